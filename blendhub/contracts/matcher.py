@@ -1,0 +1,76 @@
+"""The contract of a matcher: which stored tokens does a prompt repeat, and where?"""
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+from blendhub.plan import Match, Span
+from blendhub.tokens import TokenBuffer
+
+Reach = Literal["prefix", "segments", "anywhere"]
+
+
+class Matcher(ABC):
+    """An index of the tokens whose KV is stored, in one namespace.
+
+    *Runs.* A run is a token sequence whose KV was computed in one go. Its id is an integer from 0 to
+    2**63 - 1 that the caller chooses. A run is known while any token of it is stored; when the last one
+    is discarded, the id may be used again for another sequence.
+
+    *Matches* are verified token by token: hashes may find candidates, they never decide. They are
+    disjoint, ascending, not empty and name only tokens that are stored at the time of the call. Text
+    that stands in the prompt several times is found each time. A match is marked exact only when the
+    stored KV is bit for bit what the engine would compute: same tokens, same positions, same whole
+    prefix, and stored as exact.
+
+    *Threads.* All methods may be called from several threads at once; each call acts as a whole.
+
+    *Errors.* Bad input raises :class:`blendhub.errors.InvalidInput` and changes nothing.
+
+    *Memory.* The index grows as needed. What is discarded is reclaimed: storing and discarding for ever
+    holds no more memory than the largest amount stored at a time.
+
+    *Determinism.* The same calls give the same matches, whatever the secret and ``PYTHONHASHSEED``.
+    """
+
+    reach: Reach
+    """What the matcher promises to find.
+
+    ``prefix``: the longest stored prefix of the prompt, token by token. ``segments``: whole segments
+    between separators, wherever they stand. ``anywhere``: every stretch of at least
+    :attr:`guaranteed_tokens` stored tokens, at any offset, without separators.
+    """
+
+    @property
+    @abstractmethod
+    def guaranteed_tokens(self) -> int:
+        """The length from which reuse within reach is certain to be found; shorter reuse may be."""
+
+    @abstractmethod
+    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+        """The KV of ``tokens[span]`` is now stored; it was computed with ``tokens[:span.start]`` before it.
+
+        ``tokens`` is the whole sequence from position 0 and may go on after the span; the matcher keeps
+        its own copy of what it needs. ``exact=False`` says that part of the prefix was blended. A known
+        run grows at its end only: the span of a later call starts where the last one ended, even if that
+        one was discarded meanwhile. An empty span is refused, and so is one that ends after the tokens.
+        """
+
+    @abstractmethod
+    def discard(self, run: int, span: Span) -> None:
+        """The KV of ``span`` of the run is gone; no later match names any token of it.
+
+        The whole span must be stored. What is left of the run on both sides stays matchable.
+        """
+
+    @abstractmethod
+    def match(self, tokens: TokenBuffer) -> list[Match]:
+        """The stored tokens that this prompt repeats, within the matcher's reach."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """The number of stored tokens: all spans added, less all discarded."""
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """The memory that the index holds, tokens included, in bytes."""

@@ -1,0 +1,259 @@
+"""Finds plugins, says what is wrong with those that do not fit, and makes objects from names.
+
+Nothing is hard-wired: the plugins of this repository are found through entry points like a stranger's. A
+plugin that is broken in any way becomes a :class:`Plugin` with a reason; it never takes others down.
+"""
+
+from collections.abc import Collection, Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import pluggy
+
+from blendhub import hookspecs
+from blendhub.contracts import Matcher
+from blendhub.errors import PluginError
+from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec
+from blendhub.options import describe_options, parse_options
+from blendhub.suggest import did_you_mean
+
+CONTRACTS: Mapping[str, type] = MappingProxyType({"matcher": Matcher})
+"""The contract that the objects of each kind must meet."""
+
+
+class Plugin(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of ``blendhub plugins``: an object that can be created, or the reason why it cannot.
+
+    A module that could not even be read has no kind; its name is that of its entry point.
+    """
+
+    kind: str | None
+    name: str
+    distribution: str
+    version: str
+    api: int | None
+    available: bool
+    reason: str | None
+    capabilities: tuple[str, ...]
+    options: list[dict[str, Any]]
+
+
+class PluginHost:
+    """The plugins of this installation.
+
+    ``PluginHost.discover()`` sees every entry point and imports them when first asked for something;
+    ``.load(only=[...])`` narrows the host to some of them, named by entry point or distribution.
+    """
+
+    def __init__(self, entries: Iterable[EntryPoint] = ()) -> None:
+        self._entries = sorted(entries, key=lambda entry: (_distribution(entry), entry.name))
+        self._loaded = False
+        self._offers: list[_Offer] = []
+
+    @classmethod
+    def discover(cls) -> "PluginHost":
+        """A host of all plugins installed here."""
+        return cls(entry_points(group=PROJECT))
+
+    def load(self, only: Collection[str] | None = None) -> "PluginHost":
+        """Import the entry points, or just those whose name or distribution is in ``only``; returns the host."""
+        chosen = self._entries
+        if only is not None:
+            known = {name for entry in chosen for name in (entry.name, _distribution(entry))}
+            for name in only:
+                if name not in known:
+                    raise PluginError(
+                        f"no entry point or distribution {name!r} in group {PROJECT!r}{did_you_mean(name, known)}; "
+                        f"found: {', '.join(sorted(known)) or 'none'}"
+                    )
+            chosen = [e for e in chosen if e.name in only or _distribution(e) in only]
+        manager = pluggy.PluginManager(PROJECT)
+        manager.add_hookspecs(hookspecs)
+        offers = [offer for entry in chosen for offer in _read(manager, entry)]
+        self._offers = _refuse_duplicates(offers)
+        self._loaded = True
+        return self
+
+    def plugins(self) -> list[Plugin]:
+        """Every plugin found, usable or not; asks each for its probe."""
+        found = [offer.describe() for offer in self._all()]
+        return sorted(found, key=lambda plugin: (plugin.kind or "~", plugin.name, plugin.distribution))
+
+    def names(self, kind: str) -> list[str]:
+        """The names that ``create`` knows for this kind, usable or not."""
+        return sorted({offer.name for offer in self._all() if offer.kind == kind})
+
+    def spec(self, kind: str, name: str) -> PluginSpec:
+        """The spec behind a name; raises PluginError with the reason if it cannot be used here."""
+        if kind not in CONTRACTS:
+            raise PluginError(f"no plugin kind {kind!r}{did_you_mean(kind, CONTRACTS)}; kinds: {', '.join(CONTRACTS)}")
+        for offer in self._all():
+            if offer.kind == kind and offer.name == name:
+                reason = offer.problem()
+                if reason or offer.spec is None:
+                    raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {reason}")
+                return offer.spec
+        raise PluginError(self._unknown(kind, name))
+
+    def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
+        """Make the object called ``name`` from what a person wrote as its options."""
+        spec = self.spec(kind, name)
+        made = spec.factory(parse_options(f"{kind} {name!r}", spec.options, options))
+        if not isinstance(made, CONTRACTS[kind]):
+            raise PluginError(
+                f"{kind} {name!r}: its factory made a {type(made).__name__}, "
+                f"which is not a blendhub.contracts.{CONTRACTS[kind].__name__}"
+            )
+        return made
+
+    def _all(self) -> "list[_Offer]":
+        if not self._loaded:
+            self.load()
+        return self._offers
+
+    def _unknown(self, kind: str, name: str) -> str:
+        valid = self.names(kind)
+        message = f"no {kind} {name!r}{did_you_mean(name, valid)}; installed: {', '.join(valid) or 'none'}"
+        home = KNOWN_HOMES.get((kind, name))
+        if home:
+            message += f"; it comes with: pip install {home}"
+        # A module that failed to import may be the one that offers this name.
+        for offer in self._all():
+            if offer.kind is None:
+                message += f"; {offer.distribution} ({offer.name}) is broken: {offer.error}"
+        return message
+
+
+KNOWN_HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
+    {
+        ("matcher", "prefix"): "blendhub-matchers",
+        ("matcher", "separator"): "blendhub-matchers",
+        ("matcher", "rolling_hash"): "blendhub-matchers",
+    }
+)
+"""Where names live that people may ask for before installing them; only used to word an error."""
+
+
+class _Offer(msgspec.Struct, frozen=True, kw_only=True):
+    """What an entry point offers: a spec, or an error in its place."""
+
+    kind: str | None
+    name: str
+    distribution: str
+    version: str
+    api: int | None = None
+    spec: PluginSpec | None = None
+    error: str | None = None
+
+    def problem(self) -> str | None:
+        """Why this cannot be used right now, in a sentence that ends with what to do; None if it can."""
+        if self.error or self.spec is None:
+            return self.error
+        try:
+            missing = self.spec.probe()
+        except Exception as error:  # a stranger's code: whatever it raises is its reason
+            return f"its probe failed: {_short(error)}"
+        return f"{missing.reason}; to change it: {missing.command}" if missing else None
+
+    def describe(self) -> Plugin:
+        reason = self.problem()
+        return Plugin(
+            kind=self.kind,
+            name=self.name,
+            distribution=self.distribution,
+            version=self.version,
+            api=self.api,
+            available=reason is None,
+            reason=reason,
+            capabilities=self.spec.capabilities if self.spec else (),
+            options=describe_options(self.spec.options) if self.spec else [],
+        )
+
+
+def _read(manager: pluggy.PluginManager, entry: EntryPoint) -> list[_Offer]:
+    """The offers of one entry point; one with an error if it cannot be read at all."""
+    version = entry.dist.version if entry.dist else "?"
+
+    def broken(error: str) -> list[_Offer]:
+        return [_Offer(kind=None, name=entry.name, distribution=_distribution(entry), version=version, error=error)]
+
+    try:
+        module = entry.load()
+    except Exception as error:
+        return broken(f"import of {entry.value} failed: {_short(error)}")
+    try:
+        manager.register(module, name=f"{_distribution(entry)}:{entry.name}")
+        unknown = _unknown_hooks(manager, module)
+        if unknown:
+            raise PluginError(unknown)
+    except Exception as error:
+        # Pluggy leaves a plugin half registered when one of its hooks does not fit.
+        if manager.is_registered(module):
+            manager.unregister(module)
+        return broken(str(error))
+    others = manager.get_plugins() - {module}
+    try:
+        groups = manager.subset_hook_caller("blendhub_plugins", others)()
+        specs = [spec for group in groups for spec in group]
+    except Exception as error:
+        return broken(f"its hook blendhub_plugins failed: {_short(error)}")
+    if not specs:
+        return broken(f"{entry.value} offers nothing: it has no hook blendhub_plugins, or that returns no specs")
+    return [_offer(spec, entry, version) for spec in specs]
+
+
+def _unknown_hooks(manager: pluggy.PluginManager, module: Any) -> str | None:
+    callers = manager.get_hookcallers(module) or []
+    unknown = [caller.name for caller in callers if not caller.has_spec()]
+    if not unknown:
+        return None
+    known = [name for name in vars(manager.hook) if getattr(manager.hook, name).has_spec()]
+    hints = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in sorted(unknown))
+    return f"it implements hooks that do not exist: {hints}; the hooks are: {', '.join(sorted(known))}"
+
+
+def _offer(spec: Any, entry: EntryPoint, version: str) -> _Offer:
+    kind, name, api = (getattr(spec, field, None) for field in ("kind", "name", "api"))
+    error = None
+    if not isinstance(spec, PluginSpec):
+        error = f"blendhub_plugins returned {spec!r}, which is not a blendhub.hookspecs.PluginSpec"
+        kind, name, api = None, entry.name, None
+    elif api != API_VERSION:
+        error = f"made for plugin API {api}, this BlendHub has {API_VERSION}; install a release made for it"
+    elif kind not in CONTRACTS:
+        error = f"{kind!r} is not a plugin kind{did_you_mean(str(kind), CONTRACTS)}; kinds: {', '.join(CONTRACTS)}"
+    return _Offer(
+        kind=kind,
+        name=str(name),
+        distribution=_distribution(entry),
+        version=version,
+        api=api,
+        spec=None if error else spec,
+        error=error,
+    )
+
+
+def _refuse_duplicates(offers: list[_Offer]) -> list[_Offer]:
+    """Two plugins with one name would make a configuration mean different things on different machines."""
+    owners: dict[tuple[str, str], list[str]] = {}
+    for offer in offers:
+        if offer.kind is not None:
+            owners.setdefault((offer.kind, offer.name), []).append(f"{offer.distribution} {offer.version}")
+    checked = []
+    for offer in offers:
+        found = owners.get((offer.kind or "", offer.name), [])
+        if len(found) > 1:
+            error = f"offered {len(found)} times: by {' and by '.join(found)}; uninstall all but one"
+            offer = msgspec.structs.replace(offer, spec=None, error=error)
+        checked.append(offer)
+    return checked
+
+
+def _distribution(entry: EntryPoint) -> str:
+    return entry.dist.name if entry.dist else "unknown"
+
+
+def _short(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
