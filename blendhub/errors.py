@@ -18,3 +18,59 @@ class OptionError(BlendHubError, ValueError):
 
 class PluginError(BlendHubError):
     """A plugin cannot be used: it is missing, broken, ambiguous, or cannot run here."""
+
+
+class TransportError(BlendHubError):
+    """A request did not get a proper reply."""
+
+
+class DeadlineExceeded(TransportError, TimeoutError):
+    """No reply came by the request's deadline."""
+
+
+class PeerGone(TransportError, ConnectionError):
+    """The other side died, left, or closed the connection before it replied."""
+
+
+class Busy(TransportError):
+    """A queue is full; the request was not started and may be tried again."""
+
+
+class ProtocolError(TransportError):
+    """What arrived is not a message of this protocol, or breaks its rules."""
+
+
+class VersionMismatch(ProtocolError):
+    """The two sides speak different versions; one of them must be upgraded."""
+
+
+class ServiceFailed(TransportError):
+    """The service raised an error of its own while answering; its log has the details."""
+
+
+class StoreFailed(BlendHubError):
+    """A store could not write or read for a reason outside it, such as a full disk."""
+
+
+class HubError(BlendHubError):
+    """A hub refused a request."""
+
+
+class UnknownSession(HubError):
+    """The session is not registered with this hub, perhaps because the hub restarted; register again."""
+
+
+class StaleEpoch(HubError):
+    """What was named belongs to an earlier life of the hub or of the session."""
+
+
+class LeaseError(HubError):
+    """A lease does not exist, has ended, or belongs to someone else."""
+
+
+class LayoutMismatch(HubError):
+    """Two registrations that should agree do not; the sentence names what differs."""
+
+
+class ArenaFull(HubError):
+    """No slot is free and nothing may be evicted now; try again later or give the hub more memory."""

@@ -13,13 +13,13 @@ import msgspec
 import pluggy
 
 from blendhub import hookspecs
-from blendhub.contracts import Matcher
+from blendhub.contracts import Matcher, Store, Transport
 from blendhub.errors import PluginError
 from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec
 from blendhub.options import describe_options, parse_options
 from blendhub.suggest import did_you_mean
 
-CONTRACTS: Mapping[str, type] = MappingProxyType({"matcher": Matcher})
+CONTRACTS: Mapping[str, type] = MappingProxyType({"matcher": Matcher, "transport": Transport, "store": Store})
 """The contract that the objects of each kind must meet."""
 
 

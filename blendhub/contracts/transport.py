@@ -1,0 +1,137 @@
+"""The contract of a transport: requests one way, replies or typed errors back, always by the deadline."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+
+from blendhub.errors import ProtocolError
+
+Buffer: TypeAlias = bytes | bytearray | memoryview
+Peer: TypeAlias = bytes
+"""Names one connection to a server, for as long as that server lives; never reused."""
+
+
+class Parcel(NamedTuple):
+    """A message, and raw bytes that travel beside it uncopied and undecoded."""
+
+    message: msgspec.Struct
+    payload: Sequence[Buffer] = ()
+
+
+class Codec:
+    """Turns messages to bytes and back. Each side has one: what it sends differs from what it receives.
+
+    Decoding accepts only the structs it was made for, and raises ProtocolError on anything else.
+    """
+
+    def __init__(self, receives: Any, *, version: int) -> None:
+        self.version = version
+        self._encoder = msgspec.msgpack.Encoder()
+        self._decoder = msgspec.msgpack.Decoder(receives)
+
+    def encode(self, message: msgspec.Struct) -> bytes:
+        return self._encoder.encode(message)
+
+    def decode(self, frame: Buffer) -> Any:
+        try:
+            return self._decoder.decode(frame)
+        except (msgspec.DecodeError, msgspec.ValidationError, UnicodeDecodeError) as error:
+            raise ProtocolError(f"a message does not decode: {error}") from None
+
+
+class Service(ABC):
+    """What a server serves. Every method is called on the event loop that ``serve`` was called on."""
+
+    codec: Codec
+    """Decodes requests, encodes replies."""
+
+    @abstractmethod
+    def handle(self, peer: Peer, request: Parcel) -> "Parcel | Awaitable[Parcel]":
+        """Answer one request, at once or later; raises (or the awaitable raises) to answer with an error.
+
+        A BlendHubError reaches the caller as the same class with the same sentence; any other exception
+        reaches it as ServiceFailed, and the server lives on.
+        """
+
+    def gone(self, peer: Peer) -> None:  # noqa: B027  most services need not know
+        """A peer closed its connection or died, as far as the transport can tell. May never be called."""
+
+
+class Pending(ABC):
+    """A request under way."""
+
+    @abstractmethod
+    def done(self) -> bool:
+        """Whether ``result`` would return or raise at once. Never blocks; makes progress by being called."""
+
+    @abstractmethod
+    def result(self) -> Parcel:
+        """Wait for the reply until the request's deadline; raises the error it was answered with."""
+
+
+class Connection(ABC):
+    """A client's end. All methods may be called from several threads at once.
+
+    *Deadlines.* Every request ends by its deadline, with its reply or with a typed error:
+    DeadlineExceeded when time ran out, PeerGone when the server died or left meanwhile (told as soon as the
+    transport knows, not at the deadline), Busy when the server's or the connection's queue is full,
+    VersionMismatch when the two sides' codecs differ, ProtocolError for what cannot be a message.
+
+    *Order.* Replies may come in any order; each finds its own request.
+
+    *Reconnecting.* After the server went away, the connection tries again by itself, with growing pauses up
+    to a second. Requests that were under way are not sent again; new ones work once the server is back.
+    """
+
+    @abstractmethod
+    def submit(self, request: Parcel, timeout: float) -> Pending:
+        """Send a request without waiting for the reply. ``timeout`` is in seconds from now."""
+
+    def call(self, request: Parcel, timeout: float) -> Parcel:
+        """Send a request and wait for its reply."""
+        return self.submit(request, timeout).result()
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the connection; requests under way end with PeerGone. Closing twice is fine."""
+
+
+class Server(ABC):
+    """A service's open door."""
+
+    endpoint: str
+    """Where clients connect: the endpoint asked for, with whatever was left open (a port) filled in."""
+
+    refused: int
+    """Frames that were answered with an error or dropped because they are no valid request."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Stop listening, cancel what is under way, and leave nothing behind (socket files, threads)."""
+
+
+class Transport(ABC):
+    """Carries requests between processes, or within one.
+
+    *Hostile input.* Whatever bytes arrive, the server lives on: a frame that is malformed, too large, or of
+    another version is counted in ``Server.refused`` and answered with a typed error where its sender can be told.
+
+    *Bounds.* A server holds at most a bounded number of requests; one more is answered Busy at once. A peer
+    that does not read its replies loses them, and never blocks others.
+
+    *Trust.* An endpoint that only this user can reach needs no keys; one that others could reach is refused
+    at ``serve`` unless the transport's options hold keys, with an error that says how to make them.
+    """
+
+    schemes: tuple[str, ...]
+    """The beginnings of the endpoints it understands, such as ``ipc://``."""
+
+    @abstractmethod
+    async def serve(self, endpoint: str, service: Service) -> Server:
+        """Open ``endpoint``; the running event loop will call ``service``."""
+
+    @abstractmethod
+    def connect(self, endpoint: str, codec: Codec) -> Connection:
+        """A connection to a server, which need not be up yet. ``codec`` decodes replies, encodes requests."""
