@@ -1,0 +1,52 @@
+# Everything a developer runs. `make` alone lists the targets.
+SHELL := /bin/bash
+PYTHON ?= $(firstword $(foreach name,python3.11 python3.12 python3.13 python3,$(shell command -v $(name))))
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
+PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help setup test test-fast lint format bench demo clean
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(STAMP) ## Create .venv and install every package of the repository, editable
+
+$(STAMP): Makefile constraints.txt $(PROJECTS)
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+		|| { echo "BlendHub needs Python 3.11 or later; name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into $(VENV)"
+	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
+	@# Dependency groups need a newer pip than the one Python 3.11 brings.
+	@$(PIP) --upgrade pip
+	@$(PIP) --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev
+	@touch $@
+
+test: lint ## Run every check and every test
+	$(BIN)/python -m pytest
+
+test-fast: setup ## Run the tests that start no server, engine or installation
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: setup ## Check style and types
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: setup ## Rewrite the code in the project's style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup ## Run all benchmarks; results go to build/bench
+	@mkdir -p build/bench
+	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
+
+demo: setup ## Show what is found in prompts made of documents seen before
+	$(BIN)/python -m examples.demo
+
+clean: ## Remove what was built, and the environment
+	rm -rf build $(VENV)
