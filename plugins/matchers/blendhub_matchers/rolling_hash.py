@@ -1,0 +1,192 @@
+"""The rolling-hash matcher: finds stored tokens at any offset, in any order, without separators."""
+
+import secrets
+import sys
+import threading
+from hashlib import blake2b
+
+import numpy as np
+
+from blendhub.contracts import Matcher
+from blendhub.errors import InvalidInput
+from blendhub.plan import Match, Span, join
+from blendhub.tokens import TokenBuffer, as_tokens
+from blendhub_matchers import rolling_kernels as kernels
+from blendhub_matchers.options import RollingHashOptions
+from blendhub_matchers.rolling_kernels import ENTRIES, FREE_PAGE, FREE_PAGES, NONE, PAGE
+from blendhub_matchers.rolling_storage import GrowingArray
+
+HASH_BITS = 32
+MAX_POSITION = 2**63 - 1
+FIRST_PAGES = 128
+FIRST_PLACES = 256
+BOXED_INT = 32
+"""Bytes of a Python int, of which the dictionary of runs holds two for each."""
+
+
+class RollingHashMatcher(Matcher):
+    """Stored tokens lie in pages of 32; a table leads from the hash of a page's tokens to the page.
+
+    A prompt is hashed at every position, and wherever a window equals a stored page the match is
+    extended token by token both ways. ``hash_bits`` below 32 makes collisions common, for tests.
+    """
+
+    reach = "anywhere"
+
+    def __init__(self, options: RollingHashOptions, hash_bits: int = HASH_BITS) -> None:
+        self._options = options
+        key = options.secret.encode() or secrets.token_bytes(32)
+        digest = blake2b(key, digest_size=8, person=b"blendhub anchor").digest()
+        # At least 2**32, so that no two tokens differ by a multiple of the base.
+        self._base = np.uint64(2**32 + int.from_bytes(digest) % (kernels.MODULUS - 2**33))
+        self._tag_mask = np.uint64((1 << hash_bits) - 1)
+        self._lock = threading.Lock()
+        self._clear()
+        self._warm_up()
+
+    @property
+    def guaranteed_tokens(self) -> int:
+        # Any stretch of 63 tokens holds a whole page, wherever the pages begin.
+        return max(self._options.min_match_tokens, 2 * PAGE - 1)
+
+    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+        sequence = as_tokens(tokens)
+        _check_run(run)
+        if not len(span) or span.end > sequence.size:
+            raise InvalidInput(
+                f"add needs a span that is not empty and ends by the last of {sequence.size} tokens, got {span}"
+            )
+        with self._lock:
+            slot = self._slots.get(run)
+            if slot is not None and self._runs.view[slot]["end"] != span.start:
+                raise InvalidInput(
+                    f"run {run} grows at its end only, at {self._runs.view[slot]['end']}, not at {span.start}"
+                )
+            self._make_room(len(span) // PAGE + 2)
+            if slot is None:
+                slot = self._open_run(run, span.start)
+            record = self._runs.view[slot : slot + 1]
+            if not exact:
+                record["exact_until"] = np.minimum(record["exact_until"], span.start)
+            kernels.store(*self._index, slot, sequence[span.start : span.end], span.end, self._base, self._tag_mask)
+            self._stored += len(span)
+
+    def discard(self, run: int, span: Span) -> None:
+        _check_run(run)
+        with self._lock:
+            slot = self._slots.get(run)
+            if (
+                slot is None
+                or not len(span)
+                or not kernels.is_stored(self._pages.view, self._runs.view, slot, span.start, span.end)
+            ):
+                raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
+            kernels.forget(*self._index, slot, span.start, span.end, self._base, self._tag_mask)
+            self._stored -= len(span)
+            if not self._runs.view[slot]["count"]:
+                del self._slots[run]
+                self._free_slots.append(slot)
+            if not self._slots:
+                self._clear()
+
+    def match(self, tokens: TokenBuffer) -> list[Match]:
+        prompt = as_tokens(tokens)
+        if prompt.size < PAGE:
+            return []
+        tags = np.empty(prompt.size - PAGE + 1, np.uint32)
+        kernels.tags_of_windows(prompt, self._base, self._tag_mask, tags)
+        stretches = np.empty((prompt.size + 2, 4), np.int64)
+        with self._lock:
+            found = kernels.find_stretches(
+                self._tokens.view,
+                self._pages.view,
+                self._table.view,
+                self._runs.view,
+                prompt,
+                tags,
+                self._options.max_candidates,
+                self._options.min_match_tokens,
+                stretches,
+            )
+            return self._matches(stretches[:found])
+
+    def __len__(self) -> int:
+        return self._stored
+
+    @property
+    def nbytes(self) -> int:
+        with self._lock:
+            arrays = (self._tokens, self._pages, self._table, self._runs)
+            boxed = sys.getsizeof(self._slots) + 2 * BOXED_INT * len(self._slots)
+            return sum(array.nbytes for array in arrays) + boxed + sys.getsizeof(self._free_slots)
+
+    def _matches(self, stretches: np.ndarray) -> list[Match]:
+        ordered = stretches[np.argsort(stretches[:, kernels.START], kind="stable")]
+        chosen = np.empty_like(ordered)
+        count = kernels.choose(ordered, self._options.min_match_tokens, chosen)
+        matches = []
+        for start, end, shift, slot in chosen[:count].tolist():
+            run = self._runs.view[slot]
+            exact = start == shift == 0 and end <= run["exact_until"]
+            matches.append(Match(Span(start, end), int(run["id"]), start + shift, bool(exact)))
+        return join(matches)
+
+    @property
+    def _index(self) -> tuple[np.ndarray, ...]:
+        return (self._tokens.view, self._pages.view, self._table.view, self._counters, self._runs.view)
+
+    def _clear(self) -> None:
+        self._stored = 0
+        self._slots: dict[int, int] = {}
+        self._free_slots: list[int] = []
+        self._tokens = GrowingArray(np.uint32, FIRST_PAGES, PAGE)
+        self._pages = GrowingArray(kernels.PAGE_RECORD, len(self._tokens))
+        self._table = GrowingArray(np.uint64, FIRST_PLACES)
+        self._runs = GrowingArray(kernels.RUN_RECORD, 16)
+        self._counters = np.zeros(kernels.COUNTERS, np.int64)
+        self._counters[FREE_PAGE] = NONE
+        usable = min(len(self._tokens), len(self._pages))
+        kernels.free_new_pages(self._pages.view, self._counters, 0, usable)
+
+    def _make_room(self, new_pages: int) -> None:
+        """See to it that so many pages can be stored and anchored."""
+        missing = new_pages - int(self._counters[FREE_PAGES])
+        if missing > 0:
+            first = min(len(self._tokens), len(self._pages))
+            rows = max(first + missing, first + first // 32)
+            self._tokens.grow(rows)
+            self._pages.grow(rows)
+            # The two arrays round up to whole memory pages, each on its own.
+            usable = min(len(self._tokens), len(self._pages))
+            kernels.free_new_pages(self._pages.view, self._counters, first, usable)
+        places = len(self._table)
+        while self._counters[ENTRIES] + new_pages > places // 4 * 3:
+            places *= 2
+        if places > len(self._table):
+            larger = GrowingArray(np.uint64, places)
+            kernels.move_entries(self._table.view, larger.view)
+            self._table = larger
+
+    def _open_run(self, run: int, start: int) -> int:
+        if self._free_slots:
+            slot = self._free_slots.pop()
+        else:
+            slot = len(self._slots)
+            if slot == len(self._runs):
+                self._runs.grow(slot + max(slot // 32, 16))
+        self._slots[run] = slot
+        self._runs.view[slot] = (run, start, start, MAX_POSITION, 0, NONE, NONE)
+        return slot
+
+    def _warm_up(self) -> None:
+        """Compile every kernel now, so that the first request does not wait for it."""
+        tokens = np.arange(3 * PAGE, dtype=np.uint32)
+        self.add(0, tokens, Span(0, tokens.size))
+        kernels.move_entries(self._table.view, GrowingArray(np.uint64, len(self._table)).view)
+        self.match(tokens)
+        self.discard(0, Span(0, tokens.size))
+
+
+def _check_run(run: int) -> None:
+    if type(run) is not int or not 0 <= run < 2**63:
+        raise InvalidInput(f"a run is named by an integer from 0 to 2**63 - 1, not by {run!r}")

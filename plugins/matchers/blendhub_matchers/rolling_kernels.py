@@ -1,0 +1,468 @@
+"""Compiled kernels of the rolling-hash index.
+
+They all work on three arrays, so that a call costs little: ``tokens[page, 32]`` holds the stored tokens in
+pages, ``pages[page]`` says how the pages hang together, ``table`` finds a page by the hash of its tokens.
+
+A page that is stored whole is *anchored*: the table leads to it. Pages with equal tokens form a chain of owners, newest
+first, and share one entry; entries whose tags collide stand apart, because tokens are compared before
+a page joins a chain. A chain therefore stands for one content, whatever the hash.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+PAGE = 32
+FULL = np.uint32(0xFFFFFFFF)
+NONE = -1
+LOOK_BACK = 64
+MODULUS = (1 << 61) - 1
+
+PAGE_RECORD = np.dtype(
+    [
+        ("next", np.int32),  # the page after this one in its run, or in the list of free pages
+        ("previous", np.int32),
+        ("older", np.int32),  # neighbours in the chain of owners
+        ("newer", np.int32),
+        ("run", np.int32),  # slot in the array of runs
+        ("ordinal", np.int32),  # the page's first token stands at the run's start + 32 * ordinal
+        ("stored", np.uint32),  # bit k: the page's token k is stored
+    ]
+)
+RUN_RECORD = np.dtype(
+    [
+        ("id", np.int64),
+        ("start", np.int64),
+        ("end", np.int64),  # where a later add must start
+        ("exact_until", np.int64),  # position of the first token that was added as not exact
+        ("count", np.int64),  # stored tokens
+        ("first", np.int32),
+        ("last", np.int32),
+    ]
+)
+COUNTERS = 3
+FREE_PAGE, FREE_PAGES, ENTRIES = range(COUNTERS)
+"""What ``counters`` holds: the head of the list of free pages, its length, and the table's entries."""
+
+_compiled = njit(nogil=True, cache=True)
+
+
+@intrinsic
+def _multiply_fold(typing_context, a, b):  # type: ignore[no-untyped-def]
+    """``a * b`` modulo 2**61 - 1, not fully reduced: below 2**62 for factors below 2**61."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        wide, word = ir.IntType(128), ir.IntType(64)
+        product = builder.mul(*(builder.zext(one, wide) for one in arguments))
+        low = builder.trunc(builder.and_(product, wide(MODULUS)), word)
+        return builder.add(low, builder.trunc(builder.lshr(product, wide(61)), word))
+
+    return types.uint64(types.uint64, types.uint64), generate
+
+
+@_compiled
+def _reduce(value):
+    value = (value & np.uint64(MODULUS)) + (value >> np.uint64(61))
+    return value - np.uint64(MODULUS) if value >= np.uint64(MODULUS) else value
+
+
+@_compiled
+def _tag(value, tag_mask):
+    """32 well-mixed bits of a window's hash."""
+    return ((value * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(32)) & tag_mask
+
+
+@_compiled
+def power(base, exponent):
+    result = np.uint64(1)
+    for _ in range(exponent):
+        result = _reduce(_multiply_fold(result, base))
+    return result
+
+
+@_compiled
+def tags_of_windows(tokens, base, tag_mask, tags):
+    """The tag of each window of 32 tokens; ``tags`` has one place for each."""
+    leaving = power(base, PAGE)
+    value = np.uint64(0)
+    for at in range(tokens.size):
+        # One more than the token, so that leading zeros count.
+        value = _multiply_fold(value, base) + np.uint64(tokens[at]) + np.uint64(1)
+        if at >= PAGE:
+            gone = _reduce(_multiply_fold(np.uint64(tokens[at - PAGE]) + np.uint64(1), leaving))
+            value += np.uint64(MODULUS) - gone
+        value = _reduce(value)
+        if at >= PAGE - 1:
+            tags[at - PAGE + 1] = _tag(value, tag_mask)
+
+
+@_compiled
+def _tag_of_page(tokens, page, base, tag_mask):
+    value = np.uint64(0)
+    for k in range(PAGE):  # noqa: SIM110  numba compiles no all()
+        value = _reduce(_multiply_fold(value, base) + np.uint64(tokens[page, k]) + np.uint64(1))
+    return _tag(value, tag_mask)
+
+
+@_compiled
+def _equal(stored, other):
+    """Whether a page's tokens equal 32 others. No slices compare: that would allocate."""
+    for k in range(PAGE):
+        if stored[k] != other[k]:
+            return False
+    return True
+
+
+# A table entry is the tag in the upper half and the page + 1 in the lower; 0 is an empty place.
+
+
+@_compiled
+def _entry(tag, page):
+    return (tag << np.uint64(32)) | np.uint64(page + 1)
+
+
+@_compiled
+def _page_of(entry):
+    return np.int64(entry & np.uint64(0xFFFFFFFF)) - 1
+
+
+@_compiled
+def _anchor(tokens, pages, table, counters, page, tag):
+    """Lead the table to a page; it becomes the newest owner of its content."""
+    last = np.uint64(table.size - 1)
+    place = tag & last
+    while table[place]:
+        entry = table[place]
+        head = _page_of(entry)
+        if entry >> np.uint64(32) == tag and _equal(tokens[head], tokens[page]):
+            pages[page].older = head
+            pages[page].newer = NONE
+            pages[head].newer = page
+            table[place] = _entry(tag, page)
+            return
+        place = (place + np.uint64(1)) & last
+    pages[page].older = NONE
+    pages[page].newer = NONE
+    table[place] = _entry(tag, page)
+    counters[ENTRIES] += 1
+
+
+@_compiled
+def _release(tokens, pages, table, counters, page, tag):
+    """Take a page out of its chain, and the chain out of the table with its last page."""
+    older, newer = pages[page].older, pages[page].newer
+    if older != NONE:
+        pages[older].newer = newer
+    if newer != NONE:
+        pages[newer].older = older
+        return
+    last = np.uint64(table.size - 1)
+    place = tag & last
+    while table[place] != _entry(tag, page):
+        place = (place + np.uint64(1)) & last
+    if older != NONE:
+        table[place] = _entry(tag, older)
+        return
+    counters[ENTRIES] -= 1
+    # Close the gap: an entry moves back unless that would put it before its home.
+    follower = place
+    while True:
+        follower = (follower + np.uint64(1)) & last
+        entry = table[follower]
+        if not entry:
+            break
+        home = (entry >> np.uint64(32)) & last
+        if ((follower - home) & last) >= ((follower - place) & last):
+            table[place] = entry
+            place = follower
+    table[place] = 0
+
+
+@_compiled
+def move_entries(old, new):
+    """Fill an empty, larger table."""
+    last = np.uint64(new.size - 1)
+    for entry in old:
+        if entry:
+            place = (entry >> np.uint64(32)) & last
+            while new[place]:
+                place = (place + np.uint64(1)) & last
+            new[place] = entry
+
+
+@_compiled
+def free_new_pages(pages, counters, first, end):
+    """Put the pages ``[first, end)``, which have never been used, into the list of free pages."""
+    for page in range(end - 1, first - 1, -1):
+        pages[page].next = counters[FREE_PAGE]
+        counters[FREE_PAGE] = page
+    counters[FREE_PAGES] += end - first
+
+
+@_compiled
+def _append_page(pages, counters, run, slot, ordinal):
+    page = counters[FREE_PAGE]
+    counters[FREE_PAGE] = pages[page].next
+    counters[FREE_PAGES] -= 1
+    record = pages[page]
+    record.next = NONE
+    record.previous = run.last
+    record.run = slot
+    record.ordinal = ordinal
+    record.stored = 0
+    if run.last == NONE:
+        run.first = page
+    else:
+        pages[run.last].next = page
+    run.last = page
+    return page
+
+
+@_compiled
+def store(tokens, pages, table, counters, runs, slot, sequence, end, base, tag_mask):
+    """Append ``sequence``, which ends at position ``end``, to a run.
+
+    There must be free pages and free places in the table.
+    """
+    run = runs[slot]
+    start = run.end
+    at = start
+    while at < end:
+        ordinal, first = divmod(at - run.start, PAGE)
+        page = np.int64(run.last)
+        if page == NONE or pages[page].ordinal != ordinal:
+            page = np.int64(_append_page(pages, counters, run, slot, ordinal))
+        stop = min(PAGE, first + end - at)
+        for k in range(first, stop):
+            tokens[page, k] = sequence[at + k - first - start]
+            pages[page].stored |= np.uint32(1) << np.uint32(k)
+        at += stop - first
+        if pages[page].stored == FULL:
+            _anchor(tokens, pages, table, counters, page, _tag_of_page(tokens, page, base, tag_mask))
+    run.count += end - start
+    run.end = end
+
+
+@_compiled
+def _page_at(pages, run, ordinal):
+    """The run's page with this ordinal or the next larger one; NONE behind the last."""
+    if run.first == NONE or ordinal > pages[run.last].ordinal:
+        return NONE
+    if ordinal - pages[run.first].ordinal <= pages[run.last].ordinal - ordinal:
+        page = run.first
+        while pages[page].ordinal < ordinal:
+            page = pages[page].next
+        return page
+    page = run.last
+    while pages[page].previous != NONE and pages[pages[page].previous].ordinal >= ordinal:
+        page = pages[page].previous
+    return page
+
+
+@_compiled
+def _bits(first, stop):
+    """A mask with the bits ``[first, stop)`` set."""
+    return np.uint32((np.uint64(1) << np.uint64(stop)) - (np.uint64(1) << np.uint64(first)))
+
+
+@_compiled
+def is_stored(pages, runs, slot, start, end):
+    """Whether all tokens ``[start, end)`` of a run are stored."""
+    run = runs[slot]
+    if start < run.start or end > run.end:
+        return False
+    at = start - run.start
+    stop = end - run.start
+    page = _page_at(pages, run, at // PAGE)
+    while at < stop:
+        if page == NONE or pages[page].ordinal != at // PAGE:
+            return False
+        wanted = _bits(at % PAGE, min(PAGE, at % PAGE + stop - at))
+        if pages[page].stored & wanted != wanted:
+            return False
+        at += PAGE - at % PAGE
+        page = pages[page].next
+    return True
+
+
+@_compiled
+def forget(tokens, pages, table, counters, runs, slot, start, end, base, tag_mask):
+    """Drop the tokens ``[start, end)`` of a run, all of which are stored."""
+    run = runs[slot]
+    at = start - run.start
+    stop = end - run.start
+    page = np.int64(_page_at(pages, run, at // PAGE))
+    while at < stop:
+        record = pages[page]
+        if record.stored == FULL:
+            _release(tokens, pages, table, counters, page, _tag_of_page(tokens, page, base, tag_mask))
+        record.stored &= ~_bits(at % PAGE, min(PAGE, at % PAGE + stop - at))
+        following = np.int64(record.next)
+        if not record.stored:
+            _drop_page(pages, counters, run, page)
+        at += PAGE - at % PAGE
+        page = following
+    run.count -= end - start
+
+
+@_compiled
+def _drop_page(pages, counters, run, page):
+    before, after = pages[page].previous, pages[page].next
+    if before == NONE:
+        run.first = after
+    else:
+        pages[before].next = after
+    if after == NONE:
+        run.last = before
+    else:
+        pages[after].previous = before
+    pages[page].next = counters[FREE_PAGE]
+    counters[FREE_PAGE] = page
+    counters[FREE_PAGES] += 1
+
+
+@_compiled
+def _extend_right(tokens, pages, page, prompt, at):
+    """``prompt[:at]`` ends as the page does; how far do both go on alike?"""
+    while at < prompt.size:
+        following = pages[page].next
+        if following == NONE or pages[following].ordinal != pages[page].ordinal + 1:
+            return at
+        page = following
+        stored = pages[page].stored
+        for k in range(min(PAGE, prompt.size - at)):
+            if not (stored >> np.uint32(k)) & np.uint32(1) or tokens[page, k] != prompt[at]:
+                return at
+            at += 1
+    return at
+
+
+@_compiled
+def _extend_left(tokens, pages, page, prompt, at, floor):
+    """``prompt[at:]`` begins as the page does; how far back, at most to ``floor``, are both alike?"""
+    while at > floor:
+        before = pages[page].previous
+        if before == NONE or pages[before].ordinal != pages[page].ordinal - 1:
+            return at
+        page = before
+        stored = pages[page].stored
+        for k in range(PAGE - 1, -1, -1):
+            if at == floor or not (stored >> np.uint32(k)) & np.uint32(1) or tokens[page, k] != prompt[at - 1]:
+                return at
+            at -= 1
+    return at
+
+
+@_compiled
+def _owners(tokens, table, prompt, at, tag):
+    """The newest page that equals ``prompt[at : at + 32]``, or NONE."""
+    last = np.uint64(table.size - 1)
+    place = np.uint64(tag) & last
+    while table[place]:
+        entry = table[place]
+        if entry >> np.uint64(32) == tag:
+            page = _page_of(entry)
+            if _equal(tokens[page], prompt[at:]):
+                return page
+        place = (place + np.uint64(1)) & last
+    return NONE
+
+
+START, END, SHIFT, RUN = range(4)
+"""Columns of a stretch: its range in the prompt, source position less prompt position, and the run's slot."""
+
+
+@_compiled
+def find_stretches(tokens, pages, table, runs, prompt, tags, max_candidates, min_tokens, stretches):
+    """Stretches of the prompt that are stored, each as long as it can be; returns how many.
+
+    From the first hit on, all owners of the next 32 windows are compared: every stored stretch of 63 tokens that
+    holds the hit has a page among those windows. Kept are the stretch that reaches furthest and, if another begins
+    before it, the leftmost. The search goes on where a stretch that overlaps the furthest one's end could begin.
+
+    Looking back over what is covered already makes spans longer, not coverage better, so it has a budget: without
+    one, a prompt that repeats a single token would take quadratic time.
+    """
+    found = 0
+    floor = 0
+    budget = LOOK_BACK * prompt.size
+    at = 0
+    while at < tags.size:
+        if _owners(tokens, table, prompt, at, np.uint64(tags[at])) == NONE:
+            at += 1
+            continue
+        far = stretches[found]
+        left = stretches[found + 1]
+        far[END] = 0
+        left[START] = prompt.size
+        for window in range(at, min(at + PAGE, tags.size)):
+            page = _owners(tokens, table, prompt, window, np.uint64(tags[window]))
+            tried = 0
+            while page != NONE and tried < max_candidates:
+                tried += 1
+                record = pages[page]
+                shift = runs[record.run].start + record.ordinal * PAGE - window
+                seen = (far[END] >= window + PAGE and far[RUN] == record.run and far[SHIFT] == shift) or (
+                    left[START] < prompt.size
+                    and left[END] >= window + PAGE
+                    and left[RUN] == record.run
+                    and left[SHIFT] == shift
+                )
+                if not seen:
+                    nearest = floor if budget > 0 else max(floor, window - PAGE)
+                    start = _extend_left(tokens, pages, page, prompt, window, nearest)
+                    budget -= window - start
+                    end = _extend_right(tokens, pages, page, prompt, window + PAGE)
+                    if end - start >= min_tokens:
+                        if end > far[END] or (
+                            end == far[END] and (start < far[START] or (start == far[START] and shift == 0))
+                        ):
+                            far[START], far[END], far[SHIFT], far[RUN] = start, end, shift, record.run
+                        if start < left[START]:
+                            left[START], left[END], left[SHIFT], left[RUN] = start, end, shift, record.run
+                page = record.older
+        if far[END] == 0:
+            at += PAGE
+            continue
+        floor = far[START]
+        at = max(at + 1, far[END] - PAGE + 1)
+        found += 2 if left[START] < far[START] else 1
+    return found
+
+
+@_compiled
+def choose(stretches, min_tokens, chosen):
+    """A disjoint cover of the stretches with as few pieces as possible; returns how many.
+
+    ``stretches`` ascend by start. A border inside an overlap moves left where the piece behind it would
+    otherwise be shorter than ``min_tokens``; a piece that stays too short is dropped.
+    """
+    count = 0
+    covered = 0
+    following = 0
+    best = -1
+    while True:
+        while following < len(stretches) and stretches[following, START] <= covered:
+            if best < 0 or stretches[following, END] > stretches[best, END]:
+                best = following
+            following += 1
+        if best >= 0 and stretches[best, END] > covered:
+            border = max(covered, stretches[best, START])
+            if stretches[best, END] - border < min_tokens:
+                border = max(stretches[best, END] - min_tokens, stretches[best, START])
+                if count and border < chosen[count - 1, END]:
+                    if border - chosen[count - 1, START] < min_tokens:
+                        border = -1
+                    else:
+                        chosen[count - 1, END] = border
+            if border >= 0:
+                chosen[count] = stretches[best]
+                chosen[count, START] = border
+                count += 1
+                covered = stretches[best, END]
+            best = -1
+        elif following < len(stretches):
+            covered = stretches[following, START]
+        else:
+            return count
