@@ -5,15 +5,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-Secret = Annotated[
-    str,
-    Meta(description="key of the hash, so that several hubs agree; empty: a new random one for this process"),
-]
-
 
 class PrefixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    chunk_tokens: Annotated[int, Meta(ge=1, le=65536, description="tokens hashed together along the chain")] = 256
-    secret: Secret = ""
+    chunk_tokens: Annotated[
+        int, Meta(ge=1, le=65536, description="tokens a node of the tree; speed only, not what is found")
+    ] = 256
 
 
 class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -22,7 +18,6 @@ class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(min_length=1, description="token ids that end one segment and begin the next"),
     ] = (0,)
     min_match_tokens: Annotated[int, Meta(ge=1, description="shorter segments are not worth a transfer")] = 16
-    secret: Secret = ""
 
 
 class RollingHashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,4 +25,6 @@ class RollingHashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     max_candidates: Annotated[
         int, Meta(ge=1, le=1024, description="owners of one anchor that a match compares, newest first")
     ] = 16
-    secret: Secret = ""
+    secret: Annotated[
+        str, Meta(description="key of the hash, so that several hubs agree; empty: a new random one for this process")
+    ] = ""

@@ -15,6 +15,7 @@ from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_kernels import ENTRIES, FREE_PAGE, FREE_PAGES, NONE, PAGE
 from blendhub_matchers.rolling_storage import GrowingArray
+from blendhub_matchers.runs import check_run
 
 HASH_BITS = 32
 MAX_POSITION = 2**63 - 1
@@ -51,7 +52,7 @@ class RollingHashMatcher(Matcher):
 
     def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
         sequence = as_tokens(tokens)
-        _check_run(run)
+        check_run(run)
         if not len(span) or span.end > sequence.size:
             raise InvalidInput(
                 f"add needs a span that is not empty and ends by the last of {sequence.size} tokens, got {span}"
@@ -72,7 +73,7 @@ class RollingHashMatcher(Matcher):
             self._stored += len(span)
 
     def discard(self, run: int, span: Span) -> None:
-        _check_run(run)
+        check_run(run)
         with self._lock:
             slot = self._slots.get(run)
             if (
@@ -185,8 +186,3 @@ class RollingHashMatcher(Matcher):
         kernels.move_entries(self._table.view, GrowingArray(np.uint64, len(self._table)).view)
         self.match(tokens)
         self.discard(0, Span(0, tokens.size))
-
-
-def _check_run(run: int) -> None:
-    if type(run) is not int or not 0 <= run < 2**63:
-        raise InvalidInput(f"a run is named by an integer from 0 to 2**63 - 1, not by {run!r}")

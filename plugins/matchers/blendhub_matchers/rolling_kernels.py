@@ -100,7 +100,7 @@ def tags_of_windows(tokens, base, tag_mask, tags):
 @_compiled
 def _tag_of_page(tokens, page, base, tag_mask):
     value = np.uint64(0)
-    for k in range(PAGE):  # noqa: SIM110  numba compiles no all()
+    for k in range(PAGE):
         value = _reduce(_multiply_fold(value, base) + np.uint64(tokens[page, k]) + np.uint64(1))
     return _tag(value, tag_mask)
 
@@ -108,7 +108,7 @@ def _tag_of_page(tokens, page, base, tag_mask):
 @_compiled
 def _equal(stored, other):
     """Whether a page's tokens equal 32 others. No slices compare: that would allocate."""
-    for k in range(PAGE):
+    for k in range(PAGE):  # noqa: SIM110  numba compiles no all()
         if stored[k] != other[k]:
             return False
     return True

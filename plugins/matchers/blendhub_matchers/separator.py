@@ -1,0 +1,158 @@
+"""The separator matcher: reuse of whole segments between separators, in any order.
+
+Segments are looked up by their content in a dictionary, which compares the tokens themselves on a hit.
+"""
+
+import threading
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
+
+import numpy as np
+
+from blendhub.contracts import Matcher
+from blendhub.plan import Match, Span, join
+from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+from blendhub_matchers.options import SeparatorOptions
+from blendhub_matchers.runs import Runs
+
+SEGMENT_BYTES = 450
+OWNER_BYTES = 350
+"""What CPython holds for a segment beyond its tokens, and for each of its owners, measured."""
+
+
+class Text:
+    """What is indexed of one run: its segments, ascending, and how far it is exact."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.contents: list[bytes] = []
+        """The segments' tokens; the same objects as the keys of the index."""
+        self.inexact_from: int | None = None
+
+
+class SeparatorMatcher(Matcher):
+    """Finds segments that are stored whole.
+
+    Neighbours that stand side by side in one run as well become one match, with the separator between them. The last
+    segment of a run is open: it is indexed as it stands, and again when the run grows.
+    """
+
+    reach = "segments"
+
+    def __init__(self, options: SeparatorOptions) -> None:
+        self._separator = np.array(options.separator, np.uint32)
+        self._min = options.min_match_tokens
+        self._lock = threading.Lock()
+        self._runs = Runs()
+        self._texts: dict[int, Text] = {}
+        self._index: dict[bytes, dict[tuple[int, int], None]] = {}
+        """Of each content, its owners (run, start), the newest last."""
+        self._index_bytes = 0
+
+    @property
+    def guaranteed_tokens(self) -> int:
+        return self._min
+
+    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+        sequence = as_tokens(tokens)
+        with self._lock:
+            self._runs.check_add(run, sequence.size, span)
+            self._runs.add(run, span)
+            text = self._texts.setdefault(run, Text())
+            if not exact and text.inexact_from is None:
+                text.inexact_from = span.start
+            # The segment that was open until now, and even its end, may be another one with what follows.
+            while text.spans and text.spans[-1].end > span.start - len(self._separator):
+                self._forget(run, text, len(text.spans) - 1)
+            known_until = text.spans[-1].end if text.spans else 0
+            for segment in self._segments(sequence[: span.end]):
+                if segment.start >= known_until and self._runs.holds(run, segment):
+                    self._learn(run, text, segment, sequence)
+
+    def discard(self, run: int, span: Span) -> None:
+        with self._lock:
+            self._runs.check_discard(run, span)
+            self._runs.discard(run, span)
+            text = self._texts[run]
+            first = bisect_right(text.spans, span.start, key=lambda segment: segment.end)
+            last = bisect_left(text.spans, span.end, key=lambda segment: segment.start)
+            for at in range(last - 1, first - 1, -1):
+                self._forget(run, text, at)
+            if run not in self._runs:
+                del self._texts[run]
+
+    def match(self, tokens: TokenBuffer) -> list[Match]:
+        prompt = as_tokens(tokens)
+        matches: list[Match] = []
+        with self._lock:
+            for segment in self._segments(prompt):
+                owners = self._index.get(prompt[segment.start : segment.end].tobytes())
+                if owners:
+                    matches += self._reuse(segment, owners, matches[-1] if matches else None)
+        return join(matches)
+
+    def __len__(self) -> int:
+        return self._runs.tokens
+
+    @property
+    def nbytes(self) -> int:
+        return self._index_bytes
+
+    def _reuse(self, segment: Span, owners: dict[tuple[int, int], None], before: Match | None) -> Iterator[Match]:
+        """The match of one segment; with the separator before it where the match before goes on here."""
+        width = len(self._separator)
+        if before is not None and before.span.end + width == segment.start:
+            source = before.source_start + len(before.span)
+            if (before.run, source + width) in owners and self._runs.holds(before.run, Span(source, source + width)):
+                joined = Span(before.span.end, segment.end)
+                yield Match(joined, before.run, source, before.exact and self._is_exact(before.run, joined))
+                return
+        run, source = next(reversed(owners))
+        yield Match(segment, run, source, segment.start == source == 0 and self._is_exact(run, segment))
+
+    def _is_exact(self, run: int, span: Span) -> bool:
+        inexact_from = self._texts[run].inexact_from
+        return inexact_from is None or span.end <= inexact_from
+
+    def _segments(self, tokens: Tokens) -> Iterator[Span]:
+        """The segments that are worth a match."""
+        at = 0
+        for start in self._separators(tokens):
+            if start - at >= self._min:
+                yield Span(at, start)
+            at = start + len(self._separator)
+        if tokens.size - at >= self._min:
+            yield Span(at, tokens.size)
+
+    def _separators(self, tokens: Tokens) -> Iterator[int]:
+        """Where separators start, the leftmost first; one that overlaps the one before is none."""
+        width = len(self._separator)
+        if tokens.size < width:
+            return
+        places = np.flatnonzero(tokens[: tokens.size - width + 1] == self._separator[0])
+        for offset in range(1, width):
+            places = places[tokens[places + offset] == self._separator[offset]]
+        free = 0
+        for place in places.tolist():
+            if place >= free:
+                yield place
+                free = place + width
+
+    def _learn(self, run: int, text: Text, segment: Span, sequence: Tokens) -> None:
+        content = sequence[segment.start : segment.end].tobytes()
+        if content not in self._index:
+            self._index[content] = {}
+            self._index_bytes += SEGMENT_BYTES + len(content)
+        self._index[content][run, segment.start] = None
+        self._index_bytes += OWNER_BYTES
+        text.spans.append(segment)
+        text.contents.append(content)
+
+    def _forget(self, run: int, text: Text, at: int) -> None:
+        segment, content = text.spans.pop(at), text.contents.pop(at)
+        owners = self._index[content]
+        del owners[run, segment.start]
+        self._index_bytes -= OWNER_BYTES
+        if not owners:
+            del self._index[content]
+            self._index_bytes -= SEGMENT_BYTES + len(content)

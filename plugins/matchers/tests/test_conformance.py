@@ -1,0 +1,34 @@
+"""The conformance suite, run on each built-in matcher."""
+
+from blendhub import PluginHost
+from blendhub.contracts import Matcher
+from blendhub.testing import MatcherSuite
+
+HOST = PluginHost.discover()
+
+
+class TestPrefix(MatcherSuite):
+    def create(self) -> Matcher:
+        return HOST.create("matcher", "prefix", {"chunk_tokens": 16})
+
+
+class TestPrefixAsInstalled(MatcherSuite):
+    def create(self) -> Matcher:
+        return HOST.create("matcher", "prefix")
+
+
+class TestSeparator(MatcherSuite):
+    separator = (0, 3)
+
+    def create(self) -> Matcher:
+        return HOST.create("matcher", "separator", {"separator": (0, 3), "min_match_tokens": 4})
+
+
+class TestRollingHash(MatcherSuite):
+    def create(self) -> Matcher:
+        return HOST.create("matcher", "rolling_hash")
+
+
+class TestRollingHashWithShortMatches(MatcherSuite):
+    def create(self) -> Matcher:
+        return HOST.create("matcher", "rolling_hash", {"min_match_tokens": 1})
