@@ -21,6 +21,7 @@ HASH_BITS = 32
 MAX_POSITION = 2**63 - 1
 FIRST_PAGES = 128
 FIRST_PLACES = 256
+FIRST_RUNS = 16
 BOXED_INT = 32
 """Bytes of a Python int, of which the dictionary of runs holds two for each."""
 
@@ -58,37 +59,31 @@ class RollingHashMatcher(Matcher):
                 f"add needs a span that is not empty and ends by the last of {sequence.size} tokens, got {span}"
             )
         with self._lock:
-            slot = self._slots.get(run)
-            if slot is not None and self._runs.view[slot]["end"] != span.start:
-                raise InvalidInput(
-                    f"run {run} grows at its end only, at {self._runs.view[slot]['end']}, not at {span.start}"
-                )
             self._make_room(len(span) // PAGE + 2)
+            slot = self._slots.get(run)
             if slot is None:
                 slot = self._open_run(run, span.start)
-            record = self._runs.view[slot : slot + 1]
-            if not exact:
-                record["exact_until"] = np.minimum(record["exact_until"], span.start)
-            kernels.store(*self._index, slot, sequence[span.start : span.end], span.end, self._base, self._tag_mask)
+            added = sequence[span.start : span.end]
+            if not kernels.store(*self._index, slot, added, span.start, exact, self._base, self._tag_mask):
+                end = self._runs.view[slot]["end"]
+                raise InvalidInput(f"run {run} grows at its end only, at {end}, not at {span.start}")
             self._stored += len(span)
 
     def discard(self, run: int, span: Span) -> None:
         check_run(run)
         with self._lock:
             slot = self._slots.get(run)
-            if (
-                slot is None
-                or not len(span)
-                or not kernels.is_stored(self._pages.view, self._runs.view, slot, span.start, span.end)
-            ):
+            left = NONE
+            if slot is not None and len(span):
+                left = kernels.forget(*self._index[1:], slot, span.start, span.end)
+            if left == NONE:
                 raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
-            kernels.forget(*self._index, slot, span.start, span.end, self._base, self._tag_mask)
             self._stored -= len(span)
-            if not self._runs.view[slot]["count"]:
+            if left == 0:
                 del self._slots[run]
                 self._free_slots.append(slot)
-            if not self._slots:
-                self._clear()
+                if not self._slots:
+                    self._clear()
 
     def match(self, tokens: TokenBuffer) -> list[Match]:
         prompt = as_tokens(tokens)
@@ -132,34 +127,33 @@ class RollingHashMatcher(Matcher):
             matches.append(Match(Span(start, end), int(run["id"]), start + shift, bool(exact)))
         return join(matches)
 
-    @property
-    def _index(self) -> tuple[np.ndarray, ...]:
-        return (self._tokens.view, self._pages.view, self._table.view, self._counters, self._runs.view)
-
     def _clear(self) -> None:
         self._stored = 0
         self._slots: dict[int, int] = {}
         self._free_slots: list[int] = []
         self._tokens = GrowingArray(np.uint32, FIRST_PAGES, PAGE)
-        self._pages = GrowingArray(kernels.PAGE_RECORD, len(self._tokens))
+        self._pages = GrowingArray(kernels.PAGE_RECORD, FIRST_PAGES)
         self._table = GrowingArray(np.uint64, FIRST_PLACES)
-        self._runs = GrowingArray(kernels.RUN_RECORD, 16)
+        self._runs = GrowingArray(kernels.RUN_RECORD, FIRST_RUNS)
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._counters[FREE_PAGE] = NONE
-        usable = min(len(self._tokens), len(self._pages))
-        kernels.free_new_pages(self._pages.view, self._counters, 0, usable)
+        kernels.free_new_pages(self._pages.view, self._counters, 0, FIRST_PAGES)
+        self._capacity = FIRST_PAGES
+        self._collect_views()
+
+    def _collect_views(self) -> None:
+        """The arguments of most kernels; collected once, because asking for a view takes longer than using it."""
+        self._index = (self._tokens.view, self._pages.view, self._table.view, self._counters, self._runs.view)
 
     def _make_room(self, new_pages: int) -> None:
         """See to it that so many pages can be stored and anchored."""
         missing = new_pages - int(self._counters[FREE_PAGES])
         if missing > 0:
-            first = min(len(self._tokens), len(self._pages))
-            rows = max(first + missing, first + first // 32)
-            self._tokens.grow(rows)
-            self._pages.grow(rows)
-            # The two arrays round up to whole memory pages, each on its own.
-            usable = min(len(self._tokens), len(self._pages))
-            kernels.free_new_pages(self._pages.view, self._counters, first, usable)
+            capacity = self._capacity + max(missing, self._capacity // 32)
+            self._grow(self._tokens, capacity)
+            self._grow(self._pages, capacity)
+            kernels.free_new_pages(self._pages.view, self._counters, self._capacity, capacity)
+            self._capacity = capacity
         places = len(self._table)
         while self._counters[ENTRIES] + new_pages > places // 4 * 3:
             places *= 2
@@ -167,6 +161,13 @@ class RollingHashMatcher(Matcher):
             larger = GrowingArray(np.uint64, places)
             kernels.move_entries(self._table.view, larger.view)
             self._table = larger
+            self._collect_views()
+
+    def _grow(self, array: GrowingArray, rows: int) -> None:
+        # An array that somebody still views cannot grow.
+        self._index = ()
+        array.grow(rows)
+        self._collect_views()
 
     def _open_run(self, run: int, start: int) -> int:
         if self._free_slots:
@@ -174,7 +175,7 @@ class RollingHashMatcher(Matcher):
         else:
             slot = len(self._slots)
             if slot == len(self._runs):
-                self._runs.grow(slot + max(slot // 32, 16))
+                self._grow(self._runs, slot + max(slot // 32, FIRST_RUNS))
         self._slots[run] = slot
         self._runs.view[slot] = (run, start, start, MAX_POSITION, 0, NONE, NONE)
         return slot

@@ -11,12 +11,14 @@ a page joins a chain. A chain therefore stands for one content, whatever the has
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
+from numba.core import cgutils
 from numba.extending import intrinsic
 
 PAGE = 32
 FULL = np.uint32(0xFFFFFFFF)
 NONE = -1
 LOOK_BACK = 64
+AHEAD = 16
 MODULUS = (1 << 61) - 1
 
 PAGE_RECORD = np.dtype(
@@ -28,6 +30,7 @@ PAGE_RECORD = np.dtype(
         ("run", np.int32),  # slot in the array of runs
         ("ordinal", np.int32),  # the page's first token stands at the run's start + 32 * ordinal
         ("stored", np.uint32),  # bit k: the page's token k is stored
+        ("tag", np.uint32),  # of a whole page: where the table keeps it
     ]
 )
 RUN_RECORD = np.dtype(
@@ -59,6 +62,22 @@ def _multiply_fold(typing_context, a, b):  # type: ignore[no-untyped-def]
         return builder.add(low, builder.trunc(builder.lshr(product, wide(61)), word))
 
     return types.uint64(types.uint64, types.uint64), generate
+
+
+@intrinsic
+def _prefetch(typing_context, table, place):  # type: ignore[no-untyped-def]
+    """Fetch a place of the table into the cache: places are random, and memory would be waited for."""
+
+    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        array = context.make_array(signature.args[0])(context, builder, arguments[0])
+        address = cgutils.get_item_pointer(context, builder, signature.args[0], array, [arguments[1]])
+        flag = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        builder.call(function, [address, flag(0), flag(3), flag(1)])  # to read, often, data
+        return context.get_dummy_value()
+
+    return types.void(table, place), generate
 
 
 @_compiled
@@ -128,8 +147,9 @@ def _page_of(entry):
 
 
 @_compiled
-def _anchor(tokens, pages, table, counters, page, tag):
+def _anchor(tokens, pages, table, counters, page):
     """Lead the table to a page; it becomes the newest owner of its content."""
+    tag = np.uint64(pages[page].tag)
     last = np.uint64(table.size - 1)
     place = tag & last
     while table[place]:
@@ -149,8 +169,9 @@ def _anchor(tokens, pages, table, counters, page, tag):
 
 
 @_compiled
-def _release(tokens, pages, table, counters, page, tag):
+def _release(pages, table, counters, page):
     """Take a page out of its chain, and the chain out of the table with its last page."""
+    tag = np.uint64(pages[page].tag)
     older, newer = pages[page].older, pages[page].newer
     if older != NONE:
         pages[older].newer = newer
@@ -220,28 +241,47 @@ def _append_page(pages, counters, run, slot, ordinal):
 
 
 @_compiled
-def store(tokens, pages, table, counters, runs, slot, sequence, end, base, tag_mask):
-    """Append ``sequence``, which ends at position ``end``, to a run.
+def _bits(first, stop):
+    """A mask with the bits ``[first, stop)`` set."""
+    return np.uint32((np.uint64(1) << np.uint64(stop)) - (np.uint64(1) << np.uint64(first)))
+
+
+@_compiled
+def store(tokens, pages, table, counters, runs, slot, sequence, start, exact, base, tag_mask):
+    """Append ``sequence``, which starts at position ``start``, to a run; False if the run does not end there.
 
     There must be free pages and free places in the table.
     """
     run = runs[slot]
-    start = run.end
-    at = start
-    while at < end:
-        ordinal, first = divmod(at - run.start, PAGE)
+    if run.end != start:
+        return False
+    if not exact:
+        run.exact_until = min(run.exact_until, start)
+    first_new = run.last
+    at = 0
+    while at < sequence.size:
+        ordinal, first = divmod(start + at - run.start, PAGE)
         page = np.int64(run.last)
         if page == NONE or pages[page].ordinal != ordinal:
             page = np.int64(_append_page(pages, counters, run, slot, ordinal))
-        stop = min(PAGE, first + end - at)
-        for k in range(first, stop):
-            tokens[page, k] = sequence[at + k - first - start]
-            pages[page].stored |= np.uint32(1) << np.uint32(k)
-        at += stop - first
+        count = min(PAGE - first, sequence.size - at)
+        for k in range(count):
+            tokens[page, first + k] = sequence[at + k]
+        at += count
+        pages[page].stored |= _bits(first, first + count)
         if pages[page].stored == FULL:
-            _anchor(tokens, pages, table, counters, page, _tag_of_page(tokens, page, base, tag_mask))
-    run.count += end - start
-    run.end = end
+            tag = _tag_of_page(tokens, page, base, tag_mask)
+            pages[page].tag = tag
+            _prefetch(table, np.int64(tag & np.uint64(table.size - 1)))
+    # In a second pass, when the places of the table have arrived.
+    page = run.first if first_new == NONE else first_new
+    while page != NONE:
+        if pages[page].stored == FULL and (pages[page].ordinal + 1) * PAGE > start - run.start:
+            _anchor(tokens, pages, table, counters, page)
+        page = pages[page].next
+    run.count += sequence.size
+    run.end += sequence.size
+    return True
 
 
 @_compiled
@@ -261,20 +301,8 @@ def _page_at(pages, run, ordinal):
 
 
 @_compiled
-def _bits(first, stop):
-    """A mask with the bits ``[first, stop)`` set."""
-    return np.uint32((np.uint64(1) << np.uint64(stop)) - (np.uint64(1) << np.uint64(first)))
-
-
-@_compiled
-def is_stored(pages, runs, slot, start, end):
-    """Whether all tokens ``[start, end)`` of a run are stored."""
-    run = runs[slot]
-    if start < run.start or end > run.end:
-        return False
-    at = start - run.start
-    stop = end - run.start
-    page = _page_at(pages, run, at // PAGE)
+def _is_stored(pages, run, page, at, stop):
+    """Whether the tokens ``[at, stop)`` after a run's start are stored; the page is where they begin."""
     while at < stop:
         if page == NONE or pages[page].ordinal != at // PAGE:
             return False
@@ -287,23 +315,40 @@ def is_stored(pages, runs, slot, start, end):
 
 
 @_compiled
-def forget(tokens, pages, table, counters, runs, slot, start, end, base, tag_mask):
-    """Drop the tokens ``[start, end)`` of a run, all of which are stored."""
+def forget(pages, table, counters, runs, slot, start, end):
+    """Drop the tokens ``[start, end)`` of a run; returns how many it has left, or -1 if not all of them are stored."""
     run = runs[slot]
     at = start - run.start
     stop = end - run.start
+    if at < 0 or end > run.end:
+        return -1
     page = np.int64(_page_at(pages, run, at // PAGE))
+    if not _is_stored(pages, run, page, at, stop):
+        return -1
+    ahead = page
+    for _ in range(AHEAD):
+        ahead = _fetch_place(pages, table, ahead)
     while at < stop:
-        record = pages[page]
-        if record.stored == FULL:
-            _release(tokens, pages, table, counters, page, _tag_of_page(tokens, page, base, tag_mask))
-        record.stored &= ~_bits(at % PAGE, min(PAGE, at % PAGE + stop - at))
-        following = np.int64(record.next)
-        if not record.stored:
+        ahead = _fetch_place(pages, table, ahead)
+        if pages[page].stored == FULL:
+            _release(pages, table, counters, page)
+        pages[page].stored &= ~_bits(at % PAGE, min(PAGE, at % PAGE + stop - at))
+        following = np.int64(pages[page].next)
+        if not pages[page].stored:
             _drop_page(pages, counters, run, page)
         at += PAGE - at % PAGE
         page = following
     run.count -= end - start
+    return run.count
+
+
+@_compiled
+def _fetch_place(pages, table, page):
+    """Start to fetch a page's place of the table; returns the page after it."""
+    if page == NONE:
+        return page
+    _prefetch(table, np.int64(np.uint64(pages[page].tag) & np.uint64(table.size - 1)))
+    return np.int64(pages[page].next)
 
 
 @_compiled
@@ -388,7 +433,9 @@ def find_stretches(tokens, pages, table, runs, prompt, tags, max_candidates, min
     floor = 0
     budget = LOOK_BACK * prompt.size
     at = 0
+    last_place = np.uint64(table.size - 1)
     while at < tags.size:
+        _prefetch(table, np.int64(np.uint64(tags[min(at + AHEAD, tags.size - 1)]) & last_place))
         if _owners(tokens, table, prompt, at, np.uint64(tags[at])) == NONE:
             at += 1
             continue

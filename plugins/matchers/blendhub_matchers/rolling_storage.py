@@ -19,8 +19,9 @@ class GrowingArray:
         self._dtype = np.dtype(dtype)
         self._width = width
         self._row_bytes = self._dtype.itemsize * max(width, 1)
-        self._memory = mmap.mmap(-1, _whole_pages(rows * self._row_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._open()
+        size = _whole_pages(rows * self._row_bytes)
+        self._memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._open(rows)
 
     def __len__(self) -> int:
         return len(self.view)
@@ -33,12 +34,11 @@ class GrowingArray:
         """Make room for at least this many rows; what is there stays."""
         del self.view
         self._memory.resize(_whole_pages(rows * self._row_bytes))
-        self._open()
+        self._open(rows)
 
-    def _open(self) -> None:
+    def _open(self, rows: int) -> None:
         if len(self._memory) >= HUGE_PAGE:
             self._memory.madvise(mmap.MADV_HUGEPAGE)  # random access misses the TLB far less
-        rows = len(self._memory) // self._row_bytes
         flat: npt.NDArray[Any] = np.frombuffer(self._memory, self._dtype, rows * max(self._width, 1))
         self.view = flat.reshape(rows, self._width) if self._width else flat
 
