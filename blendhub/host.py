@@ -14,13 +14,18 @@ import pluggy
 
 from blendhub import hookspecs
 from blendhub.contracts import Matcher, Store, Transport
-from blendhub.errors import PluginError
-from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec
+from blendhub.errors import BlendHubError, PluginError
+from blendhub.faults import fault_of
+from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.options import describe_options, parse_options
 from blendhub.suggest import did_you_mean
 
 CONTRACTS: Mapping[str, type] = MappingProxyType({"matcher": Matcher, "transport": Transport, "store": Store})
 """The contract that the objects of each kind must meet."""
+
+
+STRANGE = (Exception, SystemExit)
+"""What a stranger's module may raise, and must not take the host down with; a person's Ctrl-C still does."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,7 +105,13 @@ class PluginHost:
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Make the object called ``name`` from what a person wrote as its options."""
         spec = self.spec(kind, name)
-        made = spec.factory(parse_options(f"{kind} {name!r}", spec.options, options))
+        parsed = parse_options(f"{kind} {name!r}", spec.options, options)
+        try:
+            made = spec.factory(parsed)
+        except BlendHubError:
+            raise
+        except STRANGE as error:
+            raise PluginError(f"{kind} {name!r}: its factory failed: {_short(error)}") from error
         if not isinstance(made, CONTRACTS[kind]):
             raise PluginError(
                 f"{kind} {name!r}: its factory made a {type(made).__name__}, "
@@ -131,6 +142,7 @@ KNOWN_HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("matcher", "prefix"): "blendhub-matchers",
         ("matcher", "separator"): "blendhub-matchers",
         ("matcher", "rolling_hash"): "blendhub-matchers",
+        ("store", "disk"): "blendhub-stores",
     }
 )
 """Where names live that people may ask for before installing them; only used to word an error."""
@@ -153,8 +165,10 @@ class _Offer(msgspec.Struct, frozen=True, kw_only=True):
             return self.error
         try:
             missing = self.spec.probe()
-        except Exception as error:  # a stranger's code: whatever it raises is its reason
+        except STRANGE as error:
             return f"its probe failed: {_short(error)}"
+        if missing is not None and not isinstance(missing, Unavailable):
+            return f"its probe returned {missing!r}, which should be None or a blendhub.Unavailable"
         return f"{missing.reason}; to change it: {missing.command}" if missing else None
 
     def describe(self) -> Plugin:
@@ -174,14 +188,14 @@ class _Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 def _read(manager: pluggy.PluginManager, entry: EntryPoint) -> list[_Offer]:
     """The offers of one entry point; one with an error if it cannot be read at all."""
-    version = entry.dist.version if entry.dist else "?"
+    version = (entry.dist.version if entry.dist else None) or "?"
 
     def broken(error: str) -> list[_Offer]:
         return [_Offer(kind=None, name=entry.name, distribution=_distribution(entry), version=version, error=error)]
 
     try:
         module = entry.load()
-    except Exception as error:
+    except STRANGE as error:
         return broken(f"import of {entry.value} failed: {_short(error)}")
     try:
         manager.register(module, name=f"{_distribution(entry)}:{entry.name}")
@@ -197,7 +211,7 @@ def _read(manager: pluggy.PluginManager, entry: EntryPoint) -> list[_Offer]:
     try:
         groups = manager.subset_hook_caller("blendhub_plugins", others)()
         specs = [spec for group in groups for spec in group]
-    except Exception as error:
+    except STRANGE as error:
         return broken(f"its hook blendhub_plugins failed: {_short(error)}")
     if not specs:
         return broken(f"{entry.value} offers nothing: it has no hook blendhub_plugins, or that returns no specs")
@@ -215,24 +229,30 @@ def _unknown_hooks(manager: pluggy.PluginManager, module: Any) -> str | None:
 
 
 def _offer(spec: Any, entry: EntryPoint, version: str) -> _Offer:
+    error = _refusal(spec)
     kind, name, api = (getattr(spec, field, None) for field in ("kind", "name", "api"))
-    error = None
-    if not isinstance(spec, PluginSpec):
-        error = f"blendhub_plugins returned {spec!r}, which is not a blendhub.hookspecs.PluginSpec"
-        kind, name, api = None, entry.name, None
-    elif api != API_VERSION:
-        error = f"made for plugin API {api}, this BlendHub has {API_VERSION}; install a release made for it"
-    elif kind not in CONTRACTS:
-        error = f"{kind!r} is not a plugin kind{did_you_mean(str(kind), CONTRACTS)}; kinds: {', '.join(CONTRACTS)}"
     return _Offer(
-        kind=kind,
-        name=str(name),
+        kind=kind if isinstance(kind, str) else None,
+        name=name if isinstance(name, str) and name else entry.name,
         distribution=_distribution(entry),
         version=version,
-        api=api,
+        api=api if type(api) is int else None,
         spec=None if error else spec,
         error=error,
     )
+
+
+def _refusal(spec: Any) -> str | None:
+    """Why this host does not take the spec; None if it does."""
+    if not isinstance(spec, PluginSpec):
+        return f"blendhub_plugins returned {spec!r}, which is not a blendhub.PluginSpec"
+    # First of all: a spec made for another version may rightly look otherwise.
+    if type(spec.api) is int and spec.api != API_VERSION:
+        return f"made for plugin API {spec.api}, this BlendHub has {API_VERSION}; install a release made for it"
+    if not isinstance(spec.kind, str) or spec.kind not in CONTRACTS:
+        hint = did_you_mean(str(spec.kind), CONTRACTS)
+        return f"{spec.kind!r} is not a plugin kind{hint}; kinds: {', '.join(CONTRACTS)}"
+    return fault_of(spec)
 
 
 def _refuse_duplicates(offers: list[_Offer]) -> list[_Offer]:
@@ -252,8 +272,9 @@ def _refuse_duplicates(offers: list[_Offer]) -> list[_Offer]:
 
 
 def _distribution(entry: EntryPoint) -> str:
-    return entry.dist.name if entry.dist else "unknown"
+    # The metadata of a half-removed distribution has no name.
+    return (entry.dist.name if entry.dist else None) or "unknown"
 
 
-def _short(error: Exception) -> str:
+def _short(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"

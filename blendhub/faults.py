@@ -1,0 +1,48 @@
+"""What can be wrong with a plugin's spec, found before anything uses it."""
+
+from typing import Any
+
+import msgspec
+
+from blendhub.hookspecs import PluginSpec
+from blendhub.options import describe_options
+
+
+def fault_of(spec: PluginSpec) -> str | None:
+    """The first fault of a spec, in a sentence that says what belongs there; None if it is sound.
+
+    A Struct does not check what its fields are given, and whatever is wrong here would otherwise surface
+    far away, as somebody else's crash.
+    """
+    expected: tuple[tuple[str, bool, str], ...] = (
+        ("name", isinstance(spec.name, str) and bool(spec.name), "a string that is not empty"),
+        ("api", type(spec.api) is int, "an integer"),
+        ("summary", isinstance(spec.summary, str), "a string"),
+        ("factory", callable(spec.factory), "something to call with the options"),
+        ("options", _is_struct(spec.options), "a subclass of msgspec.Struct"),
+        ("capabilities", _are_words(spec.capabilities), "a tuple of strings"),
+        ("probe", callable(spec.probe), "something to call without arguments"),
+    )
+    for field, sound, wanted in expected:
+        if not sound:
+            return f"its PluginSpec has {field} = {getattr(spec, field)!r}, which should be {wanted}"
+    return _fault_of_options(spec.options)
+
+
+def _fault_of_options(options: type[msgspec.Struct]) -> str | None:
+    required = [field.encode_name for field in msgspec.structs.fields(options) if field.required]
+    if required:
+        return f"its options {options.__name__} need a default for every field, but have none for {', '.join(required)}"
+    try:
+        describe_options(options)
+    except Exception as error:  # a stranger's types: whatever msgspec raises about them is the fault
+        return f"its options {options.__name__} cannot be described: {type(error).__name__}: {error}"
+    return None
+
+
+def _is_struct(options: Any) -> bool:
+    return isinstance(options, type) and issubclass(options, msgspec.Struct)
+
+
+def _are_words(capabilities: Any) -> bool:
+    return isinstance(capabilities, tuple) and all(isinstance(word, str) for word in capabilities)
