@@ -10,7 +10,10 @@ from blendhub.plan import Span
 
 
 class RunKey(msgspec.Struct, frozen=True, array_like=True):
-    """Names a run for ever: the namespace's digest and an id that is random, so that no two hubs clash."""
+    """Names a run for ever: the namespace's digest and an id that is random, so that no two hubs clash.
+
+    To a store both are text that anyone may have chosen: it must not lead out of the store's own place.
+    """
 
     namespace: str
     run: str
@@ -32,24 +35,38 @@ class Store(ABC):
     """A second tier. All methods block, and may be called from several threads at once.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
-    way is detected, counted in ``corrupted``, dropped, and never served.
+    way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
+    its chunks go with it.
 
     *Durability.* A chunk is catalogued only after its bytes and its run's tokens are complete; a crash at any
-    moment leaves each chunk whole or absent.
+    moment leaves each chunk whole or absent. A run none of whose chunks was saved need not outlive the store
+    object.
 
     *Bounds.* The store keeps within ``capacity`` bytes by itself: it drops what was longest not used, and
-    says which, so that the hub stops matching it. A write that fails (a full disk) changes nothing else.
+    says which, so that the hub stops matching it. Saving and loading a chunk are uses. A run goes with the
+    last of its chunks; one that has no chunk yet may be dropped like a chunk, and is not reported. The order
+    of use survives a restart, at least roughly. A write that fails (a full disk) changes nothing else.
+
+    *Errors.* Bad input raises InvalidInput and changes nothing. StoreFailed says what the store could not
+    do, where, and what a person can do about it. A closed store answers everything with StoreFailed.
+
+    *One owner.* A place that another live store object holds is refused with StoreFailed when opened.
     """
 
     @abstractmethod
-    def save_run(self, run: StoredRun) -> None:
-        """Keep a run's tokens and description; replaces an earlier version. ``run.chunks`` is ignored."""
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        """Keep a run's tokens and description; replaces an earlier version. ``run.chunks`` is ignored.
+
+        Returns what was dropped to make room. The tokens must cover the chunks that are stored already.
+        """
 
     @abstractmethod
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         """Keep the bytes of a chunk, one buffer a rank; returns what was dropped to make room.
 
-        The run must have been saved before. Raises StoreFailed when it cannot be written.
+        Replaces an earlier version. The run must have been saved before, with tokens that cover the span,
+        which is not empty. Raises StoreFailed when it cannot be written, and when it and its run are larger
+        than ``capacity``.
         """
 
     @abstractmethod
@@ -65,17 +82,21 @@ class Store(ABC):
 
     @abstractmethod
     def runs(self) -> Iterator[StoredRun]:
-        """Everything stored, as after a restart; damaged entries are dropped and counted, not raised."""
+        """Every run with a chunk, as after a restart; damaged entries are dropped and counted, not raised.
+
+        The bytes of chunks are not read; ``load`` verifies them. What other threads save or discard
+        meanwhile may be seen or not.
+        """
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held, at most ``capacity``."""
+        """Bytes held, tokens and descriptions included: at most ``capacity``."""
 
     @property
     @abstractmethod
     def capacity(self) -> int:
-        """The most it will hold."""
+        """The most it will hold. What is being written comes on top until it is complete."""
 
     @property
     @abstractmethod

@@ -1,0 +1,21 @@
+"""Conformance suites for authors of plugins, and the slow references that they are judged by.
+
+Needs the extra ``blendhub[testing]``.
+"""
+
+from typing import Any
+
+import pytest
+
+# Before the imports below: pytest explains the failing asserts only of modules that it rewrote.
+pytest.register_assert_rewrite("blendhub.testing.checks", "blendhub.testing.matchers", "blendhub.testing.stores")
+
+from blendhub.testing.checks import check_complete, check_matches  # noqa: E402
+from blendhub.testing.matchers import MatcherSuite  # noqa: E402
+from blendhub.testing.reference import ReferenceMatcher  # noqa: E402
+from blendhub.testing.stores import StoreSuite  # noqa: E402
+
+__all__ = ["SUITES", "MatcherSuite", "ReferenceMatcher", "StoreSuite", "check_complete", "check_matches"]
+
+SUITES: dict[str, Any] = {"matcher": MatcherSuite, "store": StoreSuite}
+"""The suite of each kind, which offers ``of_installed``. A new kind is one more line here."""

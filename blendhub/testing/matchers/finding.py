@@ -1,0 +1,164 @@
+"""What a matcher must find, and what it must never find."""
+
+import numpy as np
+import pytest
+
+from blendhub.contracts.matcher import Matcher
+from blendhub.plan import Span
+from blendhub.testing.checks import Twins, covers, touches
+from blendhub.testing.matchers.base import MatcherTests, Writer
+from blendhub.tokens import Tokens
+
+CRAFTED_DIFFERENCES = {
+    (0x9E3779B97F4A7C15, 2**64): (163, 788, 2850, -2934, 2789),
+    (6364136223846793005, 2**64): (-1581, 4057, -5024, 547, -1079),
+    (1000003, 2**64): (-266, -942, -2130, 3460, 3162),
+    (0x100000001B3, 2**64): (1775, 2626, -1621, -2470, 58),
+    (257, 2**64): (0, 0, 0, -1, 257),
+    (131, 2**61 - 1): (0, 0, 0, -1, 131),
+    (1000003, 2**61 - 1): (-503, -2048, 4, -712, 306),
+    (911382323, 2**61 - 1): (-1307, -1434, -678, -2144, -1514),
+    (257, 10**9 + 7): (-26, 25, -2, -12, -8),
+}
+"""For a polynomial hash of this base and modulus: what can be added to five neighbouring tokens without
+changing the hash of any window that holds them. Found by lattice reduction."""
+
+
+class FindingTests(MatcherTests):
+    """Every stored text within reach is found, token by token, and nothing else is."""
+
+    def test_promises_a_known_reach(self, matcher: Matcher) -> None:
+        assert matcher.reach in ("prefix", "segments", "anywhere")
+        assert type(matcher.guaranteed_tokens) is int and matcher.guaranteed_tokens >= 1
+
+    def test_nothing_stored_nothing_found(self, twins: Twins, writer: Writer) -> None:
+        assert twins.match(writer.text()) == []
+
+    def test_a_stored_text_is_found_whole(self, twins: Twins, writer: Writer) -> None:
+        text = writer.text()
+        twins.add(7, text)
+        found = twins.match(text)
+        assert covers(found, Span(0, len(text)))
+        assert {match.run for match in found} == {7}
+
+    def test_a_text_that_was_never_stored_is_not_found(self, twins: Twins, writer: Writer) -> None:
+        twins.add(1, writer.text())
+        assert twins.match(writer.text()) == []
+
+    def test_an_empty_prompt_has_no_matches(self, twins: Twins, writer: Writer) -> None:
+        twins.add(1, writer.text())
+        assert twins.match(np.array([], np.uint32)) == []
+
+    def test_prompts_around_the_guaranteed_length(self, twins: Twins, writer: Writer) -> None:
+        text = writer.text()
+        twins.add(1, text)
+        guaranteed = twins.matcher.guaranteed_tokens
+        for length in {1, 2, guaranteed - 1, guaranteed, guaranteed + 1}:
+            twins.match(text[:length])
+
+    def test_runs_shorter_than_the_guarantee(self, twins: Twins, writer: Writer) -> None:
+        for run, length in enumerate((1, 2, max(1, twins.matcher.guaranteed_tokens - 1))):
+            text = writer.text(length)
+            twins.add(run, text)
+            twins.match(text)
+
+    def test_a_prompt_that_goes_on_differently(self, twins: Twins, writer: Writer) -> None:
+        text, other = writer.text(), writer.text()
+        twins.add(1, text)
+        for agreed in (1, len(text) // 2, len(text) - 1, len(text)):
+            found = twins.match(np.concatenate([text[:agreed], other]))
+            assert not touches(found, Span(agreed, agreed + len(other)))
+
+    def test_one_changed_token_is_never_covered(self, twins: Twins, writer: Writer) -> None:
+        text = writer.text()
+        twins.add(1, text)
+        for changed in (0, 1, len(text) // 2, len(text) - 1):
+            prompt = text.copy()
+            prompt[changed] ^= 1
+            assert not touches(twins.match(prompt), Span(changed, changed + 1))
+
+    def test_five_tokens_missing_inside(self, twins: Twins, writer: Writer) -> None:
+        """Both ends agree with the run; what follows the cut stands five positions earlier."""
+        head, tail = writer.text(), writer.text()
+        twins.add(1, np.concatenate([head, writer.text(5), tail]))
+        twins.match(np.concatenate([head, tail]))
+
+    def test_text_at_another_offset(self, twins: Twins, writer: Writer) -> None:
+        self.needs_reach(twins.matcher, "segments", "anywhere")
+        text = writer.text()
+        stored, _ = writer.joined(writer.text(13), text, writer.text())
+        twins.add(1, stored)
+        prompt, spans = writer.joined(writer.text(50), text, writer.text(3))
+        assert covers(twins.match(prompt), spans[1])
+
+    def test_texts_in_another_order(self, twins: Twins, writer: Writer) -> None:
+        self.needs_reach(twins.matcher, "segments", "anywhere")
+        texts = [writer.text(writer.length + i) for i in range(4)]
+        for run, order in enumerate(((0, 1), (2, 3))):
+            twins.add(run, writer.joined(*(texts[i] for i in order))[0])
+        prompt, spans = writer.joined(*(texts[i] for i in (3, 1, 0, 2)))
+        found = twins.match(prompt)
+        assert all(covers(found, span) for span in spans)
+
+    def test_the_same_text_twice_in_one_prompt(self, twins: Twins, writer: Writer) -> None:
+        self.needs_reach(twins.matcher, "segments", "anywhere")
+        text = writer.text()
+        twins.add(1, text)
+        prompt, spans = writer.joined(text, writer.text(9), text)
+        found = twins.match(prompt)
+        assert covers(found, spans[0]) and covers(found, spans[2])
+
+    def test_overlapping_candidates(self, twins: Twins, writer: Writer) -> None:
+        """Two runs share the middle text; the prompt holds all three texts and every one is found once."""
+        self.needs_reach(twins.matcher, "segments", "anywhere")
+        first, middle, last = writer.text(), writer.text(), writer.text()
+        twins.add(1, writer.joined(first, middle)[0])
+        twins.add(2, writer.joined(middle, last)[0])
+        prompt, spans = writer.joined(first, middle, last)
+        found = twins.match(prompt)
+        assert all(covers(found, span) for span in spans)
+
+    def test_a_run_that_repeats_itself(self, twins: Twins, writer: Writer) -> None:
+        token = np.full(3 * writer.length, 7, np.uint32)
+        twins.add(1, token)
+        twins.add(2, np.concatenate([writer.text(5), token[: writer.length]]))
+        twins.match(token)
+        twins.match(np.concatenate([token[: writer.length], writer.text(4), token]))
+
+    def test_token_ids_at_the_edges_of_uint32(self, twins: Twins, writer: Writer) -> None:
+        edges = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
+        mixed = np.random.default_rng(3).choice(edges, writer.length)
+        for run, text in enumerate((mixed, *(np.full(writer.length, edge, np.uint32) for edge in edges))):
+            twins.add(run, text)
+            twins.match(text)
+        twins.match(np.concatenate([mixed[1:], mixed]))
+
+    def test_thue_morse_texts_do_not_collide(self, twins: Twins) -> None:
+        """Such a text of 2**11 tokens and its complement have one polynomial hash modulo 2**64, for any base."""
+        text = _thue_morse(11)
+        complement = np.uint32(1) - text
+        # The offset keeps both texts clear of the default separator.
+        twins.add(1, text + np.uint32(5))
+        twins.match(complement + np.uint32(5))
+        twins.add(2, complement + np.uint32(5))
+        twins.match(complement + np.uint32(5))
+
+    @pytest.mark.parametrize("base, modulus", CRAFTED_DIFFERENCES)
+    def test_five_tokens_crafted_to_collide(self, twins: Twins, writer: Writer, base: int, modulus: int) -> None:
+        difference = CRAFTED_DIFFERENCES[base, modulus]
+        assert sum(d * base ** (4 - i) for i, d in enumerate(difference)) % modulus == 0, "this is no collision"
+        text = np.random.default_rng(4).integers(10_000, 20_000, writer.length).astype(np.uint32)
+        forged = text.astype(np.int64)
+        middle = len(text) // 2
+        forged[middle : middle + 5] += difference
+        twins.add(1, text)
+        found = twins.match(forged.astype(np.uint32))
+        changed = [middle + i for i, d in enumerate(difference) if d]
+        assert not any(touches(found, Span(at, at + 1)) for at in changed)
+
+
+def _thue_morse(order: int) -> Tokens:
+    word = np.zeros(1, np.uint32)
+    for _ in range(order):
+        word = np.concatenate([word, np.uint32(1) - word])
+    return word

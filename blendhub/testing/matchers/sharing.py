@@ -1,0 +1,106 @@
+"""Several threads share a matcher; several processes must agree on its answers."""
+
+import inspect
+import json
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+from typing import Any
+
+import msgspec
+
+from blendhub.contracts.matcher import Matcher
+from blendhub.plan import Span
+from blendhub.testing.checks import Twins, check_matches, covers, touches
+from blendhub.testing.matchers.base import MatcherTests, Writer
+
+
+class SharingTests(MatcherTests):
+    """Calls from several threads act as wholes, and the same calls give the same matches everywhere."""
+
+    def test_one_thread_adds_while_another_matches(self, twins: Twins, writer: Writer) -> None:
+        """A run that comes and goes is found whole or not at all; one that stays is always found."""
+        matcher = twins.matcher
+        staying, passing = writer.text(), writer.text(3 * writer.length)
+        twins.add(1, staying)
+        twins.reference.add(2, passing, Span(0, len(passing)))
+        stop = Event()
+
+        def come_and_go() -> int:
+            times = 0
+            while not stop.is_set():
+                matcher.add(2, passing, Span(0, len(passing)))
+                matcher.discard(2, Span(0, len(passing)))
+                times += 1
+            return times
+
+        with ThreadPoolExecutor() as pool:
+            writing = pool.submit(come_and_go)
+            try:
+                for _ in range(200):
+                    found = matcher.match(passing)
+                    check_matches(passing, found, twins.reference)
+                    whole = Span(0, len(passing))
+                    assert covers(found, whole) or not found, "a match saw half of an add or discard"
+                    assert covers(matcher.match(staying), Span(0, len(staying)))
+            finally:
+                stop.set()
+            assert writing.result() > 0
+
+    def test_two_threads_add_and_discard_runs_of_their_own(self, twins: Twins, writer: Writer) -> None:
+        matcher = twins.matcher
+        texts = [writer.text() for _ in range(40)]
+        whole = Span(0, writer.length)
+
+        def work(runs: range) -> None:
+            for run in runs:
+                matcher.add(run, texts[run], whole)
+                assert covers(matcher.match(texts[run]), whole)
+            for run in runs[::2]:
+                matcher.discard(run, whole)
+                assert not touches(matcher.match(texts[run]), whole)
+
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(work, (range(0, 20), range(20, 40))))
+        assert len(matcher) == 20 * writer.length
+        for run in range(1, 40, 2):
+            assert covers(matcher.match(texts[run]), whole)
+
+    def test_two_instances_agree(self) -> None:
+        assert self.episode() == self.episode()
+
+    def test_processes_with_other_hash_seeds_agree(self) -> None:
+        here = self.episode()
+        for seed in ("1", "4242"):
+            assert self._episode_elsewhere(seed) == here
+
+    def episode(self) -> list[Any]:
+        """A story with many ties to decide: texts stored several times, in several neighbourhoods."""
+        matcher: Matcher = self.create()
+        writer = Writer(matcher, self.separator, seed=8)
+        texts = [writer.text() for _ in range(6)]
+        orders = [(0, 1, 2), (2, 1, 0), (3, 0), (0, 1, 2), (5, 4, 3, 2), (0, 1, 4)]
+        for run, order in enumerate(orders):
+            tokens, _ = writer.joined(*(texts[i] for i in order))
+            matcher.add(run, tokens, Span(0, len(tokens)), exact=run != 4)
+        matcher.discard(0, Span(3, 9))
+        answers = []
+        for order in [(0, 1, 2), (0, 1, 4, 5), (3, 0, 0), (1, 2), (5, 4, 3, 2, 1, 0), (4, 4)]:
+            prompt, _ = writer.joined(*(texts[i] for i in order))
+            answers.append(msgspec.to_builtins(matcher.match(prompt)))
+        return answers
+
+    def _episode_elsewhere(self, hash_seed: str) -> Any:
+        """The same story in a new interpreter, which finds this suite by its file."""
+        suite = type(self)
+        done = subprocess.run(
+            [sys.executable, "-m", "blendhub.testing.episode", inspect.getfile(suite), suite.__qualname__],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, f"the suite cannot be run in another process:\n{done.stderr}"
+        return json.loads(done.stdout)

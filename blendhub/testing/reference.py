@@ -1,0 +1,194 @@
+"""A matcher that is slow and obviously right, and what it says about the answers of others.
+
+It keeps every run whole, compares every position of a prompt with every position of every run, and hashes
+nothing. The conformance suite tells it and the matcher under test the same things.
+"""
+
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.contracts.matcher import Matcher, Reach
+from blendhub.errors import InvalidInput
+from blendhub.plan import Match, Span
+from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+
+Flags = npt.NDArray[np.bool_]
+
+
+class ReferenceRun:
+    """A run as it was told: its whole sequence, and for each position whether it is stored, and as exact."""
+
+    def __init__(self, tokens: Tokens, start: int) -> None:
+        self.tokens = tokens.copy()
+        self.stored: Flags = np.zeros(len(tokens), bool)
+        self.exact: Flags = np.zeros(len(tokens), bool)
+        self.end = start
+
+    def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
+        """Store ``span``; what the run was told to hold before the span stays as it was."""
+        self.tokens = np.concatenate([self.tokens[: self.end], tokens[self.end :]])
+        self.stored = np.concatenate([self.stored[: self.end], np.zeros(len(tokens) - self.end, bool)])
+        self.exact = np.concatenate([self.exact[: self.end], np.zeros(len(tokens) - self.end, bool)])
+        self.stored[span.start : span.end] = True
+        self.exact[span.start : span.end] = exact
+        self.end = span.end
+
+    def holds(self, span: Span) -> bool:
+        return span.end <= self.end and bool(self.stored[span.start : span.end].all())
+
+    def is_exact(self, span: Span, prompt: Tokens) -> bool:
+        """Whether the KV of these positions is what the engine would compute for this prompt."""
+        same_prefix = np.array_equal(self.tokens[: span.end], prompt[: span.end])
+        return same_prefix and bool(self.exact[span.start : span.end].all())
+
+
+class ReferenceMatcher(Matcher):
+    """Finds, within its reach, everything of at least ``guaranteed_tokens``."""
+
+    def __init__(
+        self, reach: Reach = "anywhere", guaranteed_tokens: int = 1, separator: tuple[int, ...] = (0,)
+    ) -> None:
+        self.reach = reach
+        self.runs: dict[int, ReferenceRun] = {}
+        self._guaranteed = guaranteed_tokens
+        self._separator = np.array(separator, np.uint32)
+        self._lock = threading.RLock()
+
+    @property
+    def guaranteed_tokens(self) -> int:
+        return self._guaranteed
+
+    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+        array = as_tokens(tokens)
+        if type(run) is not int or not 0 <= run < 2**63:
+            raise InvalidInput(f"a run id is an integer from 0 to 2**63 - 1, got {run!r}")
+        if not len(span) or span.end > len(array):
+            raise InvalidInput(f"{span} must not be empty and must end within the {len(array)} tokens")
+        with self._lock:
+            known = self.runs.get(run)
+            if known and span.start != known.end:
+                raise InvalidInput(f"run {run} ends at {known.end} and cannot grow by {span}; start there")
+            grown = known or ReferenceRun(array, span.start)
+            grown.grow(array, span, exact)
+            self.runs[run] = grown
+
+    def discard(self, run: int, span: Span) -> None:
+        with self._lock:
+            known = self.runs.get(run) if type(run) is int else None
+            if known is None or not known.holds(span):
+                raise InvalidInput(f"{span} of run {run!r} is not stored; discard only what was added")
+            known.stored[span.start : span.end] = False
+            if not known.stored.any():
+                del self.runs[run]
+
+    def match(self, tokens: TokenBuffer) -> list[Match]:
+        prompt = as_tokens(tokens)
+        with self._lock:
+            chosen = _furthest_first(self.candidates(prompt))
+            return [piece for match in chosen for piece in self._split_by_exactness(match, prompt)]
+
+    def __len__(self) -> int:
+        return sum(int(run.stored.sum()) for run in self.runs.values())
+
+    @property
+    def nbytes(self) -> int:
+        return sum(run.tokens.nbytes + run.stored.nbytes + run.exact.nbytes for run in self.runs.values())
+
+    def candidates(self, prompt: Tokens) -> list[Match]:
+        """Every stretch within reach that is long enough; they overlap, and none is marked exact yet."""
+        if self.reach == "prefix":
+            stored = self._stored_prefix(prompt)
+            return stored if stored and stored[-1].span.end >= self._guaranteed else []
+        if self.reach == "segments":
+            return [match for match in self._equal_segments(prompt) if len(match.span) >= self._guaranteed]
+        return [match for name, run in self.runs.items() for match in self._common_stretches(name, run, prompt)]
+
+    def _stored_prefix(self, prompt: Tokens) -> list[Match]:
+        pieces = []
+        for name, run in self.runs.items():
+            agreed = _agreement(run.tokens, prompt)
+            pieces += [Match(span, name, span.start, False) for span in _spans_of(run.stored[:agreed])]
+        return _without_gaps(_furthest_first(pieces))
+
+    def _common_stretches(self, name: int, run: ReferenceRun, prompt: Tokens) -> Iterator[Match]:
+        for shift in range(1 - len(run.tokens), len(prompt)):
+            first, last = max(0, -shift), min(len(run.tokens), len(prompt) - shift)
+            equal = (run.tokens[first:last] == prompt[first + shift : last + shift]) & run.stored[first:last]
+            for span in _spans_of(equal, self._guaranteed):
+                start = first + span.start
+                yield Match(Span(start + shift, start + shift + len(span)), name, start, False)
+
+    def _equal_segments(self, prompt: Tokens) -> Iterator[Match]:
+        for wanted in self.segments(prompt):
+            text = prompt[wanted.start : wanted.end]
+            for name, run in self.runs.items():
+                for segment in self.segments(run.tokens):
+                    if np.array_equal(text, run.tokens[segment.start : segment.end]) and run.holds(segment):
+                        yield Match(wanted, name, segment.start, False)
+
+    def segments(self, tokens: Tokens) -> list[Span]:
+        """What stands between separators; overlapping separators are read from the left, as str.split does."""
+        width, at, start, spans = len(self._separator), 0, 0, []
+        while at + width <= len(tokens):
+            if np.array_equal(tokens[at : at + width], self._separator):
+                spans.append(Span(start, at))
+                at = start = at + width
+            else:
+                at += 1
+        return [span for span in [*spans, Span(start, len(tokens))] if len(span)]
+
+    def _split_by_exactness(self, match: Match, prompt: Tokens) -> Iterator[Match]:
+        run = self.runs[match.run]
+        agreed = _agreement(run.tokens, prompt) if match.source_start == match.span.start else 0
+        flags = run.exact[match.source_start : match.source_start + len(match.span)].copy()
+        flags[max(0, agreed - match.span.start) :] = False
+        borders = [0, *(int(i) + 1 for i in np.flatnonzero(np.diff(flags))), len(flags)]
+        for start, end in pairwise(borders):
+            piece = match.part(match.span.start + start, match.span.start + end)
+            yield Match(piece.span, piece.run, piece.source_start, bool(flags[start]))
+
+
+def _agreement(one: Tokens, other: Tokens) -> int:
+    """How many tokens two sequences have in common at their beginning."""
+    length = min(len(one), len(other))
+    differing = np.flatnonzero(one[:length] != other[:length])
+    return int(differing[0]) if len(differing) else length
+
+
+def _spans_of(flags: Flags, at_least: int = 1) -> list[Span]:
+    """The spans, long enough, over which the flags are set."""
+    if np.count_nonzero(flags) < at_least:
+        return []
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).reshape(-1, 2)
+    return [Span(start, end) for start, end in edges[edges[:, 1] - edges[:, 0] >= at_least].tolist()]
+
+
+def _furthest_first(candidates: list[Match]) -> list[Match]:
+    """Disjoint, ascending pieces: whoever reaches furthest is followed to its end."""
+    furthest: dict[int, Match] = {}
+    for match in candidates:
+        start = match.span.start
+        furthest[start] = max(furthest.get(start, match), match, key=lambda one: one.span.end)
+    waiting = [furthest[start] for start in sorted(furthest)]
+    chosen: list[Match] = []
+    at = 0
+    while waiting := [match for match in waiting if match.span.end > at]:
+        at = max(at, waiting[0].span.start)
+        best = max((match for match in waiting if match.span.start <= at), key=lambda match: match.span.end)
+        chosen.append(best.part(at, best.span.end))
+        at = best.span.end
+    return chosen
+
+
+def _without_gaps(pieces: list[Match]) -> list[Match]:
+    """The pieces that cover the prompt from position 0 on, up to the first gap."""
+    end = 0
+    for count, piece in enumerate(pieces):
+        if piece.span.start > end:
+            return pieces[:count]
+        end = piece.span.end
+    return pieces

@@ -1,0 +1,13 @@
+"""The conformance suite of stores: every sentence of :mod:`blendhub.contracts.store`, tested."""
+
+from blendhub.testing.stores.bounds import BoundsTests
+from blendhub.testing.stores.crashes import CrashTests
+from blendhub.testing.stores.damage import DamageTests
+from blendhub.testing.stores.keeping import KeepingTests
+from blendhub.testing.stores.machine import HistoryTests
+from blendhub.testing.stores.refusing import RefusingTests
+from blendhub.testing.stores.sharing import SharingTests
+
+
+class StoreSuite(KeepingTests, BoundsTests, RefusingTests, DamageTests, CrashTests, SharingTests, HistoryTests):
+    """Subclass it as ``class TestMine(StoreSuite)`` with a ``create`` that opens a store at a path."""

@@ -1,0 +1,138 @@
+"""The store keeps within its capacity, drops what was longest not used, and says what it dropped."""
+
+import pytest
+
+from blendhub.contracts import Store, StoredRun
+from blendhub.errors import StoreFailed
+from blendhub.testing.stores.base import (
+    SHARD_BYTES,
+    Open,
+    StoreTests,
+    chunk,
+    content,
+    key,
+    listed,
+    loaded,
+    now_and_reopened,
+    run,
+)
+
+SLACK = 1024
+"""Room for entries whose headers differ by a few bytes; less than any chunk takes."""
+
+
+class BoundsTests(StoreTests):
+    @pytest.fixture
+    def full(self, open: Open) -> Store:
+        """A store with no room for a fifth chunk beside those of run a, which were saved in order."""
+        store = open(self._measure(open))
+        self._fill(store)
+        return store
+
+    def _measure(self, open: Open) -> int:
+        store = open()
+        self._fill(store)
+        capacity = store.nbytes + SLACK
+        for index in range(4):
+            store.discard(key("a"), chunk(index))
+        assert store.nbytes == 0
+        return capacity
+
+    def _fill(self, store: Store) -> None:
+        assert store.save_run(run("a")) == []
+        for index in range(4):
+            assert store.save(key("a"), chunk(index), [content(index)]) == []
+
+    def test_the_longest_unused_is_dropped_and_reported(self, full: Store) -> None:
+        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
+        assert full.save(key("a"), chunk(5), [content(5)]) == [(key("a"), chunk(1))]
+        assert full.nbytes <= full.capacity
+        assert listed(full)[key("a")].chunks == tuple(chunk(index) for index in (2, 3, 4, 5))
+        assert loaded(full, key("a"), chunk(0)) is None
+        assert loaded(full, key("a"), chunk(5)) == [content(5)]
+        assert full.corrupted == 0
+
+    def test_what_was_dropped_stays_away(self, full: Store, open: Open) -> None:
+        full.save(key("a"), chunk(4), [content(4)])
+        held = full.nbytes
+        roomy = open()
+        assert roomy.nbytes == held
+        assert listed(roomy)[key("a")].chunks == tuple(chunk(index) for index in (1, 2, 3, 4))
+
+    def test_replacing_the_longest_unused_drops_another(self, full: Store) -> None:
+        larger = content(10, 2 * SHARD_BYTES)
+        assert full.save(key("a"), chunk(0), [larger]) == [(key("a"), chunk(1))]
+        assert loaded(full, key("a"), chunk(0), (2 * SHARD_BYTES,)) == [larger]
+        assert full.nbytes <= full.capacity
+
+    def test_loading_and_saving_again_are_uses(self, full: Store) -> None:
+        assert loaded(full, key("a"), chunk(0)) == [content(0)]
+        full.save(key("a"), chunk(1), [content(10)])
+        dropped = [full.save(key("a"), chunk(index), [content(index)]) for index in (4, 5, 6, 7)]
+        assert dropped == [[(key("a"), chunk(index))] for index in (2, 3, 0, 1)]
+
+    def test_listing_is_no_use(self, full: Store) -> None:
+        listed(full)
+        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
+
+    def test_the_order_of_use_survives_a_restart(self, full: Store, open: Open) -> None:
+        loaded(full, key("a"), chunk(0))
+        again = open(full.capacity)
+        dropped = again.save(key("a"), chunk(4), [content(4, 2 * SHARD_BYTES)])
+        assert (key("a"), chunk(0)) not in dropped
+        assert {span for _, span in dropped} <= {chunk(index) for index in (1, 2, 3)}
+
+    def test_a_large_chunk_drops_several(self, full: Store) -> None:
+        dropped = full.save(key("a"), chunk(4), [content(4, 3 * SHARD_BYTES)])
+        assert dropped == [(key("a"), chunk(index)) for index in range(3)]
+        assert full.nbytes <= full.capacity
+
+    def test_the_run_of_the_chunk_that_comes_stays(self, full: Store) -> None:
+        dropped = full.save(key("a"), chunk(4), [content(4, 4 * SHARD_BYTES)])
+        assert dropped == [(key("a"), chunk(index)) for index in range(4)]
+        assert listed(full)[key("a")].chunks == (chunk(4),)
+
+    def test_room_for_tokens_is_made_too(self, full: Store) -> None:
+        long = StoredRun(key("b"), content(1, SHARD_BYTES), b"", ())
+        dropped = full.save_run(long)
+        assert dropped == [(key("a"), chunk(0))]
+        assert full.nbytes <= full.capacity
+        full.save(key("b"), chunk(0), [content(9)])
+        assert loaded(full, key("b"), chunk(0)) == [content(9)]
+        assert listed(full)[key("b")].tokens == long.tokens
+
+    def test_growing_a_run_may_cost_its_own_chunks_but_not_the_run(self, full: Store) -> None:
+        grown = StoredRun(key("a"), run("a").tokens + content(1, 4 * SHARD_BYTES), b"", ())
+        assert full.save_run(grown) == [(key("a"), chunk(index)) for index in range(4)]
+        assert full.nbytes <= full.capacity
+        full.discard(key("a"), chunk(0))
+        full.save(key("a"), chunk(7), [b"small"])
+        assert listed(full)[key("a")].tokens == grown.tokens
+
+    def test_a_run_that_loses_its_last_chunk_goes_with_it(self, full: Store) -> None:
+        full.save_run(run("b"))
+        dropped = [full.save(key("b"), chunk(index), [content(index)]) for index in range(4)]
+        assert {key("a")} == {name for names in dropped for name, _ in names}
+        assert set(listed(full)) == {key("b")}
+
+    def test_runs_without_chunks_do_not_fill_the_store(self, full: Store) -> None:
+        for name in range(1000):
+            full.save_run(run(name))
+            assert full.nbytes <= full.capacity
+        full.save(key(999), chunk(0), [content(0)])
+        assert loaded(full, key(999), chunk(0)) == [content(0)]
+
+    def test_what_can_never_fit_is_refused_and_changes_nothing(self, full: Store, open: Open) -> None:
+        held, known = full.nbytes, listed(full)
+        with pytest.raises(StoreFailed, match="capacity"):
+            full.save(key("a"), chunk(4), [content(4, full.capacity)])
+        with pytest.raises(StoreFailed, match="capacity"):
+            full.save_run(StoredRun(key("b"), content(4, full.capacity // 4 * 4), b"", ()))
+        for reader in now_and_reopened(full, open):
+            assert reader.nbytes == held
+            assert listed(reader) == known
+
+    def test_a_smaller_capacity_is_kept_from_the_start(self, full: Store, open: Open) -> None:
+        smaller = open(full.capacity - 2 * SHARD_BYTES)
+        assert smaller.nbytes <= smaller.capacity == full.capacity - 2 * SHARD_BYTES
+        assert listed(smaller)[key("a")].chunks == (chunk(2), chunk(3))

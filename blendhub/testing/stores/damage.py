@@ -1,0 +1,141 @@
+"""What is torn, corrupted or foreign is detected, counted, dropped, and never served."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from blendhub.contracts import Store
+from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, run
+
+SMALL = 64
+
+
+def _flip(at: float) -> Callable[[bytes], bytes]:
+    def flipped(whole: bytes) -> bytes:
+        place = min(int(at * len(whole)), len(whole) - 1)
+        return whole[:place] + bytes([whole[place] ^ 0x10]) + whole[place + 1 :]
+
+    return flipped
+
+
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "the first byte flipped": _flip(0),
+    "a byte in the middle flipped": _flip(0.5),
+    "the last byte flipped": _flip(1),
+    "no bytes": lambda whole: b"",
+    "half the bytes": lambda whole: whole[: len(whole) // 2],
+    "the last byte missing": lambda whole: whole[:-1],
+    "a byte more": lambda whole: whole + b"\0",
+    "zeros": lambda whole: bytes(len(whole)),
+    "another program's file": lambda whole: b"#!/bin/sh\n" * 100,
+}
+
+
+class DamageTests(StoreTests):
+    def file_with(self, path: Path, wanted: bytes) -> Path:
+        files = self.files_with(path, wanted)
+        if not files:
+            pytest.skip("this store keeps its bytes in no file that the suite can find; override files_with")
+        assert len(files) == 1, f"{files} hold the same bytes, which is more than one should"
+        return files[0]
+
+    @pytest.fixture
+    def two_chunks(self, store: Store) -> Store:
+        store.save_run(run("a"))
+        for index in range(2):
+            store.save(key("a"), chunk(index), [content(index), content(10 + index)])
+        return store
+
+    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
+    @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+    def test_a_damaged_chunk_is_never_served(
+        self, two_chunks: Store, open: Open, path: Path, damage: Callable[[bytes], bytes], after_restart: bool
+    ) -> None:
+        store, sizes = two_chunks, (4096, 4096)
+        file = self.file_with(path, content(0))
+        file.write_bytes(damage(file.read_bytes()))
+        if after_restart:
+            store = open()
+        assert loaded(store, key("a"), chunk(0), sizes) is None
+        assert store.corrupted == 1
+        assert loaded(store, key("a"), chunk(0), sizes) is None
+        assert listed(store)[key("a")].chunks == (chunk(1),)
+        assert store.corrupted == 1, "one damaged entry is counted once"
+        assert loaded(store, key("a"), chunk(1), sizes) == [content(1), content(11)]
+        store.save(key("a"), chunk(0), [content(2)])
+        assert loaded(store, key("a"), chunk(0)) == [content(2)]
+        assert open().corrupted == 0, "what was dropped must not come back"
+
+    def test_no_flipped_bit_and_no_missing_end_escapes(self, store: Store, path: Path) -> None:
+        store.save_run(run("a"))
+
+        def save() -> Path:
+            store.save(key("a"), chunk(0), [content(0, SMALL)])
+            return self.file_with(path, content(0, SMALL))
+
+        size = save().stat().st_size
+        wrong = []
+        for place in range(size):
+            for damage in (lambda whole, at=place: whole[:at], _flip(place / size + 0.1 / size)):
+                file = save()
+                file.write_bytes(damage(file.read_bytes()))
+                if loaded(store, key("a"), chunk(0), (SMALL,)) is not None:
+                    wrong.append(place)
+                store.save_run(run("a"))  # it went with its only chunk
+        assert wrong == []
+        assert store.corrupted == 2 * size
+
+    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
+    def test_swapped_files_are_not_served(self, two_chunks: Store, open: Open, path: Path, after_restart: bool) -> None:
+        store = two_chunks
+        first, second = (self.file_with(path, content(index)) for index in range(2))
+        first_bytes, second_bytes = first.read_bytes(), second.read_bytes()
+        first.write_bytes(second_bytes)
+        second.write_bytes(first_bytes)
+        if after_restart:
+            store = open()
+        for index in range(2):
+            assert loaded(store, key("a"), chunk(index), (4096, 4096)) is None
+        assert store.corrupted == 2
+
+    def test_a_missing_file_is_not_served(self, two_chunks: Store, path: Path) -> None:
+        self.file_with(path, content(0)).unlink()
+        assert loaded(two_chunks, key("a"), chunk(0), (4096, 4096)) is None
+        assert two_chunks.corrupted == 1
+        assert loaded(two_chunks, key("a"), chunk(1), (4096, 4096)) == [content(1), content(11)]
+
+    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
+    @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+    def test_a_run_with_damaged_tokens_goes_with_its_chunks(
+        self, two_chunks: Store, open: Open, path: Path, damage: Callable[[bytes], bytes], after_restart: bool
+    ) -> None:
+        store = two_chunks
+        store.save_run(run("b"))
+        store.save(key("b"), chunk(0), [content(5)])
+        file = self.file_with(path, run("a").tokens)
+        file.write_bytes(damage(file.read_bytes()))
+        if after_restart:
+            store = open()
+        assert set(listed(store)) == {key("b")}
+        assert store.corrupted >= 1
+        for index in range(2):
+            assert loaded(store, key("a"), chunk(index), (4096, 4096)) is None
+        assert loaded(store, key("b"), chunk(0)) == [content(5)]
+        store.save_run(run("a"))
+        store.save(key("a"), chunk(0), [content(6)])
+        again = open()
+        assert listed(again)[key("a")].tokens == run("a").tokens
+        assert loaded(again, key("a"), chunk(0)) == [content(6)]
+        assert again.corrupted == 0
+
+    def test_files_of_others_are_left_alone(self, two_chunks: Store, open: Open, path: Path) -> None:
+        beside = self.file_with(path, content(0)).parent
+        strangers = [path / "thesis.txt", beside / "photo.jpg", beside / "x.tmp", beside / ".hidden"]
+        for stranger in strangers:
+            stranger.write_bytes(b"not the store's")
+        two_chunks.close()
+        store = open()
+        assert [stranger.read_bytes() for stranger in strangers] == [b"not the store's"] * 4
+        assert store.corrupted == 0
+        assert listed(store)[key("a")].chunks == (chunk(0), chunk(1))

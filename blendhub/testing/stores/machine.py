@@ -1,0 +1,167 @@
+"""Any history of calls, against a dictionary: what hypothesis thinks up, and shrinks when it fails."""
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+
+from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.errors import InvalidInput
+from blendhub.plan import Span
+from blendhub.testing.stores.base import ROOMY, StoreTests, content
+
+TIGHT = 12_000
+KEYS = [RunKey("one", "a"), RunKey("one", "b"), RunKey("two", "a")]
+SPANS = [Span(0, 4), Span(4, 8), Span(2, 6), Span(8, 16)]
+SHARDS = [(700,), (1500, 1500), (0, 3001), (4000,)]
+N_TOKENS = [4, 8, 16, 100]
+
+
+class History(RuleBasedStateMachine):
+    """The calls of a store in any order, and what a dictionary says must come of them."""
+
+    def __init__(self, create: Callable[[Path, int], Store], capacity: int) -> None:
+        super().__init__()
+        self._place = tempfile.TemporaryDirectory()
+        self._create = create
+        self._capacity = capacity
+        self.store = create(Path(self._place.name) / "store", capacity)
+        self.runs: dict[RunKey, StoredRun] = {}
+        self.chunks: dict[tuple[RunKey, Span], list[bytes]] = {}
+        """In order of use, the longest unused first."""
+        self.used_before_restart: set[tuple[RunKey, Span]] = set()
+        """Their order is kept only roughly, but all were used before the others."""
+
+    def teardown(self) -> None:
+        self.store.close()
+        self._place.cleanup()
+
+    @rule(key=st.sampled_from(KEYS), n_tokens=st.sampled_from(N_TOKENS), seed=st.integers(0, 9))
+    def save_run(self, key: RunKey, n_tokens: int, seed: int) -> None:
+        run = StoredRun(key, content(seed, 4 * n_tokens), content(seed, seed), ())
+        if any(name == key and span.end > n_tokens for name, span in self.chunks):
+            self.refused(lambda: self.store.save_run(run))
+        else:
+            dropped = self.store.save_run(run)
+            self.runs[key] = run
+            self.drop(dropped, keep=key)
+
+    @rule(
+        key=st.sampled_from(KEYS), span=st.sampled_from(SPANS), sizes=st.sampled_from(SHARDS), seed=st.integers(0, 999)
+    )
+    def save(self, key: RunKey, span: Span, sizes: tuple[int, ...], seed: int) -> None:
+        shards = [content(seed + rank, size) for rank, size in enumerate(sizes)]
+        run = self.runs.get(key)
+        if run is None or span.end * 4 > len(run.tokens):
+            self.refused(lambda: self.store.save(key, span, shards))
+            return
+        if not self.has_chunks(key):
+            self.store.save_run(run)  # one without chunks may have been dropped unsaid
+        dropped = self.store.save(key, span, shards)
+        self.used(key, span, shards)
+        self.drop(dropped, keep=key)
+        assert (key, span) in self.chunks, "the chunk that was saved is said to be dropped"
+
+    @rule(key=st.sampled_from(KEYS), span=st.sampled_from(SPANS))
+    def load(self, key: RunKey, span: Span) -> None:
+        expected = self.chunks.get((key, span))
+        buffers = [bytearray(len(shard)) for shard in expected or [b"unknown"]]
+        assert self.store.load(key, span, [memoryview(buffer) for buffer in buffers]) == (expected is not None)
+        if expected is not None:
+            assert buffers == expected
+            self.used(key, span, expected)
+
+    @precondition(lambda self: self.chunks)
+    @rule(data=st.data())
+    def load_into_wrong_sizes(self, data: st.DataObject) -> None:
+        key, span = data.draw(st.sampled_from(sorted(self.chunks, key=str)), label="chunk")
+        into = [memoryview(bytearray(len(shard) + 1)) for shard in self.chunks[key, span]]
+        self.refused(lambda: self.store.load(key, span, into))
+
+    @rule(key=st.sampled_from(KEYS), span=st.sampled_from(SPANS))
+    def discard(self, key: RunKey, span: Span) -> None:
+        self.store.discard(key, span)
+        if self.chunks.pop((key, span), None) and not self.has_chunks(key):
+            del self.runs[key]
+
+    @rule()
+    def restart(self) -> None:
+        self.store.close()
+        self.store = self._create(Path(self._place.name) / "store", self._capacity)
+        self.runs = {key: run for key, run in self.runs.items() if self.has_chunks(key)}
+        self.used_before_restart = set(self.chunks)
+
+    @invariant()
+    def lists_what_it_has(self) -> None:
+        expected = {
+            key: StoredRun(
+                key, run.tokens, run.description, tuple(sorted(span for name, span in self.chunks if name == key))
+            )
+            for key, run in self.runs.items()
+            if self.has_chunks(key)
+        }
+        assert {run.key: run for run in self.store.runs()} == expected
+
+    @invariant()
+    def keeps_within_its_bounds(self) -> None:
+        held = sum(len(shard) for shards in self.chunks.values() for shard in shards)
+        assert held <= self.store.nbytes <= self.store.capacity == self._capacity
+        assert self.store.corrupted == 0
+
+    def has_chunks(self, key: RunKey) -> bool:
+        return any(name == key for name, _ in self.chunks)
+
+    def used(self, key: RunKey, span: Span, shards: list[bytes]) -> None:
+        self.chunks.pop((key, span), None)
+        self.chunks[key, span] = shards
+        self.used_before_restart.discard((key, span))
+
+    def drop(self, dropped: list[tuple[RunKey, Span]], keep: RunKey) -> None:
+        for entry in dropped:
+            assert entry in self.chunks, f"{entry} is said to be dropped, but was not there"
+            if entry not in self.used_before_restart:
+                assert entry == next(iter(self.chunks)), f"{entry} was dropped before what was longer not used"
+            self.chunks.pop(entry)
+            self.used_before_restart.discard(entry)
+            if not self.has_chunks(entry[0]) and entry[0] != keep:
+                del self.runs[entry[0]]
+
+    def refused(self, call: Callable[[], object]) -> None:
+        held = self.store.nbytes
+        try:
+            call()
+        except InvalidInput:
+            assert self.store.nbytes == held
+        else:
+            raise AssertionError("a call that breaks the contract was not refused")
+
+
+class HistoryTests(StoreTests):
+    def test_any_history_in_a_roomy_store(self) -> None:
+        self._run(ROOMY)
+
+    def test_any_history_in_a_tight_store(self) -> None:
+        self._run(TIGHT)
+
+    def _run(self, capacity: int) -> None:
+        suite = self
+
+        class OwnHistory(History):
+            def __init__(self) -> None:
+                super().__init__(suite.create, capacity)
+
+        run_state_machine_as_test(
+            OwnHistory,
+            settings=settings(
+                max_examples=50,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                derandomize=True,  # a verdict must not depend on luck
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -1,0 +1,118 @@
+"""Threads that save, load and discard at once see whole chunks, and leave a consistent store."""
+
+import random
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+from blendhub.contracts import Store, StoredRun
+from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, run
+
+NAMES = range(3)
+INDICES = range(4)
+THREADS = 6
+STEPS = 250
+SHARED_BYTES = 2**15
+LARGE = content(9, 2**24)
+VERSIONS = [content(version, SHARED_BYTES) for version in range(3)]
+
+
+class SharingTests(StoreTests):
+    def test_threads_on_the_same_chunks_see_them_whole(self, open: Open) -> None:
+        store = open()
+        self._at_once(lambda seed: _any_calls(store, seed))
+        self._check_consistent(store, open)
+
+    def test_threads_in_a_store_too_small_for_them(self, open: Open) -> None:
+        store = open(6 * SHARED_BYTES)
+        self._at_once(lambda seed: _any_calls(store, seed))
+        assert store.nbytes <= store.capacity
+        self._check_consistent(store, open)
+
+    def test_listing_while_others_change_it(self, store: Store) -> None:
+        def listing(seed: int) -> int:
+            for _ in range(20):
+                for found in store.runs():
+                    assert found.tokens == run(found.key.run.removeprefix("run-")).tokens
+                    assert found.chunks == tuple(sorted(found.chunks))
+            return 20
+
+        self._at_once(lambda seed: listing(seed) if seed == 0 else _any_calls(store, seed))
+        assert store.corrupted == 0
+
+    def test_closing_waits_for_saves_under_way(self, open: Open, path: Path) -> None:
+        for milliseconds in range(0, 12, 2):
+            store = open()
+            store.save_run(run("a"))
+            started = threading.Event()
+            with ThreadPoolExecutor(1) as pool:
+                saving = pool.submit(_save_until_closed, store, started)
+                started.wait()
+                time.sleep(milliseconds / 1000)
+                store.close()
+                at_close = _sizes(path)
+                saved = saving.result()
+            assert _sizes(path) == at_close, "files changed after the store was closed"
+            again = open()
+            assert again.corrupted == 0
+            for index in range(saved):
+                assert loaded(again, key("a"), chunk(index), (len(LARGE),)) == [LARGE]
+                again.discard(key("a"), chunk(index))
+
+    def _at_once(self, work: Callable[[int], int]) -> None:
+        with ThreadPoolExecutor(THREADS) as pool:
+            assert all(pool.map(work, range(THREADS)))
+
+    def _check_consistent(self, store: Store, open: Open) -> None:
+        assert store.corrupted == 0
+        held, known = store.nbytes, listed(store)
+        again = open(store.capacity)
+        assert (again.nbytes, listed(again)) == (held, known)
+        for name in NAMES:
+            chunks = known[key(name)].chunks if key(name) in known else ()
+            for index in INDICES:
+                shards = loaded(again, key(name), chunk(index), (SHARED_BYTES, SHARED_BYTES))
+                assert (shards is not None) == (chunk(index) in chunks)
+        assert again.corrupted == 0
+
+
+def _save_until_closed(store: Store, started: threading.Event) -> int:
+    """How many saves returned before one was told that the store is closed."""
+    for index in INDICES:
+        started.set()
+        try:
+            store.save(key("a"), chunk(index), [LARGE])
+        except StoreFailed:
+            return index
+    return len(INDICES)
+
+
+def _sizes(path: Path) -> dict[Path, int]:
+    return {file: file.stat().st_size for file in path.rglob("*") if file.is_file()}
+
+
+def _any_calls(store: Store, seed: int) -> int:
+    """Random calls on few chunks; returns how many loads found something."""
+    choose = random.Random(seed)
+    found = 0
+    for _ in range(STEPS):
+        name, index = choose.choice(NAMES), choose.choice(INDICES)
+        match choose.choice(("save", "save", "load", "load", "discard")):
+            case "save":
+                version = choose.choice(VERSIONS)
+                store.save_run(StoredRun(key(name), run(name).tokens, b"", ()))
+                with suppress(InvalidInput):  # another thread discarded the run with its last chunk in between
+                    store.save(key(name), chunk(index), [version, version])
+            case "load":
+                shards = loaded(store, key(name), chunk(index), (SHARED_BYTES, SHARED_BYTES))
+                if shards is not None:
+                    assert shards[0] in VERSIONS
+                    assert shards[0] == shards[1], "shards of two versions were mixed"
+                    found += 1
+            case _:
+                store.discard(key(name), chunk(index))
+    return found

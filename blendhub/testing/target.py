@@ -1,0 +1,34 @@
+"""Which installed plugin a suite is to be run on."""
+
+from typing import Any
+
+import msgspec
+
+from blendhub.errors import PluginError
+from blendhub.host import PluginHost
+from blendhub.testing import SUITES
+
+VARIABLE = "BLENDHUB_CONFORMANCE"
+"""The environment variable that carries a target to the processes that test it."""
+
+
+class Target(msgspec.Struct, frozen=True):
+    """An installed plugin, and the options to create it with."""
+
+    kind: str
+    name: str
+    options: dict[str, Any]
+
+    def suite(self) -> type:
+        """A class that pytest collects; raises if the plugin cannot be created with these options."""
+        if self.kind not in SUITES:
+            raise PluginError(f"no conformance suite for kind {self.kind!r}; kinds with one: {', '.join(SUITES)}")
+        made: type = SUITES[self.kind].of_installed(PluginHost.discover(), self.name, self.options)
+        return made
+
+    def encode(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+    @classmethod
+    def decode(cls, text: str) -> "Target":
+        return msgspec.json.decode(text, type=cls)

@@ -1,0 +1,234 @@
+"""A suite that nothing fails is worth nothing: matchers with one fault each, and the test that must see it."""
+
+import inspect
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+
+from blendhub import Match, Span
+from blendhub.contracts import Matcher
+from blendhub.errors import InvalidInput
+from blendhub.testing import MatcherSuite, ReferenceMatcher
+from blendhub.testing.checks import Twins
+from blendhub.testing.matchers.base import Writer
+from blendhub.testing.reference import ReferenceRun
+from blendhub.tokens import as_tokens
+
+
+class FindsOnlyTheFirst(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        return super().match(tokens)[:1]
+
+
+class TrustsItsHash(ReferenceMatcher):
+    """A polynomial hash modulo 2**64 decides whether two texts of one length are equal."""
+
+    def match(self, tokens: Any) -> list[Match]:
+        prompt = as_tokens(tokens)
+        for name, run in self.runs.items():
+            if len(run.tokens) == len(prompt) and _polynomial(run.tokens) == _polynomial(prompt):
+                return [Match(Span(0, len(prompt)), name, 0, False)]
+        return super().match(tokens)
+
+
+def _polynomial(tokens: Any) -> int:
+    value = 0
+    for token in tokens.tolist():
+        value = (value * 0x9E3779B97F4A7C15 + token) % 2**64
+    return value
+
+
+class ForgetsToForget(ReferenceMatcher):
+    def discard(self, run: int, span: Span) -> None:
+        kept = self.runs[run]
+        shadow = ReferenceRun(kept.tokens, 0)
+        shadow.grow(kept.tokens, Span(0, kept.end), exact=False)
+        super().discard(run, span)
+        self.runs[run] = shadow
+
+
+class DropsTheRestOfTheRun(ReferenceMatcher):
+    def discard(self, run: int, span: Span) -> None:
+        kept = self.runs.get(run)
+        super().discard(run, span)
+        if kept is not None and run in self.runs:
+            kept.stored[span.start :] = False
+
+
+class CallsEverythingExact(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        return [Match(m.span, m.run, m.source_start, True) for m in super().match(tokens)]
+
+
+class AnswersInNumpy(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        return [Match(m.span, np.int64(m.run), m.source_start, m.exact) for m in super().match(tokens)]
+
+
+class KeepsTheCallersArray(ReferenceMatcher):
+    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+        super().add(run, tokens, span, exact)
+        self.runs[run].tokens = tokens
+
+
+class TakesLists(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        return super().match(np.array(tokens, np.uint32) if isinstance(tokens, list) else tokens)
+
+
+class ChangesBeforeItChecks(ReferenceMatcher):
+    def discard(self, run: int, span: Span) -> None:
+        known = self.runs.get(run)
+        if known is not None and not known.holds(span):
+            known.stored[span.start : span.end] = False
+            raise InvalidInput("this span is not stored, but what there was of it is gone now")
+        super().discard(run, span)
+
+
+class TakesTrueForOne(ReferenceMatcher):
+    def discard(self, run: int, span: Span) -> None:
+        super().discard(int(run) if run is True else run, span)
+
+
+class Leaks(ReferenceMatcher):
+    def __init__(self, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.leaked = 0
+
+    def discard(self, run: int, span: Span) -> None:
+        super().discard(run, span)
+        self.leaked += 4 * len(span)
+
+    @property
+    def nbytes(self) -> int:
+        return super().nbytes + self.leaked
+
+
+class StoresInTwoSteps(ReferenceMatcher):
+    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+        if len(span) < 2:
+            return super().add(run, tokens, span, exact)
+        middle = (span.start + span.end) // 2
+        super().add(run, tokens, Span(span.start, middle), exact)
+        time.sleep(0.001)
+        super().add(run, tokens, Span(middle, span.end), exact)
+
+
+class DependsOnTheHashSeed(ReferenceMatcher):
+    def match(self, tokens: Any) -> list[Match]:
+        found = super().match(tokens)
+        return [m for m in found if hash(str(m)) % 2]
+
+
+class ForgetsWhenFull(ReferenceMatcher):
+    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+        super().add(run, tokens, span, exact)
+        if len(self.runs) > 20:
+            self.runs[run - 20].tokens[:] = 0
+
+
+class CountsOneShort(ReferenceMatcher):
+    def __len__(self) -> int:
+        return max(0, super().__len__() - 1)
+
+
+class StoresAllTokens(ReferenceMatcher):
+    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+        super().add(run, tokens, span, exact)
+        if len(tokens) > span.end:
+            super().add(run, tokens, Span(span.end, len(tokens)), exact)
+
+
+FAULTS = [
+    (FindsOnlyTheFirst, "anywhere", "test_the_same_text_twice_in_one_prompt"),
+    (FindsOnlyTheFirst, "segments", "test_texts_in_another_order"),
+    (FindsOnlyTheFirst, "anywhere", "test_overlapping_candidates"),
+    (FindsOnlyTheFirst, "anywhere", "test_any_history_of_calls"),
+    (TrustsItsHash, "anywhere", "test_thue_morse_texts_do_not_collide"),
+    (TrustsItsHash, "prefix", "test_five_tokens_crafted_to_collide"),
+    (ForgetsToForget, "prefix", "test_what_is_discarded_is_not_matched"),
+    (ForgetsToForget, "anywhere", "test_two_runs_of_one_text_and_one_is_discarded"),
+    (ForgetsToForget, "segments", "test_any_history_of_calls"),
+    (DropsTheRestOfTheRun, "anywhere", "test_both_sides_of_a_discarded_span_stay"),
+    (DropsTheRestOfTheRun, "prefix", "test_any_history_of_calls"),
+    (CallsEverythingExact, "prefix", "test_what_was_blended_is_not_exact"),
+    (CallsEverythingExact, "anywhere", "test_moved_text_is_not_exact"),
+    (CallsEverythingExact, "segments", "test_the_prefix_counts_even_where_it_is_not_stored"),
+    (CallsEverythingExact, "anywhere", "test_any_history_of_calls"),
+    (AnswersInNumpy, "prefix", "test_a_stored_text_is_found_whole"),
+    (KeepsTheCallersArray, "anywhere", "test_the_matcher_keeps_its_own_copy"),
+    (TakesLists, "anywhere", "test_refuses_tokens"),
+    (ChangesBeforeItChecks, "anywhere", "test_refuses_to_discard_what_is_not_stored"),
+    (TakesTrueForOne, "prefix", "test_refuses_run_ids"),
+    (Leaks, "anywhere", "test_memory_is_reclaimed"),
+    (Leaks, "anywhere", "test_memory_is_reclaimed_while_the_oldest_goes"),
+    (StoresInTwoSteps, "anywhere", "test_one_thread_adds_while_another_matches"),
+    (DependsOnTheHashSeed, "anywhere", "test_processes_with_other_hash_seeds_agree"),
+    (ForgetsWhenFull, "anywhere", "test_many_runs_are_all_found"),
+    (CountsOneShort, "anywhere", "test_length_counts_the_stored_tokens"),
+    (CountsOneShort, "anywhere", "test_any_history_of_calls"),
+    (StoresAllTokens, "anywhere", "test_only_the_span_is_stored"),
+    (StoresAllTokens, "anywhere", "test_a_run_may_go_on_differently_than_its_tokens_did"),
+]
+
+
+@pytest.fixture
+def without_shrinking() -> Iterator[None]:
+    """That a history fails is enough here; the shortest one that does is for authors."""
+    before = settings.default
+    settings.register_profile("without shrinking", phases=[Phase.generate])
+    settings.load_profile("without shrinking")
+    yield
+    settings.register_profile("before", before)
+    settings.load_profile("before")
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("faulty, reach, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_suite_catches(faulty: type[ReferenceMatcher], reach: Any, test: str) -> None:
+    class Suite(MatcherSuite):
+        entries = 40
+
+        def create(self) -> Matcher:
+            return faulty(reach, 16)
+
+    # The hash-seed test runs this story in other processes, which find suites in files and not in functions.
+    Suite.__qualname__ = f"SUITE_OF_{faulty.__name__}"
+    assert not _passes(Suite(), test), f"{test} lets {faulty.__name__} pass"
+
+
+class SUITE_OF_DependsOnTheHashSeed(MatcherSuite):
+    def create(self) -> Matcher:
+        return DependsOnTheHashSeed("anywhere", 16)
+
+
+def _passes(suite: MatcherSuite, name: str) -> bool:
+    """Run one test of a suite, for every value of its parameters, as pytest would."""
+    test = getattr(suite, name)
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    names = [part.strip() for part in marks[0].args[0].split(",")] if marks else []
+    values = list(marks[0].args[1]) if marks else [()]
+    for value in values:
+        given = dict(zip(names, value if len(names) > 1 else (value,), strict=True)) if names else {}
+        matcher = suite.create()
+        offered = {
+            "matcher": matcher,
+            "twins": Twins(matcher, suite.separator),
+            "writer": Writer(matcher, suite.separator),
+            **given,
+        }
+        wanted = inspect.signature(test).parameters
+        if "known" in wanted:
+            text = offered["writer"].text()
+            for run in (0, 1):
+                matcher.add(run, text, Span(0, len(text) - 10))
+            offered["known"] = text
+        try:
+            test(**{key: offered[key] for key in wanted})
+        except (AssertionError, InvalidInput, pytest.fail.Exception):
+            return False
+    return True
