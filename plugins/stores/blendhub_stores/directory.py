@@ -1,0 +1,154 @@
+"""The store's directory: who may use it, what its files are called, and how they come and go."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from blendhub.contracts import RunKey
+from blendhub.errors import StoreFailed
+from blendhub.plan import Span
+from blendhub_stores.catalogue import Entry
+
+log = logging.getLogger(__name__)
+_OURS = re.compile(
+    r"(?P<digest>[0-9a-f]{32})(\.run|-(?P<start>0|[1-9][0-9]*)-(?P<end>[1-9][0-9]*)\.kv)"
+    r"(?P<draft>\.[0-9a-f]{16}\.tmp)?"
+)
+_REMEDIES = {
+    errno.ENOSPC: "free space there, or give the store a smaller capacity",
+    errno.EDQUOT: "free space there, or ask for a larger quota",
+    errno.EFBIG: "raise the limit on file sizes (ulimit -f)",
+    errno.EMFILE: "raise the limit on open files (ulimit -n)",
+    errno.EACCES: "make it readable and writable for this user, or give the store another path",
+    errno.EROFS: "mount it writable, or give the store another path",
+}
+
+
+def failed(doing: str, path: str | Path, error: OSError) -> StoreFailed:
+    """The error that a person sees: what failed where, and what to do about it."""
+    remedy = _REMEDIES.get(error.errno or 0, "check that disk, or give the store another path")
+    return StoreFailed(f"cannot {doing} {path}: {error.strerror or error}; {remedy}")
+
+
+class File(NamedTuple):
+    """What the directory alone says about a file of the store."""
+
+    path: str
+    digest: str
+    """Of its run's key."""
+    span: Span | None
+    nbytes: int
+    used_ns: int
+
+
+class Directory:
+    """A directory that belongs to one store object at a time.
+
+    File names come from digests: whatever a peer calls a run, its files lie here. Names that are not the
+    store's own are left alone, so that a wrong ``path`` destroys nobody's files.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._lock = _lock(path)
+        except OSError as error:
+            raise failed("use the directory", path, error) from error
+
+    def close(self) -> None:
+        os.close(self._lock)
+
+    def file_of(self, entry: Entry) -> str:
+        key, span = entry
+        digest = digest_of(key)
+        name = f"{digest}.run" if span is None else f"{digest}-{span.start}-{span.end}.kv"
+        return f"{self.path}/{digest[:2]}/{name}"
+
+    @contextlib.contextmanager
+    def draft_of(self, entry: Entry) -> Iterator[str]:
+        """A name beside the entry's file that nobody else uses; what is there at the end of the block is removed."""
+        file = self.file_of(entry)
+        draft = f"{file}.{secrets.token_hex(8)}.tmp"
+        try:
+            os.makedirs(os.path.dirname(file), mode=0o700, exist_ok=True)
+            yield draft
+        except OSError as error:
+            raise failed("write", file, error) from error
+        finally:
+            self.unlink(draft)
+
+    def files(self) -> Iterator[File]:
+        """Every file that has a name of the store's; removes the drafts that a crash left behind."""
+        for folder in self.path.glob("[0-9a-f][0-9a-f]/"):
+            with os.scandir(folder) as found:
+                for file in found:
+                    ours = _OURS.fullmatch(file.name)
+                    if ours is None or not file.name.startswith(folder.name) or not file.is_file(follow_symlinks=False):
+                        continue
+                    start, end = ours["start"], ours["end"]
+                    if ours["draft"]:
+                        self.unlink(file.path)
+                    elif start is None or int(start) < int(end):
+                        span = Span(int(start), int(end)) if start else None
+                        facts = file.stat(follow_symlinks=False)
+                        yield File(file.path, ours["digest"], span, facts.st_size, facts.st_mtime_ns)
+
+    def unlink(self, path: str) -> None:
+        """Remove a file if it is there. One that cannot be removed is only reported: nobody would gain by an error."""
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            log.warning("%s", failed("remove", path, error))
+
+    def remove(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            self.unlink(self.file_of(entry))
+
+    def fsync_name_of(self, path: str) -> None:
+        """Wait until the file's name is on the disk. A name that is not costs a chunk at a power cut, no more."""
+        for folder in (os.path.dirname(path), self.path):
+            try:
+                fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    os.fsync(fd)
+                finally:
+                    os.close(fd)
+            except OSError as error:
+                log.warning("%s", failed("sync the directory", folder, error))
+
+
+def digest_of(key: RunKey) -> str:
+    # The length keeps ("ab", "c") and ("a", "bc") apart.
+    namespace = key.namespace.encode()
+    text = len(namespace).to_bytes(8, "little") + namespace + key.run.encode()
+    return hashlib.blake2b(text, digest_size=16).hexdigest()
+
+
+def _lock(path: Path) -> int:
+    """Hold the directory until the descriptor is closed or the process ends, however it ends."""
+    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError:
+        owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+        os.close(fd)
+        raise StoreFailed(
+            f"{path} is in use by the process with pid {owner}; stop that one, or give this store another path"
+        ) from None
+    except OSError:
+        os.close(fd)
+        raise
+    return fd

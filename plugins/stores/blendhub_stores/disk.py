@@ -1,0 +1,207 @@
+"""The disk store: one file a chunk and one a run, each whole or absent, within a capacity."""
+
+import contextlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts.transport import Buffer
+from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.plan import Span
+from blendhub_stores.catalogue import Catalogue, Entry, Held
+from blendhub_stores.directory import Directory, failed
+from blendhub_stores.options import DiskOptions
+from blendhub_stores.sealed import Damaged, SealedFile, file_size, flat, unsealed, write
+from blendhub_stores.stock import take_stock
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class DiskStore(Store):
+    """Bytes move without the lock; a save takes effect, or is refused, when its finished file gets its name.
+
+    The order of use is kept in the files' modification times, so it survives a restart.
+    """
+
+    def __init__(self, options: DiskOptions) -> None:
+        self._fsync = options.fsync
+        self._catalogue = Catalogue(int(options.capacity_gib * 2**30))
+        self._writes_under_way = 0
+        self._closed = False
+        self._changed = threading.Condition()
+        """Guards the three above and the names of files; ``close`` alone waits on it."""
+        self._directory = Directory(Path(options.path or _default_path()).expanduser().absolute())
+        try:
+            self._corrupted = take_stock(self._directory, self._catalogue)
+            self._warn_if_the_disk_is_smaller()
+        except BaseException as error:
+            self._directory.close()
+            if isinstance(error, OSError):
+                raise failed("read the directory", self._directory.path, error) from error
+            raise
+
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        tokens = flat(run.tokens)
+        if len(tokens) % 4:
+            raise InvalidInput(f"tokens are uint32, 4 bytes each, but the run has {len(tokens)} bytes of them")
+        return self._keep((run.key, None), [tokens, flat(run.description)])
+
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+        if not len(span) or not shards:
+            raise InvalidInput(f"a chunk needs tokens and one buffer a rank, got {span} and {len(shards)} buffers")
+        return self._keep((run, span), [flat(shard) for shard in shards])
+
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        views = [flat(view) for view in into]
+        if any(view.readonly for view in views):
+            raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
+        if self._read((run, span), lambda file: file.fill(views)) is None:
+            return False
+        with self._changed:
+            if self._catalogue.held((run, span)):
+                self._catalogue.touch((run, span))
+        return True
+
+    def discard(self, run: RunKey, span: Span) -> None:
+        with self._changed:
+            self._check_open()
+            self._directory.remove(self._catalogue.discard((run, span)))
+
+    def runs(self) -> Iterator[StoredRun]:
+        with self._changed:
+            self._check_open()
+            keys = list(self._catalogue)
+        return (run for key in keys if (run := self._read_run(key)))
+
+    @property
+    def nbytes(self) -> int:
+        return self._catalogue.nbytes
+
+    @property
+    def capacity(self) -> int:
+        return self._catalogue.capacity
+
+    @property
+    def corrupted(self) -> int:
+        return self._corrupted
+
+    def close(self) -> None:
+        with self._changed:
+            if self._closed:
+                return
+            self._closed = True
+            self._changed.wait_for(lambda: not self._writes_under_way)
+            self._directory.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreFailed(f"the store at {self._directory.path} is closed; open it again")
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Keeps the directory from being let go of until the block ends."""
+        with self._changed:
+            self._check_open()
+            self._writes_under_way += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._writes_under_way -= 1
+                self._changed.notify_all()
+
+    def _keep(self, entry: Entry, sections: list[memoryview]) -> list[tuple[RunKey, Span]]:
+        seal = unsealed(*entry, sections)
+        nbytes, n_tokens = file_size(seal), seal.sizes[0] // 4
+        with self._writing():
+            with self._changed:
+                self._victims(entry, nbytes, n_tokens)  # refuse what cannot be kept before it is written
+            with self._directory.draft_of(entry) as draft:
+                write(draft, seal, sections, fsync=self._fsync)
+                with self._changed:
+                    victims = self._victims(entry, nbytes, n_tokens)
+                    os.rename(draft, self._directory.file_of(entry))
+                    dropped = self._publish(entry, nbytes, n_tokens, victims)
+            if self._fsync:
+                self._directory.fsync_name_of(self._directory.file_of(entry))
+        return dropped
+
+    def _victims(self, entry: Entry, nbytes: int, n_tokens: int) -> list[Entry]:
+        """What must go for the entry to fit; raises if it may not be kept, whatever goes."""
+        key, span = entry
+        if span is None:
+            stored = self._catalogue.chunks(key)
+            if stored and stored[-1].end > n_tokens:
+                raise InvalidInput(f"{key} has {stored[-1]} stored, but its new tokens end at {n_tokens}; pass all")
+        else:
+            known = self._catalogue.n_tokens(key)
+            if known is None:
+                raise InvalidInput(f"{key} is not stored, so {span} of it cannot be; call save_run first")
+            if span.end > known:
+                raise InvalidInput(f"{span} lies beyond the {known} tokens of {key}; call save_run with more first")
+        return self._catalogue.victims(entry, nbytes)
+
+    def _publish(self, entry: Entry, nbytes: int, n_tokens: int, victims: list[Entry]) -> list[tuple[RunKey, Span]]:
+        key, span = entry
+        if span is None:
+            self._catalogue.put_run(key, nbytes, n_tokens)
+        else:
+            self._catalogue.put_chunk(key, span, nbytes)
+        gone = [lost for victim in victims for lost in self._catalogue.discard(victim, keep=key)]
+        self._directory.remove(gone)
+        return [(run, chunk) for run, chunk in gone if chunk is not None]
+
+    def _read(self, entry: Entry, use: Callable[[SealedFile], T]) -> T | None:
+        """What ``use`` makes of the entry's file; None if it is not there, or damaged and therefore dropped."""
+        with self._changed:
+            self._check_open()
+            held = self._catalogue.held(entry)
+        if held is None:
+            return None
+        path = self._directory.file_of(entry)
+        try:
+            with SealedFile(path) as file:
+                if (file.seal.key, file.seal.span) != entry:
+                    raise Damaged("it holds another entry's bytes")
+                return use(file)
+        except (Damaged, FileNotFoundError) as error:
+            self._drop_damaged(entry, held, error)
+            return None
+        except OSError as error:
+            raise failed("read", path, error) from error
+
+    def _drop_damaged(self, entry: Entry, held: Held, error: Exception) -> None:
+        with self._changed:
+            if self._catalogue.held(entry) is not held:
+                return  # another thread discarded or replaced it while it was read
+            self._corrupted += 1
+            self._directory.remove(self._catalogue.discard(entry))
+        log.warning("dropped %s: %s", self._directory.file_of(entry), error)
+
+    def _read_run(self, key: RunKey) -> StoredRun | None:
+        with self._changed:
+            # Before the tokens: chunks are saved after tokens that cover them, so those read now cover these.
+            chunks = self._catalogue.chunks(key)
+        sections = self._read((key, None), SealedFile.sections) if chunks else None
+        if not sections:
+            return None
+        tokens, description = sections
+        return StoredRun(key, tokens, description, tuple(chunks))
+
+    def _warn_if_the_disk_is_smaller(self) -> None:
+        room = shutil.disk_usage(self._directory.path).free + self.nbytes
+        if self.capacity > room:
+            log.warning(
+                "capacity_gib lets %s hold %.1f GiB, but its disk has room for %.1f; set it below that",
+                self._directory.path, self.capacity / 2**30, room / 2**30,
+            )  # fmt: skip
+
+
+def _default_path() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "blendhub" / "disk"

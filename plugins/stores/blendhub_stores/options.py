@@ -1,0 +1,25 @@
+"""What can be set on each store. Kept apart so that listing them imports nothing else."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    path: Annotated[
+        str,
+        Meta(
+            description="the store's own directory, made if missing; empty: blendhub/disk in the user's cache directory"
+        ),
+    ] = ""
+    capacity_gib: Annotated[
+        float, Meta(gt=0, le=2**33, description="the most it holds; leave some disk beyond it for chunks being written")
+    ] = 32.0
+    fsync: Annotated[
+        bool,
+        Meta(
+            description="wait until each write is on the disk: slower, and a power cut then costs nothing; "
+            "without it the newest chunks may be lost, but what is damaged is still never served"
+        ),
+    ] = False

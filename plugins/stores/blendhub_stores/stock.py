@@ -1,0 +1,61 @@
+"""What a directory holds when it is opened: catalogued if it may be whole, removed if it cannot be."""
+
+import logging
+
+from blendhub.contracts import RunKey
+from blendhub_stores.catalogue import Catalogue
+from blendhub_stores.directory import Directory, File, digest_of
+from blendhub_stores.sealed import Damaged, SealedFile
+
+log = logging.getLogger(__name__)
+
+
+def take_stock(directory: Directory, catalogue: Catalogue) -> int:
+    """Fill an empty catalogue, longest unused first; returns how many damaged files were removed.
+
+    Of a chunk only its name and size are looked at: opening each would take a minute where there are many.
+    ``load`` finds what else may be wrong with it.
+    """
+    files = sorted(directory.files(), key=lambda file: file.used_ns)
+    damaged: list[tuple[File, str]] = []
+    keys: dict[str, RunKey] = {}
+    for file in files:
+        if file.span is None:
+            try:
+                keys[file.digest] = _catalogue_run(file, catalogue)
+            except Damaged as error:
+                damaged.append((file, str(error)))
+    for file in files:
+        if file.span is not None:
+            try:
+                _catalogue_chunk(file, keys.get(file.digest), catalogue)
+            except Damaged as error:
+                damaged.append((file, str(error)))
+    for file, _ in damaged:
+        directory.unlink(file.path)
+    for key in list(catalogue):
+        if not catalogue.chunks(key):
+            directory.remove(catalogue.discard((key, None)))
+    while catalogue.nbytes > catalogue.capacity:
+        directory.remove(catalogue.discard(catalogue.longest_unused()))
+    if damaged:
+        file, reason = damaged[0]
+        log.warning("dropped %d damaged files, the first of them %s: %s", len(damaged), file.path, reason)
+    return len(damaged)
+
+
+def _catalogue_run(file: File, catalogue: Catalogue) -> RunKey:
+    with SealedFile(file.path) as sealed:
+        key = sealed.seal.key
+        if sealed.seal.span is not None or digest_of(key) != file.digest:
+            raise Damaged("it holds another entry's bytes")
+        catalogue.put_run(key, sealed.nbytes, sealed.seal.sizes[0] // 4)
+        return key
+
+
+def _catalogue_chunk(file: File, key: RunKey | None, catalogue: Catalogue) -> None:
+    if key is None or file.span is None or file.span.end > (catalogue.n_tokens(key) or 0):
+        raise Damaged("the tokens of its run are missing")
+    if not file.nbytes:
+        raise Damaged("it is empty")
+    catalogue.put_chunk(key, file.span, file.nbytes)

@@ -1,0 +1,228 @@
+"""What is particular to the disk store: its lock, its leftovers, its options, and a disk that is really full."""
+
+import logging
+import multiprocessing
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from blendhub import PluginHost
+from blendhub.contracts import Store
+from blendhub.errors import OptionError, StoreFailed
+from blendhub.testing.stores.base import chunk, content, key, listed, loaded, run
+
+HOST = PluginHost.discover()
+
+
+def disk(path: Path, **options: object) -> Store:
+    return HOST.create("store", "disk", {"path": str(path), "capacity_gib": 0.001, **options})
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[Store]:
+    store = disk(path)
+    store.save_run(run("a"))
+    store.save(key("a"), chunk(0), [content(0)])
+    yield store
+    store.close()
+
+
+def files(path: Path) -> set[str]:
+    return {file.name for file in path.rglob("*") if file.is_file()}
+
+
+def test_a_place_in_use_is_refused_naming_the_process(store: Store, path: Path) -> None:
+    def open_too(answers: "multiprocessing.Queue[str]") -> None:
+        try:
+            disk(path)
+        except StoreFailed as error:
+            answers.put(str(error))
+
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    other = context.Process(target=open_too, args=(answers,))
+    other.start()
+    assert f"pid {os.getpid()};" in answers.get(timeout=30)
+    other.join()
+
+
+def test_a_refused_opener_does_not_take_the_lock_away(store: Store, path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(StoreFailed, match="in use"):
+            disk(path)
+    assert loaded(store, key("a"), chunk(0)) == [content(0)]
+
+
+def test_leftovers_of_a_crash_are_removed_at_open(store: Store, path: Path) -> None:
+    store.close()
+    whole = files(path)
+    for file in list(path.glob("*/*")):
+        file.with_name(f"{file.name}.0123456789abcdef.tmp").write_bytes(b"half of it")
+    again = disk(path)
+    assert files(path) == whole
+    assert again.corrupted == 0
+    again.close()
+
+
+def test_a_run_that_got_no_chunk_before_a_crash_is_removed(store: Store, path: Path) -> None:
+    whole, held = files(path), store.nbytes
+    store.save_run(run("b"))
+    assert files(path) > whole
+    store.close()
+    again = disk(path)
+    assert (files(path), again.nbytes, again.corrupted) == (whole, held, 0)
+    again.close()
+
+
+def test_a_chunk_whose_run_is_lost_is_removed_and_counted(
+    store: Store, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.close()
+    next(path.glob("*/*.run")).unlink()
+    with caplog.at_level(logging.WARNING):
+        again = disk(path)
+    assert (listed(again), again.nbytes, again.corrupted) == ({}, 0, 1)
+    assert "tokens of its run are missing" in caplog.text
+    assert files(path) == {"lock"}
+    again.close()
+
+
+@pytest.mark.parametrize("name", ["-16-0.kv", "-016-32.kv", "-0-x.kv", ".kv", ".run.bak", "-0-16.kv.tmp"])
+def test_names_that_are_almost_its_own_are_left_alone(store: Store, path: Path, name: str) -> None:
+    store.close()
+    digest = next(path.glob("*/*.run")).stem
+    stranger = path / digest[:2] / f"{digest}{name}"
+    stranger.write_bytes(b"a stranger's")
+    again = disk(path)
+    assert stranger.read_bytes() == b"a stranger's"
+    assert (again.corrupted, listed(again)[key("a")].chunks) == (0, (chunk(0),))
+    again.close()
+
+
+def test_files_in_the_wrong_folder_are_left_alone(store: Store, path: Path) -> None:
+    store.close()
+    file = next(path.glob("*/*.kv"))
+    elsewhere = path / ("00" if file.parent.name != "00" else "01")
+    elsewhere.mkdir(exist_ok=True)
+    stray = Path(shutil.move(file, elsewhere))
+    again = disk(path)
+    assert (again.corrupted, listed(again)) == (0, {})
+    assert stray.exists()
+    again.close()
+
+
+def test_bytes_held_are_the_bytes_of_its_files(store: Store, path: Path) -> None:
+    for index in range(1, 300):
+        store.save_run(run(index))
+        store.save(key(index), chunk(0), [content(index)])
+        used = sum(file.stat().st_size for file in path.glob("*/*"))
+        assert used == store.nbytes <= store.capacity
+
+
+def test_links_are_not_followed(store: Store, path: Path, tmp_path: Path) -> None:
+    file = next(path.glob("*/*.kv"))
+    elsewhere = tmp_path / "elsewhere"
+    shutil.move(file, elsewhere)
+    file.symlink_to(elsewhere)
+    with pytest.raises(StoreFailed, match=str(file)):
+        loaded(store, key("a"), chunk(0))
+    store.close()
+    again = disk(path)
+    assert loaded(again, key("a"), chunk(0)) is None
+    assert elsewhere.exists()
+    again.close()
+
+
+def test_only_its_user_can_read_it(store: Store, path: Path) -> None:
+    for file in [path, *path.rglob("*")]:
+        assert not stat.S_IMODE(file.stat().st_mode) & 0o077, file
+
+
+def test_the_default_place_is_the_users_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    HOST.create("store", "disk").close()
+    assert (tmp_path / "cache" / "blendhub" / "disk" / "lock").exists()
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    HOST.create("store", "disk").close()
+    assert (tmp_path / "home" / ".cache" / "blendhub" / "disk" / "lock").exists()
+
+
+def test_a_place_that_is_no_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    for place in ("file", "file/below"):
+        with pytest.raises(StoreFailed, match=f"{tmp_path}/{place}.*another path"):
+            disk(tmp_path / place)
+
+
+@pytest.mark.parametrize(
+    ("option", "value"), [("capacity_gib", 0), ("capacity_gib", -1), ("fsync", "yes"), ("pth", "")]
+)
+def test_bad_options_are_named(path: Path, option: str, value: object) -> None:
+    with pytest.raises(OptionError, match=option):
+        disk(path, **{option: value})
+    assert not path.exists()
+
+
+def test_a_capacity_beyond_the_disk_is_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        disk(path, capacity_gib=2.0**30).close()
+    assert "capacity_gib" in caplog.text
+
+
+FILL_THE_DISK = """
+import sys
+from pathlib import Path
+from blendhub import PluginHost
+from blendhub.errors import StoreFailed
+from blendhub.testing.stores.base import chunk, content, key, listed, loaded, run
+
+path = Path(sys.argv[1]) / "store"
+create = lambda: PluginHost.discover().create("store", "disk", {"path": str(path), "capacity_gib": 1})
+store = create()
+store.save_run(run("a", n_chunks=100))
+saved = 0
+try:
+    while True:
+        store.save(key("a"), chunk(saved), [content(saved, 2**18)])
+        saved += 1
+except StoreFailed as error:
+    assert str(path) in str(error) and "No space left" in str(error) and "free space" in str(error), error
+assert 2 < saved < 8, saved
+for _ in range(2):
+    assert listed(store)[key("a")].chunks == tuple(chunk(index) for index in range(saved))
+    for index in range(saved):
+        assert loaded(store, key("a"), chunk(index), (2**18,)) == [content(index, 2**18)]
+    assert store.corrupted == 0
+    assert not list(path.rglob("*.tmp"))
+    store.close()
+    store = create()
+store.discard(key("a"), chunk(0))
+store.save(key("a"), chunk(saved), [content(saved, 2**18)])
+print("held", saved)
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
+    """On a file system of 2 MiB that only the child process sees."""
+    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m none "$1"', "sh", tmp_path]
+    if not shutil.which("unshare") or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("this system does not let its users mount a small file system of their own (unshare, mount)")
+    script = 'mount -t tmpfs -o size=2m none "$1" && exec "$2" -c "$3" "$1"'
+    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", tmp_path, sys.executable]
+    done = subprocess.run([*command, textwrap.dedent(FILL_THE_DISK)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("held")
