@@ -1,0 +1,26 @@
+"""The command ``blendhub``: one module a command, each with ``add_parser`` and ``run``."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+import blendhub
+from blendhub.cli import conformance, plugins
+from blendhub.errors import BlendHubError
+
+COMMANDS = (plugins, conformance)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0 well, 1 the command found a fault, 2 it could not be done."""
+    parser = argparse.ArgumentParser(prog="blendhub", description=blendhub.__doc__)
+    parser.add_argument("--version", action="version", version=f"blendhub {blendhub.__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        command.add_parser(commands)
+    chosen = parser.parse_args(arguments)
+    try:
+        return int(chosen.run(chosen))
+    except BlendHubError as error:
+        print(f"blendhub: {error}", file=sys.stderr)
+        return 2

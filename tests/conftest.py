@@ -1,0 +1,45 @@
+"""Distributions made for one test: real metadata and real modules, as an installer leaves them."""
+
+import sys
+import textwrap
+from collections.abc import Iterator
+from importlib.metadata import distributions
+from pathlib import Path
+
+import pytest
+
+from blendhub import PluginHost
+
+
+class Site:
+    """A directory of installed distributions, on the path while a test runs."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def install(self, name: str, source: str, *, version: str = "1.0", module: str = "") -> None:
+        """A distribution of one module; its entry point is named like it."""
+        module = module or name.replace("-", "_")
+        (self.path / f"{module}.py").write_text(textwrap.dedent(source))
+        info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        (info / "entry_points.txt").write_text(f"[blendhub]\n{module} = {module}\n")
+
+    def host(self) -> PluginHost:
+        """A host of these distributions only, whatever else is installed."""
+        return PluginHost(
+            entry
+            for distribution in distributions(path=[str(self.path)])
+            for entry in distribution.entry_points.select(group="blendhub")
+        )
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    made = Site(tmp_path / "site")
+    made.path.mkdir()
+    monkeypatch.syspath_prepend(made.path)
+    yield made
+    for module in made.path.glob("*.py"):
+        sys.modules.pop(module.stem, None)

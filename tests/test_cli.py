@@ -1,0 +1,119 @@
+"""The command line: what it prints, and the exit codes that scripts rely on."""
+
+import json
+import sys
+
+import pytest
+
+import blendhub
+from blendhub.cli import main
+from blendhub.testing.matchers import MatcherSuite
+
+KEYS = {"kind", "name", "distribution", "version", "api", "available", "reason", "capabilities", "options"}
+
+MATCHER = """
+    from blendhub import PluginSpec, Unavailable, hookimpl
+    from blendhub.testing import ReferenceMatcher
+
+    class Forgetful(ReferenceMatcher):
+        def match(self, tokens):
+            return super().match(tokens)[:0]
+
+    def spec(name, **more):
+        return PluginSpec(kind="matcher", name=name, api=1, summary="", **more)
+
+    @hookimpl
+    def blendhub_plugins():
+        return [
+            spec("sound", factory=lambda options: ReferenceMatcher("anywhere", 16)),
+            spec("forgetful", factory=lambda options: Forgetful("anywhere", 16)),
+            spec("absent", factory=Forgetful, probe=lambda: Unavailable("no [such] card", "pip install a-card")),
+        ]
+"""
+
+
+@pytest.fixture
+def plugins(site, monkeypatch):
+    """Two distributions beside what is installed: one that works, one that does not."""
+    site.install("extra-matchers", MATCHER)
+    site.install("broken", "import nowhere_to_be_found")
+    monkeypatch.setenv("PYTHONPATH", str(site.path))
+
+
+def test_plugins_as_json_has_exactly_the_documented_keys(plugins, capsys):
+    assert main(["plugins", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert all(set(plugin) == KEYS for plugin in listed)
+    by_name = {plugin["name"]: plugin for plugin in listed}
+    assert by_name["sound"]["available"] and by_name["sound"]["distribution"] == "extra-matchers"
+    assert not by_name["absent"]["available"] and "pip install a-card" in by_name["absent"]["reason"]
+    assert by_name["broken"]["kind"] is None and "ModuleNotFoundError" in by_name["broken"]["reason"]
+
+
+def test_plugins_is_plain_text_when_not_a_terminal(plugins, capsys):
+    assert main(["plugins"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("matcher\tsound\textra-matchers 1.0\t1\t") and line.endswith("yes") for line in lines)
+    assert any("no: no [such] card; to change it: pip install a-card" in line for line in lines)
+
+
+def test_plugins_is_a_table_in_a_terminal(plugins, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["plugins"]) == 0
+    shown = capsys.readouterr().out
+    assert "can do" in shown and "no: no [such] card" in shown
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["conformance", "matcher", "soundd"], "no matcher 'soundd' (did you mean 'sound'?)"),
+        (["conformance", "matchr", "sound"], "no conformance suite for kind 'matchr'"),
+        (["conformance", "matcher", "absent"], "cannot be used: no [such] card"),
+        (["conformance", "matcher", "sound", "--options", "{"], "--options '{' is not a JSON object"),
+        (["conformance", "matcher", "sound", "--options", "[]"], "--options '[]' is not a JSON object"),
+        (["conformance", "matcher", "sound", "--options", '{"x": 1}'], "matcher 'sound' has no option 'x'"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(plugins, capsys, arguments, complaint):
+    assert main(arguments) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("missing", ["pytest", "hypothesis"])
+def test_conformance_without_its_extra_says_what_to_install(plugins, capsys, monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    assert main(["conformance", "matcher", "sound"]) == 2
+    assert "pip install 'blendhub[testing]'" in capsys.readouterr().err
+
+
+def test_version_and_help(capsys):
+    for flag, shown in (("--version", f"blendhub {blendhub.__version__}"), ("--help", "conformance")):
+        with pytest.raises(SystemExit) as left:
+            main([flag])
+        assert left.value.code == 0 and shown in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_conformance_of_a_sound_plugin(plugins, capfd):
+    assert main(["conformance", "matcher", "sound", "-k", "seeds_agree or same_text_twice"]) == 0
+    assert "conformance: 2 passed, 0 failed, 0 do not apply" in capfd.readouterr().out
+
+
+@pytest.mark.slow
+def test_conformance_lists_what_failed(plugins, capfd):
+    assert main(["conformance", "matcher", "forgetful", "-k", "same_text_twice or empty_prompt"]) == 1
+    shown = capfd.readouterr().out
+    assert "tests of the contract that failed" in shown
+    assert "\ntest_the_same_text_twice_in_one_prompt\n" in shown
+    assert "conformance: 1 passed, 1 failed, 0 do not apply" in shown
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("expression", ["no_such_test", "test_a_prefix_stored_as_exact_is_exact"])
+def test_conformance_fails_when_nothing_ran(plugins, capfd, expression):
+    assert hasattr(MatcherSuite, "test_a_prefix_stored_as_exact_is_exact")
+    assert main(["conformance", "matcher", "sound", "-k", expression]) != 0
+    assert "nothing ran, so nothing is proven" in capfd.readouterr().out

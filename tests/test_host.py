@@ -1,0 +1,242 @@
+"""The host: what it finds, and what becomes of plugins that are broken in every way we could think of."""
+
+import re
+
+import pytest
+
+from blendhub import API_VERSION, Plugin, PluginHost
+from blendhub.errors import OptionError, PluginError
+from blendhub.testing import ReferenceMatcher
+
+GOOD = """
+    from typing import Annotated
+    import msgspec
+    from blendhub import PluginSpec, Unavailable, hookimpl
+    from blendhub.testing import ReferenceMatcher
+
+    class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+        least: Annotated[int, msgspec.Meta(ge=1, description="shortest match")] = 4
+
+    def make(options):
+        return ReferenceMatcher("anywhere", options.least)
+
+    def spec(**changes):
+        given = dict(kind="matcher", name="mine", api=1, summary="a matcher", factory=make, options=Options)
+        return PluginSpec(**{**given, **changes})
+"""
+
+
+def offering(specs: str) -> str:
+    """The source of a module that offers these specs."""
+    return (
+        GOOD
+        + f"""
+    @hookimpl
+    def blendhub_plugins():
+        return {specs}
+"""
+    )
+
+
+def only(host: PluginHost) -> Plugin:
+    (found,) = host.plugins()
+    return found
+
+
+def test_a_sound_plugin_is_described_and_created(site):
+    site.install("mine-plugin", offering("[spec(capabilities=('anywhere',))]"), version="2.3")
+    host = site.host()
+    found = only(host)
+    assert (found.kind, found.name, found.distribution, found.version) == ("matcher", "mine", "mine-plugin", "2.3")
+    assert found.api == API_VERSION and found.available and found.reason is None
+    assert found.capabilities == ("anywhere",)
+    assert [option["name"] for option in found.options] == ["least"]
+    matcher = host.create("matcher", "mine", {"least": 9})
+    assert isinstance(matcher, ReferenceMatcher) and matcher.guaranteed_tokens == 9
+    assert host.create("matcher", "mine").guaranteed_tokens == 4
+
+
+def test_options_are_checked_before_the_factory_runs(site):
+    site.install("mine-plugin", offering("[spec()]"))
+    with pytest.raises(OptionError, match=r"matcher 'mine': option least = 0 .*>= 1"):
+        site.host().create("matcher", "mine", {"least": 0})
+
+
+BROKEN_MODULES = {
+    "fails to import": ("import nowhere_to_be_found", "import of broken failed: ModuleNotFoundError"),
+    "leaves at import": ("raise SystemExit(3)", "import of broken failed: SystemExit: 3"),
+    "is no Python": ("def (", "import of broken failed: SyntaxError"),
+    "has no hook": ("x = 1", "offers nothing"),
+    "has a misspelt hook": (
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugin(): return []",
+        r"hooks that do not exist: 'blendhub_plugin' \(did you mean 'blendhub_plugins'\?\)",
+    ),
+    "has a hook with parameters": (
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(more): return []",
+        "blendhub_plugins",
+    ),
+    "raises in its hook": (
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(): return 1 / 0",
+        "its hook blendhub_plugins failed: ZeroDivisionError",
+    ),
+    "leaves in its hook": (
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(): raise SystemExit",
+        "its hook blendhub_plugins failed: SystemExit",
+    ),
+    "offers nothing": (offering("[]"), "offers nothing"),
+    "offers None": (offering("None"), "offers nothing"),
+    "offers a number": (offering("7"), "its hook blendhub_plugins failed: TypeError"),
+    "offers a string": (offering("['mine']"), "returned 'mine', which is not a blendhub.PluginSpec"),
+}
+
+
+@pytest.mark.parametrize("source, reason", BROKEN_MODULES.values(), ids=BROKEN_MODULES)
+def test_a_broken_module_is_listed_and_harms_no_other(site, source, reason):
+    site.install("broken", source)
+    site.install("mine-plugin", offering("[spec()]"))
+    host = site.host()
+    found = {plugin.distribution: plugin for plugin in host.plugins()}
+    broken = found["broken"]
+    assert broken.kind is None and broken.name == "broken" and not broken.available
+    assert re.search(reason, broken.reason)
+    assert found["mine-plugin"].available
+    assert isinstance(host.create("matcher", "mine"), ReferenceMatcher)
+
+
+BROKEN_SPECS = {
+    "an older API": ("spec(api=0)", "made for plugin API 0, this BlendHub has 1"),
+    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 1"),
+    "an API that is no number": ("spec(api='1')", "api = '1', which should be an integer"),
+    "a name that is empty": ("spec(name='')", "name = '', which should be a string"),
+    "a summary that is no text": ("spec(summary=None)", "summary = None"),
+    "a factory that cannot be called": ("spec(factory='make')", "factory = 'make'"),
+    "options that are a dictionary": ("spec(options={})", "options = {}"),
+    "options that are an instance": ("spec(options=Options())", "which should be a subclass of msgspec.Struct"),
+    "options without a default": (
+        "spec(options=msgspec.defstruct('Bare', [('size', int), ('speed', int, 1)]))",
+        "Bare need a default for every field, but have none for size",
+    ),
+    "options of a strange type": (
+        "spec(options=msgspec.defstruct('Odd', [('thing', complex, 1j)]))",
+        "its options Odd cannot be described",
+    ),
+    "capabilities that are a string": ("spec(capabilities='anywhere')", "which should be a tuple of strings"),
+    "capabilities that are a list": ("spec(capabilities=['anywhere'])", "which should be a tuple of strings"),
+    "a probe that cannot be called": ("spec(probe=True)", "probe = True"),
+}
+
+
+@pytest.mark.parametrize("specs, reason", BROKEN_SPECS.values(), ids=BROKEN_SPECS)
+def test_a_broken_spec_is_listed_with_its_fault(site, specs, reason):
+    site.install("broken", offering(f"[{specs}, spec(name='sound')]"))
+    host = site.host()
+    found = {plugin.name: plugin for plugin in host.plugins()}
+    assert found.pop("sound").available
+    (broken,) = found.values()
+    assert broken.kind == "matcher" and not broken.available and broken.options == []
+    assert reason in broken.reason
+    with pytest.raises(PluginError, match=r"matcher .* of broken cannot be used: "):
+        host.create("matcher", broken.name)
+
+
+def test_an_unknown_kind_is_listed_with_a_hint(site):
+    site.install("broken", offering("[spec(kind='matchr'), spec(kind=['matcher'])]"))
+    reasons = {plugin.kind: plugin.reason for plugin in site.host().plugins()}
+    assert "'matchr' is not a plugin kind (did you mean 'matcher'?)" in reasons["matchr"]
+    assert "['matcher'] is not a plugin kind" in reasons[None]
+
+
+PROBES = {
+    "says no": (
+        "lambda: Unavailable('no such card', 'pip install a-card')",
+        "no such card; to change it: pip install a-card",
+    ),
+    "raises": ("lambda: 1 / 0", "its probe failed: ZeroDivisionError"),
+    "leaves": ("lambda: exit(1)", "its probe failed: SystemExit"),
+    "answers something else": ("lambda: False", "its probe returned False"),
+}
+
+
+@pytest.mark.parametrize("probe, reason", PROBES.values(), ids=PROBES)
+def test_a_probe_that(site, probe, reason):
+    site.install("mine-plugin", offering(f"[spec(probe={probe})]"))
+    host = site.host()
+    found = only(host)
+    assert not found.available and reason in found.reason
+    assert [option["name"] for option in found.options] == ["least"]
+    with pytest.raises(PluginError) as caught:
+        host.create("matcher", "mine")
+    assert reason in str(caught.value)
+
+
+FACTORIES = {
+    "makes something else": (
+        "lambda options: object()",
+        "its factory made a object, which is not a blendhub.contracts.Matcher",
+    ),
+    "makes nothing": ("lambda options: None", "its factory made a NoneType"),
+    "raises": ("lambda options: 1 / 0", "its factory failed: ZeroDivisionError"),
+    "leaves": ("lambda options: exit(1)", "its factory failed: SystemExit"),
+}
+
+
+@pytest.mark.parametrize("factory, reason", FACTORIES.values(), ids=FACTORIES)
+def test_a_factory_that(site, factory, reason):
+    site.install("mine-plugin", offering(f"[spec(factory={factory})]"))
+    with pytest.raises(PluginError, match=f"matcher 'mine': {reason}"):
+        site.host().create("matcher", "mine")
+
+
+def test_a_name_offered_twice_is_refused_for_both(site):
+    site.install("first-plugin", offering("[spec(), spec(name='other')]"))
+    site.install("second-plugin", offering("[spec()]"), version="0.4")
+    host = site.host()
+    twice = [plugin for plugin in host.plugins() if plugin.name == "mine"]
+    assert [plugin.available for plugin in twice] == [False, False]
+    for plugin in twice:
+        assert "first-plugin 1.0 and by second-plugin 0.4" in plugin.reason
+    with pytest.raises(PluginError, match="offered 2 times"):
+        host.create("matcher", "mine")
+    assert isinstance(host.create("matcher", "other"), ReferenceMatcher)
+
+
+def test_an_unknown_name_is_answered_with_the_valid_ones(site):
+    site.install("mine-plugin", offering("[spec()]"))
+    site.install("broken", "import nowhere_to_be_found")
+    with pytest.raises(PluginError) as caught:
+        site.host().create("matcher", "min")
+    message = str(caught.value)
+    assert "did you mean 'mine'?" in message and "installed: mine" in message
+    assert "broken (broken) is broken: import of broken failed" in message
+
+
+def test_a_known_plugin_that_is_not_installed_is_answered_with_its_home(site):
+    with pytest.raises(PluginError, match="it comes with: pip install blendhub-matchers"):
+        site.host().create("matcher", "rolling_hash")
+
+
+def test_an_unknown_kind_is_answered_with_the_kinds(site):
+    with pytest.raises(PluginError, match=r"no plugin kind 'matchers' \(did you mean 'matcher'\?\); kinds: matcher"):
+        site.host().create("matchers", "mine")
+
+
+def test_load_narrows_to_entry_points_or_distributions(site):
+    site.install("first-plugin", offering("[spec()]"))
+    site.install("second-plugin", offering("[spec(name='other')]"))
+    assert site.host().load(only=["first-plugin"]).names("matcher") == ["mine"]
+    assert site.host().load(only=["second_plugin"]).names("matcher") == ["other"]
+    with pytest.raises(PluginError, match=r"'first-plugn' .*did you mean 'first-plugin'"):
+        site.host().load(only=["first-plugn"])
+
+
+def test_metadata_without_a_name_does_not_take_the_host_down(site):
+    site.install("mine-plugin", offering("[spec()]"))
+    site.install("nameless", "x = 1")
+    (site.path / "nameless-1.0.dist-info" / "METADATA").unlink()
+    host = site.host()
+    assert isinstance(host.create("matcher", "mine"), ReferenceMatcher)
+    assert len(host.plugins()) == 2
+
+
+def test_the_plugins_of_this_installation_are_found_by_discovery():
+    assert {"prefix", "separator", "rolling_hash"} <= set(PluginHost.discover().names("matcher"))

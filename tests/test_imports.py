@@ -1,0 +1,23 @@
+"""The core is light: what only some plugins need is imported only for them."""
+
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "vllm")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import blendhub",
+        "import blendhub.contracts",
+        "import blendhub.cli",
+        "from blendhub import PluginHost; PluginHost.discover().plugins()",
+    ],
+)
+def test_does_not_import_anything_heavy(code):
+    report = f"{code}; import sys; print([name for name in {HEAVY} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
