@@ -1,0 +1,178 @@
+"""A matcher in one file: reuse at any offset, found by looking up windows of the prompt in a dictionary.
+
+Each run is cut in windows; the dictionary knows where each window's tokens are stored. A match looks up
+every position of the prompt, and follows what it finds in both directions, token by token.
+"""
+
+import threading
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from blendhub import Match, PluginSpec, Span, hookimpl
+from blendhub.contracts import Matcher
+from blendhub.errors import InvalidInput
+from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+
+BYTES_PER_WINDOW = 400
+"""What a window costs beside its tokens: two dictionary entries, a bytes object, a tuple, an inner dictionary."""
+
+
+class NgramOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    window_tokens: Annotated[
+        int, msgspec.Meta(ge=1, le=4096, description="tokens looked up at once; smaller finds more and holds more")
+    ] = 32
+
+
+class StoredTokens:
+    """A run: its sequence from position 0, and for each position whether it is stored, and as exact."""
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.tokens: Tokens = np.empty(0, np.uint32)
+        self.stored: npt.NDArray[np.bool_] = np.empty(0, bool)
+        self.exact: npt.NDArray[np.bool_] = np.empty(0, bool)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
+        new = np.arange(len(self), span.end) >= span.start
+        self.tokens = np.concatenate([self.tokens, tokens[len(self) : span.end]])
+        self.stored = np.concatenate([self.stored, new])
+        self.exact = np.concatenate([self.exact, new & exact])
+
+
+class NgramMatcher(Matcher):
+    reach = "anywhere"
+
+    def __init__(self, options: NgramOptions) -> None:
+        self._window = options.window_tokens
+        self._runs: dict[int, StoredTokens] = {}
+        self._places: dict[bytes, dict[tuple[int, int], None]] = {}
+        self._n_stored = 0
+        self._n_windows = 0
+        self._n_kept = 0
+        self._lock = threading.Lock()
+
+    @property
+    def guaranteed_tokens(self) -> int:
+        # Wherever a stretch of this length begins, it holds one whole window of its run.
+        return 2 * self._window - 1
+
+    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+        array = as_tokens(tokens)
+        if type(run) is not int or not 0 <= run < 2**63:
+            raise InvalidInput(f"a run id is an integer from 0 to 2**63 - 1, got {run!r}")
+        if not len(span) or span.end > len(array):
+            raise InvalidInput(f"{span} must hold at least one of the {len(array)} tokens and end among them")
+        with self._lock:
+            known = self._runs.get(run)
+            if known and span.start != len(known):
+                raise InvalidInput(
+                    f"run {run} ends at {len(known)}; let the next span start there, not at {span.start}"
+                )
+            grown = known or StoredTokens(span.start)
+            before = len(grown)
+            grown.grow(array, span, exact)
+            self._runs[run] = grown
+            self._n_stored += len(span)
+            self._n_kept += len(grown) - before
+            # The window that this span completes may have begun before it.
+            self._index(run, Span(max(grown.start, span.start - self._window + 1), span.end))
+
+    def discard(self, run: int, span: Span) -> None:
+        with self._lock:
+            known = self._runs.get(run) if type(run) is int else None
+            if known is None or span.end > len(known) or not known.stored[span.start : span.end].all():
+                raise InvalidInput(f"{span} of run {run!r} is not stored; discard only what was added")
+            around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
+            self._forget(run, around)
+            known.stored[span.start : span.end] = False
+            self._n_stored -= len(span)
+            if not known.stored.any():
+                self._n_kept -= len(known)
+                del self._runs[run]
+
+    def match(self, tokens: TokenBuffer) -> list[Match]:
+        prompt = as_tokens(tokens)
+        text = prompt.tobytes()
+        found: list[Match] = []
+        at = covered = 0
+        with self._lock:
+            while at + self._window <= len(prompt):
+                places = self._places.get(text[4 * at : 4 * (at + self._window)])
+                if places:
+                    stretches = (self._stretch(run, source, prompt, at, covered) for run, source in places)
+                    found.append(max(stretches, key=lambda match: len(match.span)))
+                    at = covered = found[-1].span.end
+                else:
+                    at += 1
+        return found
+
+    def __len__(self) -> int:
+        return self._n_stored
+
+    @property
+    def nbytes(self) -> int:
+        return 6 * self._n_kept + self._n_windows * (BYTES_PER_WINDOW + 4 * self._window)
+
+    def _windows(self, run: int, span: Span) -> list[tuple[bytes, tuple[int, int]]]:
+        """The windows of the run that lie whole in ``span`` and are stored whole: their text and their place."""
+        known, width = self._runs[run], self._window
+        first = known.start + -(-(span.start - known.start) // width) * width
+        return [
+            (known.tokens[start : start + width].tobytes(), (run, start))
+            for start in range(first, span.end - width + 1, width)
+            if known.stored[start : start + width].all()
+        ]
+
+    def _index(self, run: int, span: Span) -> None:
+        for text, place in self._windows(run, span):
+            self._places.setdefault(text, {})[place] = None
+            self._n_windows += 1
+
+    def _forget(self, run: int, span: Span) -> None:
+        for text, place in self._windows(run, span):
+            places = self._places[text]
+            del places[place]
+            self._n_windows -= 1
+            if not places:
+                del self._places[text]
+
+    def _stretch(self, run: int, source: int, prompt: Tokens, at: int, covered: int) -> Match:
+        """The longest stretch through a window that agrees, back to what is covered and on to a difference."""
+        known = self._runs[run]
+        back = min(source, at - covered)
+        ahead = min(len(known) - source, len(prompt) - at)
+        theirs = slice(source - back, source + ahead)
+        agrees = (known.tokens[theirs] == prompt[at - back : at + ahead]) & known.stored[theirs]
+        differs = np.flatnonzero(~agrees)
+        left, right = differs[differs < back], differs[differs > back]
+        first = int(left[-1]) + 1 if len(left) else 0
+        last = int(right[0]) if len(right) else len(agrees)
+        span = Span(at - back + first, at - back + last)
+        start = source - back + first
+        return Match(span, run, start, start == span.start and _is_exact(known, span, prompt))
+
+
+def _is_exact(known: StoredTokens, span: Span, prompt: Tokens) -> bool:
+    same_prefix = np.array_equal(known.tokens[: span.end], prompt[: span.end])
+    return same_prefix and bool(known.exact[span.start : span.end].all())
+
+
+@hookimpl
+def blendhub_plugins() -> list[PluginSpec]:
+    return [
+        PluginSpec(
+            kind="matcher",
+            name="ngram",
+            api=1,
+            summary="reuse at any offset, with a dictionary and no compiled code",
+            factory=NgramMatcher,
+            options=NgramOptions,
+            capabilities=("anywhere",),
+        )
+    ]
