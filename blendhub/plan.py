@@ -84,7 +84,7 @@ def gaps(whole: Span, covered: Iterable[Span]) -> Iterator[Span]:
     """The parts of ``whole`` that no span of ``covered`` (ascending) touches."""
     at = whole.start
     for span in covered:
-        if span.end <= at:
+        if span.end <= at or not len(span):
             continue
         if span.start >= whole.end:
             break

@@ -3,7 +3,7 @@
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendhub import Match, Plan, Span, combine
@@ -75,6 +75,7 @@ def test_join_changes_no_token_and_leaves_nothing_to_join(answer):
 
 
 @given(spans, st.lists(spans, max_size=6).map(sorted))
+@example(Span(0, 2), [Span(1, 1)])
 def test_gaps_are_what_no_span_covers(whole, covered):
     found = list(gaps(whole, covered))
     open_tokens = {position for gap in found for position in range(gap.start, gap.end)}
