@@ -97,6 +97,7 @@ class RollingHashMatcher(Matcher):
                 self._tokens.view,
                 self._pages.view,
                 self._table.view,
+                self._homes.view,
                 self._runs.view,
                 prompt,
                 tags,
@@ -112,7 +113,7 @@ class RollingHashMatcher(Matcher):
     @property
     def nbytes(self) -> int:
         with self._lock:
-            arrays = (self._tokens, self._pages, self._table, self._runs)
+            arrays = (self._tokens, self._pages, self._table, self._homes, self._runs)
             boxed = sys.getsizeof(self._slots) + 2 * BOXED_INT * len(self._slots)
             return sum(array.nbytes for array in arrays) + boxed + sys.getsizeof(self._free_slots)
 
@@ -134,6 +135,7 @@ class RollingHashMatcher(Matcher):
         self._tokens = GrowingArray(np.uint32, FIRST_PAGES, PAGE)
         self._pages = GrowingArray(kernels.PAGE_RECORD, FIRST_PAGES)
         self._table = GrowingArray(np.uint64, FIRST_PLACES)
+        self._homes = GrowingArray(np.uint8, FIRST_PLACES)
         self._runs = GrowingArray(kernels.RUN_RECORD, FIRST_RUNS)
         self._counters = np.zeros(kernels.COUNTERS, np.int64)
         self._counters[FREE_PAGE] = NONE
@@ -143,7 +145,8 @@ class RollingHashMatcher(Matcher):
 
     def _collect_views(self) -> None:
         """The arguments of most kernels; collected once, because asking for a view takes longer than using it."""
-        self._index = (self._tokens.view, self._pages.view, self._table.view, self._counters, self._runs.view)
+        arrays = (self._tokens, self._pages, self._table, self._homes)
+        self._index = (*(array.view for array in arrays), self._counters, self._runs.view)
 
     def _make_room(self, new_pages: int) -> None:
         """See to it that so many pages can be stored and anchored."""
@@ -158,9 +161,10 @@ class RollingHashMatcher(Matcher):
         while self._counters[ENTRIES] + new_pages > places // 4 * 3:
             places *= 2
         if places > len(self._table):
-            larger = GrowingArray(np.uint64, places)
-            kernels.move_entries(self._table.view, larger.view)
-            self._table = larger
+            smaller = self._table
+            self._table = GrowingArray(np.uint64, places)
+            self._homes = GrowingArray(np.uint8, places)
+            kernels.move_entries(smaller.view, self._table.view, self._homes.view)
             self._collect_views()
 
     def _grow(self, array: GrowingArray, rows: int) -> None:
@@ -184,6 +188,6 @@ class RollingHashMatcher(Matcher):
         """Compile every kernel now, so that the first request does not wait for it."""
         tokens = np.arange(3 * PAGE, dtype=np.uint32)
         self.add(0, tokens, Span(0, tokens.size))
-        kernels.move_entries(self._table.view, GrowingArray(np.uint64, len(self._table)).view)
+        kernels.move_entries(self._table.view, np.zeros(FIRST_PLACES, np.uint64), np.zeros(FIRST_PLACES, np.uint8))
         self.match(tokens)
         self.discard(0, Span(0, tokens.size))

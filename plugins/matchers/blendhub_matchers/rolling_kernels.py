@@ -133,7 +133,14 @@ def _equal(stored, other):
     return True
 
 
-# A table entry is the tag in the upper half and the page + 1 in the lower; 0 is an empty place.
+# A table entry is the tag in the upper half and the page + 1 in the lower; 0 is an empty place. Beside each place
+# stands a byte, in ``homes``: which of eight classes of tags have an entry whose home is that place. Most windows of
+# a prompt are stored nowhere, and the bytes, an eighth of the table's size, say so without a look at the table.
+
+
+@_compiled
+def _class_of(tag):
+    return np.uint8(1) << np.uint8(tag >> np.uint64(29))
 
 
 @_compiled
@@ -147,7 +154,7 @@ def _page_of(entry):
 
 
 @_compiled
-def _anchor(tokens, pages, table, counters, page):
+def _anchor(tokens, pages, table, homes, counters, page):
     """Lead the table to a page; it becomes the newest owner of its content."""
     tag = np.uint64(pages[page].tag)
     last = np.uint64(table.size - 1)
@@ -165,11 +172,12 @@ def _anchor(tokens, pages, table, counters, page):
     pages[page].older = NONE
     pages[page].newer = NONE
     table[place] = _entry(tag, page)
+    homes[tag & last] |= _class_of(tag)
     counters[ENTRIES] += 1
 
 
 @_compiled
-def _release(pages, table, counters, page):
+def _release(pages, table, homes, counters, page):
     """Take a page out of its chain, and the chain out of the table with its last page."""
     tag = np.uint64(pages[page].tag)
     older, newer = pages[page].older, pages[page].newer
@@ -198,15 +206,32 @@ def _release(pages, table, counters, page):
             table[place] = entry
             place = follower
     table[place] = 0
+    if not _class_is_here(table, tag):
+        homes[tag & last] &= ~_class_of(tag)
 
 
 @_compiled
-def move_entries(old, new):
-    """Fill an empty, larger table."""
+def _class_is_here(table, tag):
+    """Whether the table has an entry with the tag's home and class."""
+    last = np.uint64(table.size - 1)
+    place = tag & last
+    while table[place]:
+        other = table[place] >> np.uint64(32)
+        if other & last == tag & last and _class_of(other) == _class_of(tag):
+            return True
+        place = (place + np.uint64(1)) & last
+    return False
+
+
+@_compiled
+def move_entries(old, new, homes):
+    """Fill an empty, larger table and its homes."""
     last = np.uint64(new.size - 1)
     for entry in old:
         if entry:
-            place = (entry >> np.uint64(32)) & last
+            tag = entry >> np.uint64(32)
+            place = tag & last
+            homes[place] |= _class_of(tag)
             while new[place]:
                 place = (place + np.uint64(1)) & last
             new[place] = entry
@@ -247,7 +272,7 @@ def _bits(first, stop):
 
 
 @_compiled
-def store(tokens, pages, table, counters, runs, slot, sequence, start, exact, base, tag_mask):
+def store(tokens, pages, table, homes, counters, runs, slot, sequence, start, exact, base, tag_mask):
     """Append ``sequence``, which starts at position ``start``, to a run; False if the run does not end there.
 
     There must be free pages and free places in the table.
@@ -277,7 +302,7 @@ def store(tokens, pages, table, counters, runs, slot, sequence, start, exact, ba
     page = run.first if first_new == NONE else first_new
     while page != NONE:
         if pages[page].stored == FULL and (pages[page].ordinal + 1) * PAGE > start - run.start:
-            _anchor(tokens, pages, table, counters, page)
+            _anchor(tokens, pages, table, homes, counters, page)
         page = pages[page].next
     run.count += sequence.size
     run.end += sequence.size
@@ -315,7 +340,7 @@ def _is_stored(pages, run, page, at, stop):
 
 
 @_compiled
-def forget(pages, table, counters, runs, slot, start, end):
+def forget(pages, table, homes, counters, runs, slot, start, end):
     """Drop the tokens ``[start, end)`` of a run; returns how many it has left, or -1 if not all of them are stored."""
     run = runs[slot]
     at = start - run.start
@@ -331,7 +356,7 @@ def forget(pages, table, counters, runs, slot, start, end):
     while at < stop:
         ahead = _fetch_place(pages, table, ahead)
         if pages[page].stored == FULL:
-            _release(pages, table, counters, page)
+            _release(pages, table, homes, counters, page)
         pages[page].stored &= ~_bits(at % PAGE, min(PAGE, at % PAGE + stop - at))
         following = np.int64(pages[page].next)
         if not pages[page].stored:
@@ -403,7 +428,7 @@ def _extend_left(tokens, pages, page, prompt, at, floor):
 def _owners(tokens, table, prompt, at, tag):
     """The newest page that equals ``prompt[at : at + 32]``, or NONE."""
     last = np.uint64(table.size - 1)
-    place = np.uint64(tag) & last
+    place = tag & last
     while table[place]:
         entry = table[place]
         if entry >> np.uint64(32) == tag:
@@ -414,12 +439,24 @@ def _owners(tokens, table, prompt, at, tag):
     return NONE
 
 
+@_compiled
+def _next_possible(homes, tags, at):
+    """The first window from ``at`` on that may be stored."""
+    last = np.uint64(homes.size - 1)
+    while at < tags.size:
+        tag = np.uint64(tags[at])
+        if homes[tag & last] & _class_of(tag):
+            return at
+        at += 1
+    return tags.size
+
+
 START, END, SHIFT, RUN = range(4)
 """Columns of a stretch: its range in the prompt, source position less prompt position, and the run's slot."""
 
 
 @_compiled
-def find_stretches(tokens, pages, table, runs, prompt, tags, max_candidates, min_tokens, stretches):
+def find_stretches(tokens, pages, table, homes, runs, prompt, tags, max_candidates, min_tokens, stretches):
     """Stretches of the prompt that are stored, each as long as it can be; returns how many.
 
     From the first hit on, all owners of the next 32 windows are compared: every stored stretch of 63 tokens that
@@ -433,9 +470,10 @@ def find_stretches(tokens, pages, table, runs, prompt, tags, max_candidates, min
     floor = 0
     budget = LOOK_BACK * prompt.size
     at = 0
-    last_place = np.uint64(table.size - 1)
-    while at < tags.size:
-        _prefetch(table, np.int64(np.uint64(tags[min(at + AHEAD, tags.size - 1)]) & last_place))
+    while True:
+        at = _next_possible(homes, tags, at)
+        if at == tags.size:
+            return found
         if _owners(tokens, table, prompt, at, np.uint64(tags[at])) == NONE:
             at += 1
             continue
@@ -475,7 +513,6 @@ def find_stretches(tokens, pages, table, runs, prompt, tags, max_candidates, min
         floor = far[START]
         at = max(at + 1, far[END] - PAGE + 1)
         found += 2 if left[START] < far[START] else 1
-    return found
 
 
 @_compiled

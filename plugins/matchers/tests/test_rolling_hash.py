@@ -1,0 +1,152 @@
+"""What only rolling_hash can get wrong: its table under collisions, its choice of spans, its bounds."""
+
+import itertools
+import time
+
+import numpy as np
+import pytest
+from blendhub_matchers import rolling_kernels as kernels
+from blendhub_matchers.options import RollingHashOptions
+from blendhub_matchers.rolling_hash import RollingHashMatcher
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendhub import Span
+from blendhub.contracts import Matcher
+from blendhub.testing import MatcherSuite
+
+PAGE = kernels.PAGE
+
+
+class CollidingSuite(MatcherSuite):
+    entries = 200
+
+
+@pytest.mark.slow
+class TestWithEightTags(CollidingSuite):
+    """Every lookup meets pages of other contents."""
+
+    def create(self) -> Matcher:
+        return RollingHashMatcher(RollingHashOptions(), hash_bits=3)
+
+
+@pytest.mark.slow
+class TestWithOneTag(CollidingSuite):
+    """The hash says nothing at all; only comparing tokens is left."""
+
+    entries = 40
+
+    def create(self) -> Matcher:
+        return RollingHashMatcher(RollingHashOptions(min_match_tokens=1), hash_bits=0)
+
+
+def check_table(matcher: RollingHashMatcher) -> None:
+    """Every entry can be reached from its home without a gap, and every home knows the classes that live there."""
+    table, homes = matcher._table.view, matcher._homes.view
+    expected = np.zeros_like(homes)
+    for place in np.flatnonzero(table):
+        tag = int(table[place]) >> 32
+        home = tag % len(table)
+        assert all(table[k % len(table)] for k in range(home, home + (int(place) - home) % len(table)))
+        expected[home] |= 1 << (tag >> 29)
+    assert np.array_equal(homes, expected)
+    assert np.count_nonzero(table) == matcher._counters[kernels.ENTRIES]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.integers(1, 8)), max_size=40), st.sampled_from([2, 7, 32])
+)
+def test_the_table_stays_whole_through_any_history(history, hash_bits):
+    matcher = RollingHashMatcher(RollingHashOptions(), hash_bits=hash_bits)
+    stored: dict[int, int] = {}
+    for adding, run, pages in history:
+        if adding and run not in stored:
+            tokens = np.random.default_rng(run % 5).integers(0, 1000, pages * PAGE, dtype=np.uint32)
+            matcher.add(run, tokens, Span(0, len(tokens)))
+            stored[run] = len(tokens)
+        elif not adding and run in stored:
+            matcher.discard(run, Span(0, stored.pop(run)))
+        check_table(matcher)
+
+
+def best_cover(stretches: np.ndarray) -> tuple[int, int]:
+    """By trying every set of stretches: the most tokens that can be covered, and the fewest pieces that do it."""
+    length = int(stretches[:, kernels.END].max())
+    best = (0, 0)
+    for n in range(1, len(stretches) + 1):
+        for some in itertools.combinations(stretches, n):
+            mask = np.zeros(length, bool)
+            for start, end, *_ in some:
+                mask[start:end] = True
+            best = max(best, (int(mask.sum()), -n))
+    return best[0], -best[1]
+
+
+@given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=7))
+def test_chosen_spans_cover_all_with_the_fewest_pieces(drawn):
+    stretches = np.array(sorted((start, start + size, 0, n) for n, (start, size) in enumerate(drawn)), np.int64)
+    chosen = np.empty_like(stretches)
+    count = kernels.choose(stretches, 1, chosen)
+    pieces = chosen[:count]
+    assert all(later[kernels.START] >= earlier[kernels.END] for earlier, later in itertools.pairwise(pieces))
+    for start, end, _, n in pieces.tolist():
+        assert stretches[[row[kernels.RUN] for row in stretches.tolist()].index(n)][kernels.START] <= start < end
+    covered = int((pieces[:, kernels.END] - pieces[:, kernels.START]).sum())
+    assert (covered, count) == best_cover(stretches)
+
+
+def test_a_text_moved_by_five_tokens_inside_a_window_does_not_match_another():
+    """Windows that differ in a few tokens whose weights cancel under a public base cannot be prepared here."""
+    random = np.random.default_rng(1)
+    stored = random.integers(0, 2**32, 64 * PAGE, dtype=np.uint32)
+    matcher = RollingHashMatcher(RollingHashOptions())
+    matcher.add(1, stored, Span(0, len(stored)))
+    forged = stored.copy()
+    forged[5::PAGE] = stored[0::PAGE]
+    for match in matcher.match(forged):
+        source = slice(match.source_start, match.source_start + len(match.span))
+        assert np.array_equal(forged[match.span.start : match.span.end], stored[source])
+
+
+@pytest.mark.parametrize("secret", ["", "one", "another"])
+def test_what_is_found_does_not_depend_on_the_secret(secret):
+    random = np.random.default_rng(4)
+    text = random.integers(0, 50, 4000, dtype=np.uint32)
+    matcher = RollingHashMatcher(RollingHashOptions(secret=secret))
+    matcher.add(1, text, Span(0, len(text)))
+    prompt = np.concatenate([text[1000:1400], random.integers(50, 99, 77, dtype=np.uint32), text[10:3000]])
+    found = [(match.span, match.source_start) for match in matcher.match(prompt)]
+    assert found == [(Span(0, 400), 1000), (Span(477, 477 + 2990), 10)]
+
+
+def test_the_same_secret_gives_the_same_hash():
+    bases = {int(RollingHashMatcher(RollingHashOptions(secret=secret))._base) for secret in ("a", "a", "b", "", "")}
+    assert len(bases) == 4, "only the two with the secret 'a' agree"
+
+
+def test_memory_serves_again_and_is_returned_when_all_is_discarded():
+    matcher = RollingHashMatcher(RollingHashOptions())
+    empty = matcher.nbytes
+    tokens = np.arange(200_000, dtype=np.uint32)
+    matcher.add(0, tokens, Span(0, len(tokens)))
+    full = matcher.nbytes
+    for run in range(1, 20):
+        matcher.add(run, tokens + np.uint32(run * len(tokens)), Span(0, len(tokens)))
+        matcher.discard(run - 1, Span(0, len(tokens)))
+    assert matcher.nbytes <= 2.2 * full, "two runs at a time were stored"
+    matcher.discard(19, Span(0, len(tokens)))
+    assert matcher.nbytes == empty
+
+
+@pytest.mark.slow
+def test_repetition_cannot_make_a_match_slow():
+    """One token for ever, stored by many runs: naively, every window would be compared with every page."""
+    matcher = RollingHashMatcher(RollingHashOptions())
+    same = np.full(32_768, 7, np.uint32)
+    for run in range(16):
+        matcher.add(run, same, Span(0, len(same)))
+    started = time.perf_counter()
+    matches = matcher.match(same)
+    assert sum(len(match.span) for match in matches) == len(same)
+    assert time.perf_counter() - started < 1.0
