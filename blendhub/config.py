@@ -1,0 +1,115 @@
+"""Everything a person can set about a hub: one structure, read from TOML, checked before anything starts."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from blendhub.errors import OptionError
+from blendhub.hub.eviction import PolicyName
+from blendhub.options import describe_options, parse_options
+
+Positive = Annotated[float, Meta(gt=0)]
+
+
+class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A door of the hub."""
+
+    endpoint: Annotated[str, Meta(min_length=1, description="where clients connect, as the transport writes it")]
+    transport: Annotated[str, Meta(description="a transport by name")] = "zmq"
+    options: Annotated[dict[str, Any], Meta(description="the transport's options")] = {}
+
+
+class StoreChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The second tier."""
+
+    name: Annotated[str, Meta(description="a store by name")] = "disk"
+    options: Annotated[dict[str, Any], Meta(description="the store's options")] = {}
+
+
+class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    listen: Annotated[
+        tuple[Listen, ...],
+        Meta(description="the hub's doors; empty: one Unix socket that only this user can reach"),
+    ] = ()
+    arena_gib: Annotated[
+        float, Meta(ge=0, le=2**20, description="shared memory for KV; 0: a quarter of the memory that is available")
+    ] = 0.0
+    policy: Annotated[PolicyName, Meta(description="which chunk is evicted: the longest unused, or S3-FIFO")] = "lru"
+    store: Annotated[
+        StoreChoice | None, Meta(description="where KV lives beyond memory and restarts; none: nowhere")
+    ] = None
+    read_lease_s: Annotated[Positive, Meta(description="how long an engine may read what a lookup found")] = 60.0
+    write_lease_s: Annotated[Positive, Meta(description="how long an engine may take to write what it reserved")] = (
+        120.0
+    )
+    silence_s: Annotated[
+        Positive,
+        Meta(description="a session that says nothing for so long has ended; clients ping five times as often"),
+    ] = 15.0
+    max_prompt_tokens: Annotated[int, Meta(ge=1, le=2**30, description="longer prompts are refused")] = 2**24
+    match_inline_tokens: Annotated[
+        int, Meta(ge=0, description="longer prompts are matched in a thread, so that others need not wait")
+    ] = 2**17
+    wait_for_store_s: Annotated[
+        float, Meta(ge=0, description="how long a reservation waits for chunks to be saved when the arena is full")
+    ] = 1.0
+    metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
+        "127.0.0.1:0"
+    )
+
+
+def load_config(path: Path | None = None) -> HubConfig:
+    """The configuration in a TOML file, or the defaults; errors name the file and the key."""
+    if path is None:
+        return HubConfig()
+    try:
+        with path.open("rb") as file:
+            given = tomllib.load(file)
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{path} is not TOML: {error}") from error
+    return parse_options(str(path), HubConfig, given)
+
+
+def as_toml(config: HubConfig) -> str:
+    """Every key with its value, what it means above it; ``load_config`` reads it back."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for facts in describe_options(HubConfig):
+        name = facts["name"]
+        value = msgspec.to_builtins(getattr(config, name))
+        about = f"# {facts['description']}"
+        if name == "listen":
+            for door in value:
+                tables += ["", about, "[[listen]]", *_pairs(door)]
+            if not value:
+                tables += ["", about, "# [[listen]]", *(f"# {pair}" for pair in _pairs(_example(Listen)))]
+        elif name == "store":
+            shown = _pairs(value) if value else [f"# {pair}" for pair in _pairs(_example(StoreChoice))]
+            tables += ["", about, "[store]" if value else "# [store]", *shown]
+        else:
+            lines += [about, f"{name} = {_toml(value)}", ""]
+    return "\n".join(lines + tables[1:]) + "\n"
+
+
+def _example(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    values = {"endpoint": "tcp://127.0.0.1:7070"} if struct is Listen else {}
+    built: dict[str, Any] = msgspec.to_builtins(struct(**values))
+    return built
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{msgspec.json.encode(k).decode()} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # Strings, numbers and booleans are written alike in JSON and TOML.
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,88 @@
+"""The shared memory that holds KV: made, sized and removed by the hub, mapped by whoever reads and writes it."""
+
+import errno
+import logging
+import mmap
+import os
+import re
+import secrets
+
+from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of, read_header
+from blendhub.errors import HubError
+from blendhub.hub.extents import Extents
+from blendhub.processes import ProcessId
+
+log = logging.getLogger(__name__)
+_OURS = re.compile(r"blendhub-\d+-[0-9a-f]{16}")
+
+
+class Arena:
+    """A segment of POSIX shared memory; its memory is reserved at once, so that no access can fail later."""
+
+    def __init__(self, size: int) -> None:
+        remove_leftovers()
+        _check_room(size)
+        self.name = ArenaName(f"blendhub-{os.getuid()}-{secrets.token_hex(8)}", secrets.token_hex(16), size)
+        self._path = SHM / self.name.segment
+        self.extents = Extents(size)
+        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            # First of all, so that a hub killed while it reserves memory leaves a segment that names its owner.
+            os.pwrite(fd, header_of(self.name, ProcessId.mine()), 0)
+            os.posix_fallocate(fd, 0, HEADER_BYTES + size)
+            self._memory = mmap.mmap(fd, HEADER_BYTES + size)
+        except OSError as error:
+            self._path.unlink()
+            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+                raise _too_small(size) from error
+            raise
+        finally:
+            os.close(fd)
+        self._memory.madvise(mmap.MADV_HUGEPAGE)
+
+    def slot(self, offset: int, size: int) -> memoryview:
+        """The bytes of a slot."""
+        return memoryview(self._memory)[HEADER_BYTES + offset : HEADER_BYTES + offset + size]
+
+    def close(self) -> None:
+        """Remove the segment; whoever still maps it keeps its bytes until it lets go."""
+        self._path.unlink(missing_ok=True)
+        try:
+            self._memory.close()
+        except BufferError:
+            log.debug("the arena %s is still viewed; its memory goes with the last view", self.name.segment)
+
+
+def remove_leftovers() -> list[str]:
+    """Remove the segments of this user whose hubs were killed; returns their names."""
+    removed = []
+    for path in SHM.glob(f"blendhub-{os.getuid()}-*"):
+        if not _OURS.fullmatch(path.name):
+            continue
+        try:
+            owner = read_header(path).owner
+        except (OSError, ValueError):
+            # Without a header it was abandoned while it was made, or is being made just now.
+            continue
+        if owner.is_here() and not owner.is_alive():
+            path.unlink(missing_ok=True)
+            removed.append(path.name)
+    if removed:
+        log.warning("removed what killed hubs left in %s: %s", SHM, ", ".join(removed))
+    return removed
+
+
+def _check_room(size: int) -> None:
+    room = os.statvfs(SHM)
+    if size + HEADER_BYTES > room.f_bavail * room.f_frsize:
+        raise _too_small(size)
+
+
+def _too_small(size: int) -> HubError:
+    room = os.statvfs(SHM)
+    free = room.f_bavail * room.f_frsize
+    return HubError(
+        f"{SHM} has {free / 2**20:.0f} MiB free, and the arena needs {(size + HEADER_BYTES) / 2**20:.0f} MiB; "
+        f"make it larger (mount -o remount,size=..., or --shm-size of the container) or set arena_gib to at most "
+        f"{max(free - HEADER_BYTES, 0) / 2**30:.2f}"
+    )

@@ -1,0 +1,193 @@
+"""All that a hub knows, and the rules by which it changes. Touched by one thread, without locks; no I/O, no clock."""
+
+import itertools
+import secrets
+from collections.abc import Callable, Hashable, Iterable
+
+from blendhub.contracts.transport import Peer
+from blendhub.hub.arena import Arena
+from blendhub.hub.cache import Cache, slot_bytes
+from blendhub.hub.eviction import Policy
+from blendhub.hub.extents import rounded
+from blendhub.hub.index import Chunk, Run, Saved, Space
+from blendhub.hub.reads import ReadLease, Reads
+from blendhub.hub.sessions import Session, Sessions
+from blendhub.hub.writes import WriteLease, Writes
+from blendhub.layout import Namespace
+from blendhub.plan import Match, Span
+from blendhub.processes import ProcessId
+from blendhub.tokens import Tokens
+from blendhub.wire import Register
+
+SaveChunk = Callable[[Chunk], None]
+
+
+class Core:
+    """Namespaces, cache, sessions and leases, kept in agreement."""
+
+    def __init__(self, arena: Arena, policy: Policy[Chunk], space_of: Callable[[Namespace], Space]) -> None:
+        self.sessions = Sessions(secrets.randbits(62))
+        self.spaces: dict[str, Space] = {}
+        self.cache = Cache(arena, policy)
+        self.reads = Reads(self.cache)
+        self.writes = Writes(self.cache, self._published)
+        self.save: SaveChunk | None = None
+        """Writes a new chunk to the store, if there is one."""
+        self.lingering: dict[int, ProcessId] = {}
+        """Sessions that ended while their processes live, and may still write into quarantined slots."""
+        self._make_space = space_of
+        self._ids = itertools.count(1)
+
+    def next_id(self) -> int:
+        return next(self._ids)
+
+    def make_space(self, namespace: Namespace) -> Space:
+        """A namespace that is not known yet. Slow: matchers may compile. Touches no state, so any thread may."""
+        return self._make_space(namespace)
+
+    def space(self, namespace: Namespace) -> Space:
+        """The namespace, made if it is new."""
+        known = self.spaces.get(namespace.digest)
+        return known or self.spaces.setdefault(namespace.digest, self.make_space(namespace))
+
+    def join(self, message: Register, peer: Peer, now: float) -> Session:
+        """A new session."""
+        space = self.spaces[message.namespace.digest]
+        id = secrets.randbits(62)
+        return self.sessions.join(id, message.engine, space, message.rank, message.process, peer, now)
+
+    # Reading.
+
+    def parts(self, space: Space, matches: Iterable[Match], skip_prefix: int) -> list[tuple[Match, Chunk]]:
+        return list(space.parts(matches, skip_prefix))
+
+    def acquire(self, session: Session, parts: Iterable[tuple[Match, Chunk]], deadline: float) -> ReadLease | None:
+        return self.reads.grant(secrets.randbits(62), session, deadline, parts)
+
+    def release(self, session: Session, lease: int) -> None:
+        self.reads.end(self.reads.leases.of_session(lease, session.id))
+
+    # Writing.
+
+    def reserve(
+        self, session: Session, tokens: Tokens, span: Span, exact: bool, run: int | None, deadline: float
+    ) -> WriteLease | None:
+        """Slots for a span that is not stored; None if there is no room just now."""
+        space = session.engine.space
+        target = space.runs.get(run) if run is not None else None
+        if target is None or target.end != span.start or target.exact != exact or self.writes.is_growing(target):
+            target = Run(self.next_id(), space, span.start, exact)
+        return self.writes.reserve(secrets.randbits(62), session, deadline, target, tokens, span)
+
+    def commit(self, session: Session, lease: int, upto: int) -> None:
+        self.writes.commit(self.writes.leases.of_engine(lease, session.engine.name), session, upto)
+
+    def abort(self, session: Session, lease: int) -> None:
+        """Whoever aborts has stopped writing; the other ranks are asked to."""
+        self._revoke(self.writes.leases.of_engine(lease, session.engine.name), but=session)
+
+    # Ending.
+
+    def end_session(self, session: Session, *, alive: bool) -> None:
+        """Nothing that a session held outlives it; only slots that its process may still write wait for that one."""
+        self.sessions.leave(session)
+        if alive and session.writes_into_the_arena:
+            self.lingering[session.id] = session.process
+        for read in [lease for lease in self.reads.leases if lease.session == session.id]:
+            self.reads.end(read)
+        for write in [lease for lease in self.writes.leases if lease.engine == session.engine.name]:
+            if write.session == session.id or session.rank >= 0:
+                self._revoke(write, also=session if alive else None)
+        if not alive:
+            self.writes.let_go(session.id)
+
+    def replace_session(self, id: int) -> None:
+        """A process registers anew: it has let go of all that it held under this session."""
+        if self.lingering.pop(id, None):
+            self.writes.let_go(id)
+
+    def let_go(self, session: Session, leases: Iterable[int]) -> None:
+        for lease in leases:
+            session.revoked.discard(lease)
+            self.writes.let_go(session.id, lease)
+
+    def expire(self, now: float, silence: float) -> None:
+        """End what has passed its deadline."""
+        for read in self.reads.leases.expired(now):
+            self.reads.end(read)
+        for write in self.writes.leases.expired(now):
+            self._revoke(write)
+        for session in self.sessions.silent_since(now - silence):
+            self.end_session(session, alive=True)
+
+    def died(self, process: ProcessId) -> None:
+        for session in self.sessions.of_process(process):
+            self.end_session(session, alive=False)
+        for id in [id for id, lingering in self.lingering.items() if lingering == process]:
+            self.replace_session(id)
+
+    def clear(self, space: Space) -> list[Chunk]:
+        """Forget a namespace's chunks, but for those that are pinned; returns those that the store has."""
+        saved = []
+        for chunk in [chunk for run in space.runs.values() for chunk in run.chunks.values()]:
+            if chunk.pins or chunk.saved is Saved.WAITING:
+                continue
+            if chunk.saved is Saved.YES:
+                saved.append(chunk)
+            if chunk.offset is not None:
+                self.cache.remove(chunk)
+            space.drop(chunk)
+        return saved
+
+    def _revoke(self, lease: WriteLease, but: Session | None = None, also: Session | None = None) -> None:
+        engine = self.sessions.engine(lease.engine)
+        sessions = [*(engine.sessions.values() if engine else ()), *([also] if also else ())]
+        waiting: set[Hashable] = set()
+        for session in sessions:
+            writes = session.writes_into_the_arena and lease.committed[session.rank] < lease.span.end
+            if writes and session is not but:
+                session.revoked.add(lease.id)
+                waiting.add(session.id)
+        self.writes.revoke(lease, waiting)
+
+    def _published(self, lease: WriteLease, chunks: list[Chunk]) -> None:
+        if self.save:
+            lease.run.tokens = lease.tokens
+            for chunk in chunks:
+                self.save(chunk)
+
+    def check_integrity(self) -> None:
+        """Arena, index, eviction order and leases agree, and every byte of the arena has exactly one owner."""
+        owned: list[tuple[int, int]] = []
+        chunks: set[Chunk] = set()
+        for space in self.spaces.values():
+            space.check_integrity()
+            chunks |= {chunk for run in space.runs.values() for chunk in run.chunks.values()}
+        in_arena = {chunk for chunk in chunks if chunk.offset is not None}
+        assert len(self.cache.policy) == len(in_arena), "the order of eviction holds other chunks than the arena"
+        assert all(chunk in self.cache.policy for chunk in in_arena)
+        owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena]
+        for write in self.writes.leases:
+            size = rounded(write.run.space.namespace.slot_bytes)
+            owned += [(slot.slot, size) for slot in write.slots[write.published :]]
+        for quarantine in self.writes.quarantined.values():
+            assert quarantine.waiting_for, "slots wait for nobody"
+            owned += [(offset, rounded(quarantine.size)) for offset in quarantine.offsets]
+        owned += [(offset, rounded(slot_bytes(chunk))) for chunk, offset in self.cache.filling.items()]
+        free = self.cache.arena.extents.stretches()
+        assert sum(size for _, size in free) == self.cache.arena.extents.free
+        _check_tiled(sorted(owned + free), self.cache.arena.name.size)
+        pins: dict[Chunk, int] = {}
+        for lease in self.reads.leases:
+            for chunk in lease.chunks:
+                assert chunk in in_arena, "a leased chunk left the arena"
+                pins[chunk] = pins.get(chunk, 0) + 1
+        assert all(chunk.pins >= pins.get(chunk, 0) for chunk in chunks)
+
+
+def _check_tiled(stretches: list[tuple[int, int]], size: int) -> None:
+    at = 0
+    for start, length in stretches:
+        assert start == at, f"bytes {at} to {start} of the arena belong to {'nobody' if start > at else 'two'}"
+        at = start + length
+    assert size - at < 64, f"the last {size - at} bytes of the arena are lost"

@@ -1,0 +1,146 @@
+"""Which chunk goes when room is needed: plain objects that know keys, not bytes."""
+
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, Literal, TypeAlias, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+PolicyName: TypeAlias = Literal["lru", "s3fifo"]
+
+
+class Policy(ABC, Generic[K]):
+    """An order of eviction over a set of keys."""
+
+    @abstractmethod
+    def insert(self, key: K, content: int) -> None:
+        """A new key. Equal contents have equal numbers, so that what comes back can be recognised."""
+
+    @abstractmethod
+    def touch(self, key: K) -> None:
+        """The key was used."""
+
+    @abstractmethod
+    def remove(self, key: K) -> None:
+        """The key is gone for a reason of its own; the policy forgets it."""
+
+    @abstractmethod
+    def evict(self, pinned: Callable[[K], bool]) -> K | None:
+        """Remove and return the key to do without, none that is pinned; None if all are."""
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def __contains__(self, key: K) -> bool: ...
+
+
+class LRU(Policy[K]):
+    """The longest unused goes first."""
+
+    def __init__(self) -> None:
+        self._longest_unused_first: OrderedDict[K, None] = OrderedDict()
+
+    def insert(self, key: K, content: int) -> None:
+        self._longest_unused_first[key] = None
+
+    def touch(self, key: K) -> None:
+        self._longest_unused_first.move_to_end(key)
+
+    def remove(self, key: K) -> None:
+        del self._longest_unused_first[key]
+
+    def evict(self, pinned: Callable[[K], bool]) -> K | None:
+        for key in self._longest_unused_first:
+            if not pinned(key):
+                del self._longest_unused_first[key]
+                return key
+        return None
+
+    def __len__(self) -> int:
+        return len(self._longest_unused_first)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._longest_unused_first
+
+
+class S3FIFO(Policy[K]):
+    """Newcomers wait in a small queue; only what is used again there enters the main one.
+
+    A scan of keys used once passes through the small queue and leaves the main one alone. Keys that left the
+    small queue are remembered as ghosts for a while: one that comes back goes straight to the main queue.
+    """
+
+    SMALL = 0.1
+    MOST_USES = 3
+
+    def __init__(self) -> None:
+        self._small: OrderedDict[K, int] = OrderedDict()
+        self._main: OrderedDict[K, int] = OrderedDict()
+        self._contents: dict[K, int] = {}
+        self._ghosts: OrderedDict[int, None] = OrderedDict()
+
+    def insert(self, key: K, content: int) -> None:
+        if content in self._ghosts:
+            del self._ghosts[content]
+            self._main[key] = 0
+        else:
+            self._small[key] = 0
+        self._contents[key] = content
+
+    def touch(self, key: K) -> None:
+        queue = self._small if key in self._small else self._main
+        queue[key] = min(queue[key] + 1, self.MOST_USES)
+
+    def remove(self, key: K) -> None:
+        del self._contents[key]
+        if self._small.pop(key, None) is None:
+            del self._main[key]
+
+    def evict(self, pinned: Callable[[K], bool]) -> K | None:
+        queues = [self._evict_small, self._evict_main]
+        if len(self._small) < self.SMALL * len(self):
+            queues.reverse()
+        # Once more at the end: what was used in the small queue is in the main one by then.
+        for evict in (*queues, self._evict_main):
+            key = evict(pinned)
+            if key is not None:
+                return key
+        return None
+
+    def _evict_small(self, pinned: Callable[[K], bool]) -> K | None:
+        for _ in range(len(self._small)):
+            key, uses = self._small.popitem(last=False)
+            if uses:
+                self._main[key] = 0
+            elif pinned(key):
+                self._small[key] = 0
+            else:
+                self._remember(self._contents.pop(key))
+                return key
+        return None
+
+    def _evict_main(self, pinned: Callable[[K], bool]) -> K | None:
+        # In each round a key loses one use, so one that is not pinned is found within as many rounds.
+        for _ in range((self.MOST_USES + 1) * len(self._main)):
+            key, uses = self._main.popitem(last=False)
+            if uses or pinned(key):
+                self._main[key] = max(uses - 1, 0)
+            else:
+                del self._contents[key]
+                return key
+        return None
+
+    def _remember(self, ghost: int) -> None:
+        self._ghosts[ghost] = None
+        while len(self._ghosts) > max(len(self._main), 1):
+            self._ghosts.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._contents)
+
+    def __contains__(self, key: K) -> bool:
+        return key in self._contents
+
+
+POLICIES: dict[PolicyName, type[Policy]] = {"lru": LRU, "s3fifo": S3FIFO}  # type: ignore[type-arg]

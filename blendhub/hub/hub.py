@@ -1,0 +1,183 @@
+"""A hub as one object: state, doors and clock put together on an event loop, which may have a thread of its own."""
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any, TypeVar
+
+from blendhub.client import HubClient
+from blendhub.config import HubConfig, Listen
+from blendhub.contracts import Server
+from blendhub.errors import HubError
+from blendhub.host import PluginHost
+from blendhub.hub.arena import Arena
+from blendhub.hub.core import Core
+from blendhub.hub.eviction import POLICIES
+from blendhub.hub.index import Space
+from blendhub.hub.metrics import MetricsServer
+from blendhub.hub.service import HubService
+from blendhub.hub.tiers import Tier
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+TICK_S = 0.2
+START_TIMEOUT_S = 120.0
+OF_AVAILABLE = 0.25
+
+
+class Hub:
+    """``async with Hub(config):`` serves on the running loop; :meth:`embedded` needs no loop."""
+
+    def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
+        self.config = config
+        self._host = host or PluginHost.discover()
+        self._resources = contextlib.AsyncExitStack()
+        self.service: HubService
+        self.endpoints: tuple[str, ...] = ()
+        self.metrics_address = ""
+        self.restored_chunks = 0
+
+    @staticmethod
+    def embedded(config: HubConfig | None = None, host: PluginHost | None = None) -> "EmbeddedHub":
+        """A hub in a thread of this process; clients here connect without serialisation, others over a socket."""
+        return EmbeddedHub(config or HubConfig(), host)
+
+    async def __aenter__(self) -> "Hub":
+        try:
+            await self._start()
+        except BaseException:
+            await self._resources.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self._resources.aclose()
+
+    async def _start(self) -> None:
+        resources = self._resources
+        arena = Arena(int((self.config.arena_gib or default_arena_gib()) * 2**30))
+        resources.callback(arena.close)
+        core = Core(arena, POLICIES[self.config.policy](), lambda namespace: Space(namespace, self._host))
+        tier = None
+        if self.config.store:
+            store = self._host.create("store", self.config.store.name, self.config.store.options)
+            tier = Tier(store, core.cache, core.spaces)
+            resources.push_async_callback(tier.close)
+            core.save = tier.save
+            # Before the doors open, so nobody else touches the state.
+            self.restored_chunks = await asyncio.to_thread(tier.restore, core.space, core.next_id)
+        self.service = HubService(self.config, core, tier, time.monotonic)
+        resources.callback(self.service.close)
+        for door in self.config.listen or (self._private_door(),):
+            server = await self._open(door)
+            resources.push_async_callback(server.close)
+            self.endpoints += (server.endpoint,)
+        if self.config.metrics:
+            metrics = MetricsServer(self.service.numbers)
+            self.metrics_address = await metrics.start(self.config.metrics)
+            resources.push_async_callback(metrics.close)
+        ticking = asyncio.create_task(self._tick())
+        resources.callback(ticking.cancel)
+
+    def _private_door(self) -> Listen:
+        """A Unix socket in a directory that only this user can enter."""
+        folder = Path(tempfile.mkdtemp(prefix="blendhub-"))
+        self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
+        return Listen(endpoint=f"ipc://{folder}/hub.sock")
+
+    async def _open(self, door: Listen) -> Server:
+        transport = self._host.create("transport", door.transport, door.options)
+        if not door.endpoint.startswith(transport.schemes):
+            raise HubError(
+                f"the transport {door.transport!r} understands endpoints that begin with "
+                f"{' or '.join(transport.schemes)}, not {door.endpoint!r}; choose another transport for it"
+            )
+        server: Server = await transport.serve(door.endpoint, self.service)
+        return server
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            try:
+                self.service.tick()
+            except Exception:  # a fault here must not end the housekeeping
+                log.exception("housekeeping failed")
+
+
+class EmbeddedHub:
+    """A hub with a thread and an event loop of its own. Close it, or use it as a context manager."""
+
+    def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
+        self._inproc = f"inproc://blendhub-{secrets.token_hex(8)}"
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)
+        self._thread.start()
+        self._host = host or PluginHost.discover()
+        try:
+            self.hub: Hub = self._run(self._begin(config), START_TIMEOUT_S)
+        except BaseException:
+            self._end_loop()
+            raise
+
+    @property
+    def endpoint(self) -> str:
+        """For the other processes of this user."""
+        return self.hub.endpoints[0]
+
+    def connect(self) -> HubClient:
+        """A client in this process; nothing is serialised on the way."""
+        return HubClient(self._inproc, "inproc", host=self._host)
+
+    def numbers(self) -> dict[str, float]:
+        """Counters and gauges of the hub."""
+
+        async def ask() -> dict[str, float]:
+            numbers = self.hub.service.numbers()
+            return {**numbers.counters, **numbers.gauges}
+
+        return self._run(ask(), 10.0)
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._run(self.hub.__aexit__(), START_TIMEOUT_S)
+            self._end_loop()
+
+    def __enter__(self) -> "EmbeddedHub":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    async def _begin(self, config: HubConfig) -> Hub:
+        hub = await Hub(config, self._host).__aenter__()
+        inproc = await self._host.create("transport", "inproc").serve(self._inproc, hub.service)
+        hub._resources.push_async_callback(inproc.close)
+        return hub
+
+    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def _end_loop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def default_arena_gib() -> float:
+    """A quarter of the memory that is available now, and no more than half of what shared memory has room for."""
+    import os
+
+    from blendhub.arena_view import SHM
+
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            available = int(line.split()[1]) * 1024
+    room = os.statvfs(SHM)
+    return min(OF_AVAILABLE * available, room.f_bavail * room.f_frsize / 2) / 2**30

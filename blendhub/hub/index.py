@@ -1,0 +1,163 @@
+"""What is stored: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
+
+import secrets
+from bisect import bisect_right, insort
+from collections.abc import Iterable, Iterator
+from enum import Enum
+
+import numpy as np
+
+from blendhub.contracts import Matcher, RunKey
+from blendhub.errors import InvalidInput
+from blendhub.host import PluginHost
+from blendhub.layout import Namespace
+from blendhub.plan import Match, Span, combine, gaps
+from blendhub.tokens import Tokens
+
+
+class Saved(Enum):
+    """Whether the store has a chunk. One that is waiting to be saved is not evicted before."""
+
+    NO = 0
+    WAITING = 1
+    YES = 2
+
+
+class Chunk:
+    """A stored chunk: in the arena, in the store, or in both."""
+
+    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
+
+    def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
+        self.run = run
+        self.span = span
+        self.offset = offset
+        """Of its slot in the arena; None while it is only in the store."""
+        self.pins = 0
+        """How many read it, or move it between arena and store. What is pinned stays where it is."""
+        self.saved = Saved.NO
+        self.content = content
+
+
+class Run:
+    """Chunks whose KV was computed in one go, at positions that follow each other."""
+
+    __slots__ = ("_starts", "chunks", "end", "exact", "id", "key", "space", "tokens")
+
+    def __init__(self, id: int, space: "Space", end: int, exact: bool, key: RunKey | None = None) -> None:
+        self.id = id
+        self.space = space
+        self.end = end
+        """Where it may grow: behind the last position that was ever published."""
+        self.exact = exact
+        self.key = key or RunKey(space.digest, secrets.token_hex(16))
+        self.tokens: Tokens | None = None
+        """From position 0, kept only for the store."""
+        self.chunks: dict[int, Chunk] = {}
+        self._starts: list[int] = []
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks[chunk.span.start] = chunk
+        insort(self._starts, chunk.span.start)
+
+    def remove(self, chunk: Chunk) -> None:
+        del self.chunks[chunk.span.start]
+        del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
+
+    def chunk_at(self, position: int) -> Chunk | None:
+        at = bisect_right(self._starts, position) - 1
+        chunk = self.chunks[self._starts[at]] if at >= 0 else None
+        return chunk if chunk and position < chunk.span.end else None
+
+
+class Space:
+    """A namespace: its matchers, and the runs that they know."""
+
+    def __init__(self, namespace: Namespace, host: PluginHost) -> None:
+        self.namespace = namespace
+        self.digest = namespace.digest
+        self.runs: dict[int, Run] = {}
+        self.by_key: dict[RunKey, Run] = {}
+        self.n_chunks = 0
+        self._matchers: list[Matcher] = [
+            host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
+        ]
+
+    def __len__(self) -> int:
+        return len(self._matchers[0])
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the matchers hold."""
+        return sum(matcher.nbytes for matcher in self._matchers)
+
+    def match(self, tokens: Tokens) -> list[Match]:
+        """What these tokens repeat. May run on any thread: what is evicted meanwhile is sorted out by ``parts``."""
+        return combine([matcher.match(tokens) for matcher in self._matchers])
+
+    def parts(self, matches: Iterable[Match], skip_prefix: int = 0) -> Iterator[tuple[Match, Chunk]]:
+        """The matches behind ``skip_prefix``, cut at the borders of their chunks; what is gone is left out."""
+        for match in matches:
+            run = self.runs.get(match.run)
+            at = max(match.span.start, skip_prefix)
+            while run and at < match.span.end:
+                source = match.source_start + at - match.span.start
+                chunk = run.chunk_at(source)
+                if chunk is None:
+                    at += 1
+                    continue
+                end = min(match.span.end, at + chunk.span.end - source)
+                yield match.part(at, end), chunk
+                at = end
+
+    def exact_until(self, tokens: Tokens, span: Span) -> int:
+        """How far from the span's start these positions are stored already, bit for bit; at most to its end."""
+        reached = span.start
+        for match in self.match(tokens[: span.end]):
+            if match.exact and match.span.start <= reached:
+                reached = max(reached, match.span.end)
+        return reached
+
+    def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
+        """Make chunks, ascending, at the end of a run matchable."""
+        span = Span(chunks[0].span.start, chunks[-1].span.end)
+        missing = list(gaps(span, (chunk.span for chunk in chunks)))
+        if run.end != span.start:
+            raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
+        for matcher in self._matchers:
+            matcher.add(run.id, tokens, span, run.exact)
+            # A run grows without gaps. A store may have lost some of its chunks.
+            for gap in missing:
+                matcher.discard(run.id, gap)
+        run.end = span.end
+        self.runs[run.id] = run
+        self.by_key[run.key] = run
+        for chunk in chunks:
+            run.add(chunk)
+        self.n_chunks += len(chunks)
+
+    def drop(self, chunk: Chunk) -> None:
+        """The chunk is neither in the arena nor in the store any more."""
+        run = chunk.run
+        for matcher in self._matchers:
+            matcher.discard(run.id, chunk.span)
+        run.remove(chunk)
+        self.n_chunks -= 1
+        if not run.chunks:
+            del self.runs[run.id]
+            del self.by_key[run.key]
+
+    def check_integrity(self) -> None:
+        chunks = [chunk for run in self.runs.values() for chunk in run.chunks.values()]
+        assert self.n_chunks == len(chunks)
+        tokens = sum(len(chunk.span) for chunk in chunks)
+        assert all(len(matcher) == tokens for matcher in self._matchers), "a matcher knows other tokens than the index"
+        for run in self.runs.values():
+            assert run.chunks, "a run without chunks is kept"
+            assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
+        assert all(chunk.offset is not None or chunk.saved is Saved.YES for chunk in chunks), "a chunk is nowhere"
+
+
+def content_of(digest: str, tokens: Tokens, span: Span) -> int:
+    """A number for a chunk's tokens, by which an eviction policy recognises what comes back."""
+    return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))

@@ -1,0 +1,64 @@
+"""Who may read or write which chunks, until when. Pure state with somebody else's clock."""
+
+from collections.abc import Iterator
+from typing import Generic, TypeVar
+
+from blendhub.errors import LeaseError
+
+T = TypeVar("T", bound="Lease")
+
+
+class Lease:
+    """The right to use named slots until a deadline. Subclasses say which slots, and what they are used for."""
+
+    __slots__ = ("deadline", "engine", "id", "session")
+
+    def __init__(self, id: int, session: int, engine: str, deadline: float) -> None:
+        self.id = id
+        self.session = session
+        self.engine = engine
+        self.deadline = deadline
+
+
+class Leases(Generic[T]):
+    """The leases that hold. One that has ended is not found again, whoever asks."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, T] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[T]:
+        return iter(self._by_id.values())
+
+    def add(self, lease: T) -> None:
+        self._by_id[lease.id] = lease
+
+    def of_session(self, id: int, session: int) -> T:
+        """The lease, if that session took it."""
+        lease = self._found(id)
+        if lease.session != session:
+            raise LeaseError(f"lease {id} belongs to another session; only the session that took it may end it")
+        return lease
+
+    def of_engine(self, id: int, engine: str) -> T:
+        """The lease, if a session of that engine took it."""
+        lease = self._found(id)
+        if lease.engine != engine:
+            raise LeaseError(f"lease {id} belongs to another engine")
+        return lease
+
+    def end(self, lease: T) -> None:
+        del self._by_id[lease.id]
+
+    def expired(self, now: float) -> list[T]:
+        return [lease for lease in self if lease.deadline <= now]
+
+    def _found(self, id: int) -> T:
+        try:
+            return self._by_id[id]
+        except KeyError:
+            raise LeaseError(
+                f"lease {id} does not hold: it ended, expired, or never was; what was read under it must not be used"
+            ) from None

@@ -1,0 +1,72 @@
+"""``/metrics`` for Prometheus and ``/healthz``: the little of HTTP that both need."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from blendhub.errors import HubError, OptionError
+from blendhub.wire import Numbers
+
+READ_TIMEOUT_S = 5.0
+PREFIX = "blendhub_"
+
+
+def exposition(numbers: Numbers) -> str:
+    """The numbers in Prometheus' text format."""
+    lines: list[str] = []
+    for name, value in sorted(numbers.counters.items()):
+        lines += [f"# TYPE {PREFIX}{name}_total counter", f"{PREFIX}{name}_total {value}"]
+    for name, value in sorted(numbers.gauges.items()):
+        lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value}"]
+    names = sorted({name for numbers_of in numbers.namespaces.values() for name in numbers_of})
+    for name in names:
+        lines.append(f"# TYPE {PREFIX}namespace_{name} gauge")
+        for digest, numbers_of in sorted(numbers.namespaces.items()):
+            lines.append(f'{PREFIX}namespace_{name}{{namespace="{digest}"}} {numbers_of[name]}')
+    return "\n".join(lines) + "\n"
+
+
+class MetricsServer:
+    """Answers GET on two paths, one request a connection."""
+
+    def __init__(self, numbers: Callable[[], Numbers]) -> None:
+        self._numbers = numbers
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str) -> str:
+        """Listen at HOST:PORT; returns the address with the port that was taken."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise OptionError(f"metrics = {address!r} should be HOST:PORT, such as 127.0.0.1:9464")
+        try:
+            self._server = await asyncio.start_server(self._answer, host.strip("[]"), int(port))
+        except OSError as error:
+            raise HubError(f"cannot serve metrics at {address}: {error}; set metrics to another HOST:PORT") from error
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        if self._server:
+            self._server.close()
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, ValueError, asyncio.TimeoutError, asyncio.IncompleteReadError):
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                request = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)
+                status, text = self._page(*request[:2])
+                body = text.encode()
+                head = (
+                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
+                )
+                writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+                await writer.drain()
+        writer.close()
+
+    def _page(self, method: bytes, path: bytes = b"") -> tuple[str, str]:
+        if method != b"GET":
+            return "405 Method Not Allowed", "only GET\n"
+        if path == b"/metrics":
+            return "200 OK", exposition(self._numbers())
+        if path == b"/healthz":
+            return "200 OK", "ok\n"
+        return "404 Not Found", "there are /metrics and /healthz\n"

@@ -1,0 +1,55 @@
+"""Read leases: chunks that stay where they are while somebody copies them."""
+
+from collections.abc import Iterable
+
+from blendhub.hub.cache import Cache
+from blendhub.hub.index import Chunk
+from blendhub.hub.leases import Lease, Leases
+from blendhub.hub.sessions import Session
+from blendhub.plan import Match
+from blendhub.wire import Piece
+
+
+class ReadLease(Lease):
+    __slots__ = ("chunks", "pieces")
+
+    def __init__(
+        self, id: int, session: Session, deadline: float, pieces: tuple[Piece, ...], chunks: list[Chunk]
+    ) -> None:
+        super().__init__(id, session.id, session.engine.name, deadline)
+        self.pieces = pieces
+        self.chunks = chunks
+
+
+class Reads:
+    """The read leases that hold."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.leases: Leases[ReadLease] = Leases()
+        self._cache = cache
+
+    def grant(
+        self, id: int, session: Session, deadline: float, parts: Iterable[tuple[Match, Chunk]]
+    ) -> ReadLease | None:
+        """A lease on those parts that are in the arena; None if none is."""
+        pieces: list[Piece] = []
+        chunks: dict[Chunk, None] = {}
+        for match, chunk in parts:
+            if chunk.offset is None:
+                continue
+            row = match.source_start - chunk.span.start
+            pieces.append(Piece(match.span, match.run, match.source_start, chunk.offset, row, match.exact))
+            chunks[chunk] = None
+        if not pieces:
+            return None
+        for chunk in chunks:
+            chunk.pins += 1
+            self._cache.policy.touch(chunk)
+        lease = ReadLease(id, session, deadline, tuple(pieces), list(chunks))
+        self.leases.add(lease)
+        return lease
+
+    def end(self, lease: ReadLease) -> None:
+        self.leases.end(lease)
+        for chunk in lease.chunks:
+            chunk.pins -= 1

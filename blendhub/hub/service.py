@@ -1,0 +1,333 @@
+"""Answers the messages of ``wire.py``. Everything here runs on the hub's event loop; what is slow leaves it."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+
+from blendhub import wire
+from blendhub.config import HubConfig
+from blendhub.contracts import Parcel, Service
+from blendhub.contracts.transport import Buffer, Peer
+from blendhub.errors import ArenaFull, BlendHubError, InvalidInput
+from blendhub.hub.core import Core
+from blendhub.hub.counters import Counters
+from blendhub.hub.index import Chunk
+from blendhub.hub.sessions import DeathWatch, Session
+from blendhub.hub.tiers import Tier
+from blendhub.hub.writes import WriteLease, check_reservation
+from blendhub.plan import Match, Span
+from blendhub.tokens import Tokens, as_tokens
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Answer: TypeAlias = wire.Reply | Parcel
+Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
+DONE = wire.Done()
+
+
+class HubService(Service):
+    """One hub. ``tick`` is to be called a few times a second."""
+
+    def __init__(self, config: HubConfig, core: Core, tier: Tier | None, clock: Callable[[], float]) -> None:
+        self.codec = wire.hub_codec()
+        self.core = core
+        self.counters = Counters()
+        self._config = config
+        self._tier = tier
+        self._clock = clock
+        self._watch = DeathWatch(core.died)
+        self._background: set[asyncio.Task[Any]] = set()
+        self._handlers: dict[type, Handler] = {
+            wire.Unregister: self._unregister,
+            wire.Ping: self._ping,
+            wire.Lookup: self._lookup,
+            wire.Prefetch: self._prefetch,
+            wire.Acquire: self._acquire,
+            wire.Release: self._release,
+            wire.Reserve: self._reserve,
+            wire.Commit: self._commit,
+            wire.Abort: self._abort,
+            wire.Clear: self._clear,
+            wire.Fetch: self._fetch,
+            wire.Put: self._put,
+        }
+
+    def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
+        message, started = request.message, self._clock()
+        kind = type(message).__name__.lower()
+        try:
+            answer = self._answer(peer, message, request.payload)
+        except BlendHubError as error:
+            self._refused(kind, error)
+            raise
+        if isinstance(answer, Awaitable):
+            return self._finish(kind, started, answer)
+        self.counters.took(kind, self._clock() - started)
+        return _parcel(answer)
+
+    def gone(self, peer: Peer) -> None:
+        for session in self.core.sessions.of_peer(peer):
+            self.core.end_session(session, alive=True)
+
+    def tick(self) -> None:
+        self.core.expire(self._clock(), self._config.silence_s)
+
+    def close(self) -> None:
+        self._watch.close()
+        for task in self._background:
+            task.cancel()
+
+    def numbers(self) -> wire.Numbers:
+        core, extents, tier = self.core, self.core.cache.arena.extents, self._tier
+        quarantined = core.writes.quarantined.values()
+        gauges: dict[str, float] = {
+            "arena_bytes": core.cache.arena.name.size,
+            "arena_free_bytes": extents.free,
+            "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
+            "chunks": sum(space.n_chunks for space in core.spaces.values()),
+            "chunks_in_arena": len(core.cache.policy),
+            "matcher_bytes": sum(space.nbytes for space in core.spaces.values()),
+            "sessions": len(core.sessions),
+            "engines": core.sessions.n_engines,
+            "read_leases": len(core.reads.leases),
+            "write_leases": len(core.writes.leases),
+            "store_bytes": tier.store.nbytes if tier else 0,
+            "store_waiting_chunks": tier.waiting if tier else 0,
+            **self.counters.latencies(),
+        }
+        counters: dict[str, float] = {
+            **self.counters.totals,
+            "evictions": core.cache.evictions,
+            "forgotten_chunks": core.cache.forgotten,
+            "store_saves": tier.saves if tier else 0,
+            "store_loads": tier.loads if tier else 0,
+            "store_failures": tier.failures if tier else 0,
+            "store_corrupted": tier.store.corrupted if tier else 0,
+        }
+        spaces: dict[str, dict[str, float]] = {
+            digest: {"runs": len(space.runs), "chunks": space.n_chunks, "tokens": len(space)}
+            for digest, space in core.spaces.items()
+        }
+        return wire.Numbers(counters=counters, gauges=gauges, namespaces=spaces)
+
+    # Dispatch.
+
+    def _answer(self, peer: Peer, message: Any, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        if isinstance(message, wire.Register):
+            return self._register(peer, message)
+        if isinstance(message, wire.Stats):
+            return self.numbers()
+        session = self.core.sessions.get(message.session, message.epoch, self._clock())
+        return self._handlers[type(message)](session, message, payload)
+
+    async def _finish(self, kind: str, started: float, answer: Awaitable[Answer]) -> Parcel:
+        try:
+            finished = await answer
+        except BlendHubError as error:
+            self._refused(kind, error)
+            raise
+        self.counters.took(kind, self._clock() - started)
+        return _parcel(finished)
+
+    def _refused(self, kind: str, error: BlendHubError) -> None:
+        self.counters.totals[f"refused_{type(error).__name__}"] += 1
+        log.debug("refused a %s: %s", kind, error)
+
+    # Sessions.
+
+    async def _register(self, peer: Peer, message: wire.Register) -> Answer:
+        namespace = message.namespace
+        if namespace.digest not in self.core.spaces:
+            # Matchers may compile for seconds.
+            space = await _in_thread(self.core.make_space, namespace)
+            self.core.spaces.setdefault(namespace.digest, space)
+        self._watch.watch(message.process)
+        if message.replaces is not None:
+            self.core.replace_session(message.replaces)
+        session = self.core.join(message, peer, self._clock())
+        return wire.Registered(
+            session=session.id,
+            epoch=self.core.sessions.epoch,
+            arena=self.core.cache.arena.name,
+            ping_every_s=self._config.silence_s / 5,
+        )
+
+    def _unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
+        self.core.end_session(session, alive=False)
+        return DONE
+
+    def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
+        self.core.let_go(session, message.let_go)
+        return wire.Pong(revoked=tuple(session.revoked))
+
+    # Reading.
+
+    def _lookup(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        tokens = self._tokens(payload)
+        if len(tokens) > self._config.match_inline_tokens:
+            return self._lookup_long(session, message, tokens)
+        return self._found(session, message, session.engine.space.match(tokens))
+
+    async def _lookup_long(self, session: Session, message: wire.Lookup, tokens: Tokens) -> Answer:
+        matches = await _in_thread(session.engine.space.match, tokens)
+        self.core.sessions.get(message.session, message.epoch, self._clock())
+        answer = self._found(session, message, matches)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _found(self, session: Session, message: wire.Lookup, matches: list[Match]) -> Answer | Awaitable[Answer]:
+        parts = self.core.parts(session.engine.space, matches, message.skip_prefix_n_tokens)
+        away = {chunk for _, chunk in parts if chunk.offset is None}
+        if away and message.wait_s and self._tier:
+            return self._fetch_then_grant(session, message, matches, parts, away)
+        return self._grant(session, matches, parts, message.acquire)
+
+    async def _fetch_then_grant(
+        self,
+        session: Session,
+        message: wire.Lookup,
+        matches: list[Match],
+        parts: list[tuple[Match, Chunk]],
+        away: set[Chunk],
+    ) -> Answer:
+        # What is here must not be evicted to make room for what comes.
+        here = {chunk for _, chunk in parts} - away
+        for chunk in here:
+            chunk.pins += 1
+        try:
+            await asyncio.wait(self._load(away), timeout=message.wait_s)
+        finally:
+            for chunk in here:
+                chunk.pins -= 1
+        self.core.sessions.get(message.session, message.epoch, self._clock())
+        parts = self.core.parts(session.engine.space, matches, message.skip_prefix_n_tokens)
+        return self._grant(session, matches, parts, message.acquire)
+
+    def _grant(self, session: Session, matches: list[Match], parts: list[tuple[Match, Chunk]], acquire: bool) -> Answer:
+        self._load({chunk for _, chunk in parts if chunk.offset is None})
+        lease = self.core.acquire(session, parts, self._clock() + self._config.read_lease_s) if acquire else None
+        on_the_way = sum(len(match.span) for match, chunk in parts if chunk.offset is None)
+        self.counters.totals["lookups_that_found"] += bool(matches)
+        self.counters.totals["tokens_exact"] += sum(len(match.span) for match, _ in parts if match.exact)
+        self.counters.totals["tokens_moved"] += sum(len(match.span) for match, _ in parts if not match.exact)
+        return wire.Found(
+            matches=tuple(matches),
+            pieces=lease.pieces if lease else (),
+            lease=lease.id if lease else None,
+            expires_s=self._config.read_lease_s if lease else 0.0,
+            on_the_way_tokens=on_the_way,
+        )
+
+    def _prefetch(
+        self, session: Session, message: wire.Prefetch, payload: Sequence[Buffer]
+    ) -> Answer | Awaitable[Answer]:
+        lookup = wire.Lookup(session=message.session, epoch=message.epoch, acquire=False)
+        return self._lookup(session, lookup, payload)
+
+    def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
+        matches = list(message.matches)
+        parts = self.core.parts(session.engine.space, matches, message.skip_prefix_n_tokens)
+        return self._grant(session, matches, parts, acquire=True)
+
+    def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
+        self.core.release(session, message.lease)
+        return DONE
+
+    def _fetch(self, session: Session, message: wire.Fetch, payload: Sequence[Buffer]) -> Answer:
+        lease = self.core.reads.leases.of_engine(message.lease, session.engine.name)
+        return Parcel(wire.Bytes(), [self._shard(session, piece.slot) for piece in lease.pieces])
+
+    # Writing.
+
+    async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
+        tokens, space = self._tokens(payload), session.engine.space
+        check_reservation(tokens, message.span, space.namespace.slot_bytes, self.core.cache.arena.name.size)
+        if len(tokens) > self._config.match_inline_tokens:
+            start = await _in_thread(space.exact_until, tokens, message.span)
+        else:
+            start = space.exact_until(tokens, message.span)
+        if start >= message.span.end:
+            return wire.Reserved(span=Span(start, start))
+        span = Span(start, message.span.end)
+        until = self._clock() + self._config.wait_for_store_s
+        while True:
+            self.core.sessions.get(message.session, message.epoch, self._clock())
+            deadline = self._clock() + self._config.write_lease_s
+            lease = self.core.reserve(session, tokens, span, message.exact, message.run, deadline)
+            if lease:
+                return self._reserved(lease)
+            left = until - self._clock()
+            if left <= 0 or not self._tier or not self._tier.waiting:
+                raise ArenaFull(
+                    "every slot is being read, written or saved; try again later, or give the hub more memory"
+                )
+            await self._tier.saved_some(left)
+
+    def _reserved(self, lease: WriteLease) -> Answer:
+        expires = self._config.write_lease_s
+        return wire.Reserved(span=lease.span, run=lease.run.id, lease=lease.id, slots=lease.slots, expires_s=expires)
+
+    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
+        self.core.commit(session, message.lease, message.upto)
+        return DONE
+
+    def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
+        self.core.abort(session, message.lease)
+        return DONE
+
+    async def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Answer:
+        lease = self.core.writes.leases.of_engine(message.lease, session.engine.name)
+        slot = next((slot for slot in lease.slots if slot.span.start == message.position), None)
+        if slot is None:
+            raise InvalidInput(f"no slot of lease {lease.id} begins at position {message.position}")
+        target = self._shard(session, slot.slot)
+        if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
+            sizes = [memoryview(part).nbytes for part in payload]
+            raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
+        lease.busy += 1
+        try:
+            await _in_thread(np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8))
+        finally:
+            lease.busy -= 1
+            if not lease.busy:
+                self.core.writes.let_go(lease)
+        return DONE
+
+    def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+        for chunk in self.core.clear(session.engine.space):
+            if self._tier:
+                self._tier.discard(chunk.run.key, chunk.span)
+        return DONE
+
+    # What they share.
+
+    def _tokens(self, payload: Sequence[Buffer]) -> Tokens:
+        if len(payload) != 1:
+            raise InvalidInput(f"tokens come as one payload of uint32, but this request has {len(payload)} payloads")
+        tokens = as_tokens(memoryview(payload[0]))
+        if len(tokens) > self._config.max_prompt_tokens:
+            raise InvalidInput(
+                f"{len(tokens)} tokens are more than the {self._config.max_prompt_tokens} that this hub takes; "
+                "raise max_prompt_tokens"
+            )
+        return tokens
+
+    def _load(self, chunks: set[Chunk]) -> list["asyncio.Task[None]"]:
+        return [self._tier.load(chunk) for chunk in chunks] if self._tier else []
+
+    def _shard(self, session: Session, slot: int) -> memoryview:
+        if session.rank < 0:
+            raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
+        size = session.engine.space.namespace.layout.shard_bytes
+        return self.core.cache.arena.slot(slot + session.rank * size, size)
+
+
+def _parcel(answer: Answer) -> Parcel:
+    return answer if isinstance(answer, Parcel) else Parcel(answer)
+
+
+async def _in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments))

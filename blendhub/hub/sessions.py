@@ -1,0 +1,135 @@
+"""Who is connected: the processes of the engines, and whether they live."""
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from blendhub.contracts.transport import Peer
+from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
+from blendhub.hub.index import Space
+from blendhub.layout import check_same
+from blendhub.processes import ProcessId
+
+
+class Engine:
+    """One vLLM instance; its first registration fixed the namespace."""
+
+    def __init__(self, name: str, space: Space) -> None:
+        self.name = name
+        self.space = space
+        self.sessions: dict[int, Session] = {}
+
+
+class Session:
+    """One process of an engine."""
+
+    def __init__(self, id: int, engine: Engine, rank: int, process: ProcessId, peer: Peer, now: float) -> None:
+        self.id = id
+        self.engine = engine
+        self.rank = rank
+        self.process = process
+        self.peer = peer
+        self.last_heard = now
+        self.revoked: set[int] = set()
+        """Write leases that this process must yet let go of."""
+
+    @property
+    def writes_into_the_arena(self) -> bool:
+        return self.rank >= 0 and self.process.is_here()
+
+
+class Sessions:
+    """All sessions by id, and the epoch that they belong to."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._by_id: dict[int, Session] = {}
+        self._engines: dict[str, Engine] = {}
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    @property
+    def n_engines(self) -> int:
+        return len(self._engines)
+
+    def engine(self, name: str) -> Engine | None:
+        return self._engines.get(name)
+
+    def join(self, id: int, name: str, space: Space, rank: int, process: ProcessId, peer: Peer, now: float) -> Session:
+        engine = self._engines.get(name) or Engine(name, space)
+        check_same(engine.space.namespace, space.namespace, f"engine {name!r}")
+        if rank >= space.namespace.world_size:
+            raise InvalidInput(f"rank {rank} of engine {name!r} is not below its world size")
+        if rank >= 0 and any(session.rank == rank for session in engine.sessions.values()):
+            raise InvalidInput(
+                f"rank {rank} of engine {name!r} is registered already; give each engine a name of its own"
+            )
+        session = Session(id, engine, rank, process, peer, now)
+        self._engines[name] = engine
+        engine.sessions[id] = session
+        self._by_id[id] = session
+        return session
+
+    def get(self, id: int, epoch: int, now: float) -> Session:
+        """The session, which is alive as it speaks."""
+        if epoch != self.epoch:
+            raise StaleEpoch(f"epoch {epoch} belongs to an earlier hub, this one is {self.epoch}; register again")
+        session = self._by_id.get(id)
+        if session is None:
+            raise UnknownSession(f"no session {id}: it left, or was silent for too long; register again")
+        session.last_heard = now
+        return session
+
+    def leave(self, session: Session) -> None:
+        del self._by_id[session.id]
+        del session.engine.sessions[session.id]
+        if not session.engine.sessions:
+            del self._engines[session.engine.name]
+
+    def silent_since(self, then: float) -> list[Session]:
+        return [session for session in self._by_id.values() if session.last_heard <= then]
+
+    def of_peer(self, peer: Peer) -> list[Session]:
+        return [session for session in self._by_id.values() if session.peer == peer]
+
+    def of_process(self, process: ProcessId) -> list[Session]:
+        return [session for session in self._by_id.values() if session.process == process]
+
+
+class DeathWatch:
+    """Tells at once when a process of this machine ends."""
+
+    def __init__(self, on_death: Callable[[ProcessId], None]) -> None:
+        self._on_death = on_death
+        self._fds: dict[ProcessId, int] = {}
+
+    def watch(self, process: ProcessId) -> None:
+        """Raises InvalidInput if the process of this machine is not there."""
+        if not process.is_here() or process.pid == os.getpid() or process in self._fds:
+            return
+        try:
+            fd = os.pidfd_open(process.pid)
+        except OSError:
+            fd = None
+        if not process.is_alive():
+            if fd is not None:
+                os.close(fd)
+            raise InvalidInput(f"process {process.pid} says that it registers, but it does not run")
+        if fd is not None:
+            self._fds[process] = fd
+            asyncio.get_running_loop().add_reader(fd, self._ended, process)
+
+    def forget(self, process: ProcessId) -> None:
+        fd = self._fds.pop(process, None)
+        if fd is not None:
+            asyncio.get_running_loop().remove_reader(fd)
+            os.close(fd)
+
+    def close(self) -> None:
+        for process in list(self._fds):
+            self.forget(process)
+
+    def _ended(self, process: ProcessId) -> None:
+        self.forget(process)
+        self._on_death(process)

@@ -1,0 +1,136 @@
+"""Write leases: slots that engines fill; published as all ranks commit, never reused while one may still write."""
+
+from collections.abc import Callable, Hashable
+
+from blendhub.errors import ArenaFull, InvalidInput
+from blendhub.hub.cache import Cache
+from blendhub.hub.index import Chunk, Run, content_of
+from blendhub.hub.leases import Lease, Leases
+from blendhub.hub.sessions import Session
+from blendhub.plan import Span
+from blendhub.tokens import Tokens
+from blendhub.wire import Slot
+
+
+class WriteLease(Lease):
+    """Slots for the next chunks of a run."""
+
+    __slots__ = ("busy", "committed", "published", "run", "slots", "tokens")
+
+    def __init__(
+        self, id: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
+    ) -> None:
+        super().__init__(id, session.id, session.engine.name, deadline)
+        self.run = run
+        self.tokens = tokens
+        self.slots = slots
+        ranks = range(run.space.namespace.world_size)
+        self.committed = dict.fromkeys(ranks, self.span.start)
+        """How far each rank has written."""
+        self.published = 0
+        """How many of the slots are chunks by now."""
+        self.busy = 0
+        """Copies into the slots that the hub itself makes just now."""
+
+    @property
+    def span(self) -> Span:
+        return Span(self.slots[0].span.start, self.slots[-1].span.end)
+
+
+class Quarantine:
+    """Slots of a revoked lease: shared memory cannot be taken away, so they wait for those who may still write."""
+
+    def __init__(self, offsets: list[int], size: int, waiting_for: set[Hashable]) -> None:
+        self.offsets = offsets
+        self.size = size
+        self.waiting_for = waiting_for
+
+
+class Writes:
+    """The write leases that hold, and the slots of those that were revoked."""
+
+    def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:
+        self.leases: Leases[WriteLease] = Leases()
+        self.quarantined: dict[int, Quarantine] = {}
+        self._cache = cache
+        self._published = published
+
+    def reserve(
+        self, id: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
+    ) -> WriteLease | None:
+        """Slots for the span, or for as much of its beginning as there is room for; None if there is none at all."""
+        namespace = run.space.namespace
+        slots: list[Slot] = []
+        for chunk in namespace.layout.chunks_of(span):
+            offset = self._cache.room(namespace.slot_bytes)
+            if offset is None:
+                break
+            slots.append(Slot(chunk, offset))
+        if not slots:
+            return None
+        lease = WriteLease(id, session, deadline, run, tokens, tuple(slots))
+        self.leases.add(lease)
+        return lease
+
+    def is_growing(self, run: Run) -> bool:
+        return any(lease.run is run for lease in self.leases)
+
+    def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
+        """A rank has written up to a position; what all ranks have written is published."""
+        done = lease.committed.get(session.rank)
+        if done is None:
+            raise InvalidInput(f"rank {session.rank} has no shard to commit; the ranks are {list(lease.committed)}")
+        if not done <= upto <= lease.span.end:
+            raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
+        lease.committed[session.rank] = upto
+        self._publish(lease)
+        if lease.published == len(lease.slots):
+            self.leases.end(lease)
+
+    def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
+        """End a lease; what is published stays, the other slots are free once nobody can write into them."""
+        self.leases.end(lease)
+        if lease.busy:
+            waiting_for = {*waiting_for, lease}
+        offsets = [slot.slot for slot in lease.slots[lease.published :]]
+        self.quarantined[lease.id] = Quarantine(offsets, lease.run.space.namespace.slot_bytes, waiting_for)
+        self._free_quarantined(lease.id)
+
+    def let_go(self, who: Hashable, lease: int | None = None) -> None:
+        """This one will not write into the slots of a revoked lease, or of any."""
+        for id in list(self.quarantined) if lease is None else [lease]:
+            quarantine = self.quarantined.get(id)
+            if quarantine:
+                quarantine.waiting_for.discard(who)
+                self._free_quarantined(id)
+
+    def _publish(self, lease: WriteLease) -> None:
+        reached = min(lease.committed.values())
+        ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
+        if not ready:
+            return
+        run, space = lease.run, lease.run.space
+        chunks = [Chunk(run, slot.span, None, content_of(space.digest, lease.tokens, slot.span)) for slot in ready]
+        space.publish(run, lease.tokens, chunks)
+        lease.published += len(ready)
+        for chunk, slot in zip(chunks, ready, strict=True):
+            self._cache.insert(chunk, slot.slot)
+        self._published(lease, chunks)
+
+    def _free_quarantined(self, id: int) -> None:
+        quarantine = self.quarantined[id]
+        if quarantine.waiting_for:
+            return
+        del self.quarantined[id]
+        for offset in quarantine.offsets:
+            self._cache.arena.extents.give_back(offset, quarantine.size)
+
+
+def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena_bytes: int) -> None:
+    if not len(span) or span.end > len(tokens):
+        raise InvalidInput(f"a reservation needs a span that is not empty within {len(tokens)} tokens, got {span}")
+    if slot_bytes > arena_bytes:
+        raise ArenaFull(
+            f"one chunk of this model takes {slot_bytes / 2**20:.1f} MiB, the arena has {arena_bytes / 2**20:.1f}; "
+            "give the hub a larger arena_gib or the engine smaller chunks"
+        )

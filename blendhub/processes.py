@@ -1,0 +1,42 @@
+"""Naming a process so that nobody is taken for it later: a pid alone is given to others again."""
+
+import os
+from pathlib import Path
+
+import msgspec
+
+
+class ProcessId(msgspec.Struct, frozen=True):
+    """A process of some machine."""
+
+    host: str
+    """The machine's boot and the pid namespace; only within one do pids mean anything."""
+    pid: int
+    started: int
+    """When it started, in the kernel's ticks."""
+
+    @classmethod
+    def mine(cls) -> "ProcessId":
+        return cls(this_host(), os.getpid(), _started(os.getpid()) or 0)
+
+    def is_here(self) -> bool:
+        return self.host == this_host()
+
+    def is_alive(self) -> bool:
+        """Whether a process of this machine runs still; meaningless for others."""
+        return _started(self.pid) == self.started
+
+
+def this_host() -> str:
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+def _started(pid: int) -> int | None:
+    try:
+        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name in parentheses may hold anything; what follows it starts with the state, field 3 of the page.
+    fields = facts.rpartition(")")[2].split()
+    return None if fields[0] in "ZX" else int(fields[19])

@@ -1,0 +1,34 @@
+"""Fixtures of the hub's tests."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from hub_direct import DirectHub
+
+from blendhub.config import HubConfig
+
+
+@pytest.fixture
+def make_hub() -> Iterator[Any]:
+    """Makes hubs that are closed at the end."""
+    made: list[DirectHub] = []
+
+    def make(n_slots: int = 64, store: Path | None = None, **config: Any) -> DirectHub:
+        made.append(DirectHub(HubConfig(**config), n_slots, store))
+        return made[-1]
+
+    yield make
+    for hub in made:
+        if not hub.loop.is_closed():
+            hub.close()
+
+
+@pytest.fixture
+def hub(make_hub: Any) -> DirectHub:
+    return make_hub()

@@ -1,0 +1,142 @@
+"""A hub without transports: its service is called directly, with a clock that the test moves."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from blendhub import PluginHost, wire
+from blendhub.arena_view import ArenaView
+from blendhub.config import HubConfig
+from blendhub.contracts import Parcel
+from blendhub.hub.arena import Arena
+from blendhub.hub.core import Core
+from blendhub.hub.eviction import POLICIES
+from blendhub.hub.index import Space
+from blendhub.hub.service import HubService
+from blendhub.hub.tiers import Tier
+from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.plan import Span
+from blendhub.processes import ProcessId
+from blendhub.tokens import Tokens
+
+HOST = PluginHost.discover()
+CHUNK = 32
+LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=CHUNK)
+MATCHERS = (MatcherChoice("prefix", {"chunk_tokens": 16}), MatcherChoice("rolling_hash", {"min_match_tokens": 16}))
+
+
+def namespace(model: str = "m", world_size: int = 1, **more: Any) -> Namespace:
+    return Namespace(model=model, world_size=world_size, **{"layout": LAYOUT, "matchers": MATCHERS, **more})
+
+
+def tokens(seed: int, length: int) -> Tokens:
+    return np.random.default_rng(seed).integers(0, 2**32, length, dtype=np.uint32)
+
+
+class Member:
+    """One session, and the requests that it makes."""
+
+    def __init__(self, hub: "DirectHub", engine: str, rank: int, space: Namespace, process: ProcessId) -> None:
+        self.hub, self.engine, self.rank, self.process = hub, engine, rank, process
+        self.namespace = space
+        message = wire.Register(engine=engine, rank=rank, process=process, namespace=space)
+        self.registered = hub.ask(message)
+
+    def ask(self, kind: type, payload: Sequence[Any] = (), **fields: Any) -> Any:
+        fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}
+        return self.hub.ask(kind(**fields), payload)
+
+    def lookup(self, prompt: Tokens, **more: Any) -> wire.Found:
+        return self.ask(wire.Lookup, [prompt.tobytes()], **more)
+
+    def reserve(self, text: Tokens, span: Span | None = None, **more: Any) -> wire.Reserved:
+        return self.ask(wire.Reserve, [text.tobytes()], span=span or Span(0, len(text)), **more)
+
+    def commit(self, reserved: wire.Reserved, upto: int | None = None) -> None:
+        self.ask(wire.Commit, lease=reserved.lease, upto=reserved.span.end if upto is None else upto)
+
+    def shard(self, slot: int) -> np.ndarray:
+        size = self.namespace.layout.shard_bytes
+        return self.hub.view.slot(slot + self.rank * size, size)
+
+    def write(self, reserved: wire.Reserved, text: Tokens) -> None:
+        """Fill this rank's shards with bytes that tell which tokens at which positions they belong to."""
+        for slot in reserved.slots:
+            self.shard(slot.slot)[: len(slot.span) * 4] = marks(text, slot.span, self.rank)
+
+    def store(self, text: Tokens, span: Span | None = None, **more: Any) -> wire.Reserved:
+        reserved = self.reserve(text, span, **more)
+        if reserved.lease is not None:
+            self.write(reserved, text)
+            self.commit(reserved)
+        return reserved
+
+    def check(self, found: wire.Found, prompt: Tokens) -> None:
+        """Every piece holds the bytes that were written for these tokens at the positions it names."""
+        for piece in found.pieces:
+            rows = self.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
+            expected = prompt[piece.span.start : piece.span.end] ^ np.uint32(self.rank + 1)
+            assert np.array_equal(rows, expected), "a piece holds other tokens' KV"
+
+
+def marks(text: Tokens, span: Span, rank: int) -> np.ndarray:
+    return (text[span.start : span.end] ^ np.uint32(rank + 1)).view(np.uint8)
+
+
+class DirectHub:
+    """The service, on a loop that turns only while something is asked."""
+
+    def __init__(self, config: HubConfig, n_slots: int, store: Path | None) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.now = 1000.0
+        self.arena = Arena(n_slots * namespace().slot_bytes)
+        self.view = ArenaView(self.arena.name)
+        self.core = Core(self.arena, POLICIES[config.policy](), lambda space: Space(space, HOST))
+        self.tier = None
+        if store:
+            options = {"path": str(store), "capacity_gib": 64 * 2**10 / 2**30}
+            self.tier = Tier(HOST.create("store", "disk", options), self.core.cache, self.core.spaces)
+            self.core.save = self.tier.save
+            self.tier.restore(self.core.space, self.core.next_id)
+        self.service = HubService(config, self.core, self.tier, lambda: self.now)
+
+    def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
+        """The reply's message, or the error."""
+        return self.parcel(message, payload).message
+
+    def parcel(self, message: Any, payload: Sequence[Any] = ()) -> Parcel:
+        # Through the codec, because that is where peers' values are bounded.
+        codec = self.service.codec
+        decoded = codec.decode(codec.encode(message))
+
+        async def answer() -> Parcel:
+            answered = self.service.handle(b"peer", Parcel(decoded, payload))
+            return await answered if inspect.isawaitable(answered) else answered
+
+        return self.run(answer())
+
+    def run(self, work: Awaitable[Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def settle(self) -> None:
+        """Wait until the store has caught up."""
+        while self.tier and (self.tier.waiting or self.core.cache.filling):
+            self.run(asyncio.sleep(0.001))
+
+    def join(self, engine: str = "e", rank: int = 0, space: Namespace | None = None, **more: Any) -> Member:
+        return Member(self, engine, rank, space or namespace(), more.get("process") or ProcessId.mine())
+
+    def close(self) -> None:
+        async def end() -> None:
+            self.service.close()
+            if self.tier:
+                await self.tier.close()
+
+        self.run(end())
+        del self.view
+        self.arena.close()
+        self.loop.close()
