@@ -43,8 +43,18 @@ class Member:
     def __init__(self, hub: "DirectHub", engine: str, rank: int, space: Namespace, process: ProcessId) -> None:
         self.hub, self.engine, self.rank, self.process = hub, engine, rank, process
         self.namespace = space
-        message = wire.Register(engine=engine, rank=rank, process=process, namespace=space)
-        self.registered = hub.ask(message)
+        self.join()
+
+    def join(self, replaces: int | None = None) -> None:
+        self.registered = self.hub.ask(
+            wire.Register(
+                engine=self.engine,
+                rank=self.rank,
+                process=self.process,
+                namespace=self.namespace,
+                replaces=replaces,
+            )
+        )
 
     def ask(self, kind: type, payload: Sequence[Any] = (), **fields: Any) -> Any:
         fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}

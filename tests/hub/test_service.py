@@ -245,10 +245,7 @@ def test_a_silent_session_keeps_only_the_slots_it_may_still_write(make_hub):
     late = hub.join("other")
     with pytest.raises(ArenaFull):
         late.reserve(tokens(2, 32))
-    again = wire.Register(
-        engine="e", rank=0, process=member.process, namespace=namespace(), replaces=member.registered.session
-    )
-    hub.ask(again)
+    member.join(replaces=member.registered.session)
     assert late.reserve(tokens(2, 64)).span == Span(0, 64)
     hub.core.check_integrity()
 

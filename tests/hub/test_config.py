@@ -1,0 +1,47 @@
+"""What a person writes about a hub."""
+
+import pytest
+
+from blendhub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
+from blendhub.errors import OptionError
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        HubConfig(),
+        HubConfig(
+            listen=(Listen(endpoint="ipc:///x/y", options={"a": [1, True], "b": "c"}), Listen(endpoint="tcp://h:1")),
+            store=StoreChoice(options={"path": 'a "quoted" path'}),
+            arena_gib=1.5,
+            policy="s3fifo",
+        ),
+    ],
+)
+def test_what_is_printed_is_read_back(config, tmp_path):
+    path = tmp_path / "hub.toml"
+    path.write_text(as_toml(config))
+    assert load_config(path) == config
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("arena_gb = 1", r"has no option 'arena_gb' \(did you mean 'arena_gib'\?\)"),
+        ("arena_gib = -1", "arena_gib = -1 is not valid"),
+        ('policy = "mru"', "policy = 'mru' is not valid"),
+        ("[[listen]]\nendpont = 'x'", "listen = .* is not valid"),
+        ("arena_gib =", "is not TOML"),
+    ],
+)
+def test_a_mistake_names_the_file_and_the_key(text, complaint, tmp_path):
+    path = tmp_path / "hub.toml"
+    path.write_text(text)
+    with pytest.raises(OptionError, match=complaint) as raised:
+        load_config(path)
+    assert str(path) in str(raised.value)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(OptionError, match="cannot read"):
+        load_config(tmp_path / "none.toml")

@@ -1,0 +1,52 @@
+"""Room in the arena, beside a map of single grains."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub.hub.extents import GRAIN, Extents, rounded
+
+SIZE = 40 * GRAIN
+steps = st.lists(st.one_of(st.integers(1, 12 * GRAIN), st.just(None)), max_size=60)
+
+
+@given(steps, st.randoms(use_true_random=False))
+def test_every_grain_has_one_owner_and_room_is_found_if_there_is_any(steps, random):
+    extents = Extents(SIZE)
+    taken: list[tuple[int, int]] = []
+    for size in steps:
+        if size is None:
+            if taken:
+                extents.give_back(*taken.pop(random.randrange(len(taken))))
+            continue
+        start = extents.take(size)
+        if start is None:
+            assert longest_free(taken) < rounded(size), "there was room, but it was not found"
+        else:
+            taken.append((start, size))
+        check(extents, taken)
+
+
+def check(extents: Extents, taken: list[tuple[int, int]]) -> None:
+    owners = [0] * (SIZE // GRAIN)
+    for start, size in [*taken, *extents.stretches()]:
+        for grain in range(start // GRAIN, (start + rounded(size)) // GRAIN):
+            owners[grain] += 1
+    assert owners == [1] * len(owners)
+    assert extents.free == sum(size for _, size in extents.stretches())
+
+
+def longest_free(taken: list[tuple[int, int]]) -> int:
+    longest = at = 0
+    for start, size in sorted(taken):
+        longest = max(longest, start - at)
+        at = start + rounded(size)
+    return max(longest, SIZE - at)
+
+
+def test_slots_of_one_size_never_need_merging():
+    extents = Extents(100 * 640)
+    starts = [extents.take(640) for _ in range(100)]
+    assert sorted(starts) == list(range(0, 64000, 640)) and extents.take(1) is None
+    for start in starts[::2]:
+        extents.give_back(start, 640)
+    assert {extents.take(640) for _ in range(50)} == set(starts[::2])

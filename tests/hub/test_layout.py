@@ -1,0 +1,69 @@
+"""The geometry of slots, and when two engines may share them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub.errors import LayoutMismatch
+from blendhub.layout import KVLayout, MatcherChoice, Namespace, check_same
+from blendhub.plan import Span
+
+sizes = st.integers(1, 5)
+layouts = st.builds(
+    KVLayout,
+    layers=sizes,
+    kv_heads=sizes,
+    key_dim=sizes,
+    value_dim=st.integers(0, 5),
+    dtype=st.sampled_from(["float32", "bfloat16", "int8"]),
+    chunk_tokens=sizes,
+)
+
+
+@given(layouts)
+def test_the_parts_of_a_shard_tile_it(layout):
+    at = 0
+    for layer in range(layout.layers):
+        assert layout.keys_at(layer) == at
+        at += layout.chunk_tokens * layout.key_row_bytes
+        assert layout.values_at(layer) == at
+        at += layout.chunk_tokens * layout.value_row_bytes
+    assert at == layout.shard_bytes == layout.chunk_tokens * layout.token_bytes
+
+
+@given(layouts, st.integers(0, 30), st.integers(0, 30))
+def test_chunks_tile_a_span_and_stay_within_one_cell_of_the_grid(layout, start, length):
+    span = Span(start, start + length)
+    chunks = layout.chunks_of(span)
+    assert [position for chunk in chunks for position in range(chunk.start, chunk.end)] == list(range(start, span.end))
+    for chunk in chunks:
+        assert len(chunk) and chunk.start // layout.chunk_tokens == (chunk.end - 1) // layout.chunk_tokens
+
+
+def test_namespaces_are_told_apart_by_every_field():
+    layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")
+    base = {"model": "m", "layout": layout}
+    others = [
+        {"model": "n"},
+        {"revision": "r"},
+        {"weights": "w"},
+        {"rotary": "x"},
+        {"lora": "l"},
+        {"cache_salt": "s"},
+        {"world_size": 2},
+        {"matchers": (MatcherChoice("prefix"),)},
+        {"layout": KVLayout(layers=2, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")},
+    ]
+    assert {name for other in others for name in other} == set(Namespace.__struct_fields__)
+    digests = {Namespace(**{**base, **other}).digest for other in [{}, *others]}
+    assert len(digests) == len(others) + 1
+    for other in others:
+        (name,) = other
+        with pytest.raises(LayoutMismatch, match=f"engine 'e' is registered with another namespace: {name} is"):
+            check_same(Namespace(**base), Namespace(**{**base, **other}), "engine 'e'")
+    check_same(Namespace(**base), Namespace(**base), "engine 'e'")
+
+
+def test_an_unknown_dtype_is_refused_with_those_that_exist():
+    with pytest.raises(LayoutMismatch, match=r"'float12'.*bfloat16"):
+        KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="float12")

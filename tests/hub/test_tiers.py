@@ -1,0 +1,143 @@
+"""The store behind the arena: what is evicted comes back, also after a restart, and what is damaged does not."""
+
+import pytest
+from hub_direct import CHUNK, namespace, tokens
+
+from blendhub import wire
+from blendhub.plan import Span
+
+TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
+
+
+@pytest.fixture
+def small_hub(make_hub, tmp_path):
+    """Room for four chunks in memory, and for many on disk."""
+    return make_hub(n_slots=4, store=tmp_path / "store")
+
+
+def fill(hub, member, texts=TEXTS):
+    for text in texts:
+        member.store(text)
+        hub.settle()  # a full arena grants less than was asked while it waits for the store
+
+
+def test_evicted_chunks_come_back_from_the_store(small_hub):
+    member = small_hub.join()
+    fill(small_hub, member)
+    for text in TEXTS:
+        found = member.lookup(text, wait_s=5.0)
+        assert sum(len(piece.span) for piece in found.pieces) == len(text)
+        member.check(found, text)
+        member.ask(wire.Release, lease=found.lease)
+        small_hub.core.check_integrity()
+    assert small_hub.tier.loads > 0
+
+
+def test_without_waiting_the_reply_says_what_is_on_the_way(small_hub):
+    member = small_hub.join()
+    fill(small_hub, member)
+    found = member.lookup(TEXTS[0])
+    assert found.on_the_way_tokens == len(TEXTS[0]) and found.lease is None
+    small_hub.settle()
+    assert len(member.lookup(TEXTS[0]).pieces) == 2
+
+
+def test_a_prefetch_brings_chunks_before_they_are_needed(small_hub):
+    member = small_hub.join()
+    fill(small_hub, member)
+    member.ask(wire.Prefetch, [TEXTS[1].tobytes()])
+    small_hub.settle()
+    member.check(member.lookup(TEXTS[1]), TEXTS[1])
+    assert len(member.lookup(TEXTS[1]).pieces) == 2
+
+
+def test_everything_stored_is_matchable_after_a_restart(make_hub, tmp_path):
+    first = make_hub(n_slots=32, store=tmp_path / "store")
+    member = first.join()
+    fill(first, member)
+    grown = tokens(50, 3 * CHUNK)
+    run = member.store(grown, Span(0, CHUNK)).run
+    member.store(grown, Span(CHUNK, 3 * CHUNK), run=run)
+    member.store(tokens(51, 50), exact=False)
+    first.settle()
+    first.close()
+    second = make_hub(n_slots=32, store=tmp_path / "store")
+    member = second.join()
+    second.core.check_integrity()
+    for text in [*TEXTS, grown]:
+        found = member.lookup(text, wait_s=5.0)
+        assert sum(len(piece.span) for piece in found.pieces) == len(text)
+        assert all(piece.exact for piece in found.pieces)
+        member.check(found, text)
+    blended = member.lookup(tokens(51, 50), wait_s=5.0)
+    assert blended.pieces and not any(piece.exact for piece in blended.pieces)
+
+
+def test_a_run_with_a_lost_chunk_is_restored_around_it(make_hub, tmp_path):
+    first = make_hub(n_slots=32, store=tmp_path / "store")
+    member, text = first.join(), tokens(1, 6 * CHUNK)
+    member.store(text)
+    first.settle()
+    first.close()
+    (lost,) = (tmp_path / "store").rglob(f"*-{2 * CHUNK}-{3 * CHUNK}.kv")
+    lost.unlink()
+    second = make_hub(n_slots=32, store=tmp_path / "store")
+    found = second.join().lookup(text, wait_s=5.0)
+    assert [piece.span.start // CHUNK for piece in found.pieces] == [0, 1, 3, 4, 5]
+    second.core.check_integrity()
+
+
+def test_a_damaged_chunk_is_counted_and_never_served(make_hub, tmp_path):
+    first = make_hub(n_slots=32, store=tmp_path / "store")
+    member = first.join()
+    fill(first, member, TEXTS[:1])
+    first.close()
+    (damaged,) = (tmp_path / "store").rglob(f"*-0-{CHUNK}.kv")
+    content = bytearray(damaged.read_bytes())
+    content[-5] ^= 1
+    damaged.write_bytes(content)
+    second = make_hub(n_slots=32, store=tmp_path / "store")
+    member = second.join()
+    found = member.lookup(TEXTS[0], wait_s=5.0)
+    assert [piece.span for piece in found.pieces] == [Span(CHUNK, 2 * CHUNK)]
+    member.check(found, TEXTS[0])
+    assert second.service.numbers().counters["store_corrupted"] == 1
+    assert second.core.spaces[namespace().digest].n_chunks == 1
+    second.core.check_integrity()
+
+
+def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tmp_path):
+    hub = make_hub(n_slots=4, store=tmp_path / "store")
+    member = hub.join()
+    texts = [tokens(seed, 2 * CHUNK) for seed in range(100, 220)]
+    for text in texts:
+        member.store(text)
+    hub.settle()
+    hub.core.check_integrity()
+    known = sum(bool(member.lookup(text, acquire=False).matches) for text in texts)
+    assert 2 < known < len(texts), "the store has a capacity"
+    for text in texts:
+        found = member.lookup(text, wait_s=5.0)
+        member.check(found, text)
+        if found.lease is not None:
+            member.ask(wire.Release, lease=found.lease)
+
+
+def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
+    hub = make_hub(n_slots=4, store=tmp_path / "store")
+    member = hub.join()
+    hub.tier.store.close()
+    fill(hub, member)
+    assert hub.service.numbers().counters["store_failures"] > 0
+    found = member.lookup(TEXTS[-1])
+    assert found.pieces
+    member.check(found, TEXTS[-1])
+    hub.core.check_integrity()
+
+
+def test_clear_empties_the_store_too(small_hub, tmp_path):
+    member = small_hub.join()
+    fill(small_hub, member)
+    member.ask(wire.Clear)
+    small_hub.close()
+    assert not list((tmp_path / "store").rglob("*.kv"))
