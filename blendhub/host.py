@@ -143,6 +143,8 @@ KNOWN_HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("matcher", "separator"): "blendhub-matchers",
         ("matcher", "rolling_hash"): "blendhub-matchers",
         ("store", "disk"): "blendhub-stores",
+        ("transport", "inproc"): "blendhub-transports",
+        ("transport", "zmq"): "blendhub-transports",
     }
 )
 """Where names live that people may ask for before installing them; only used to word an error."""

@@ -1,0 +1,10 @@
+"""The conformance suite of transports: every sentence of :mod:`blendhub.contracts.transport`, tested."""
+
+from blendhub.testing.transports.answering import AnsweringTests
+from blendhub.testing.transports.ending import EndingTests
+from blendhub.testing.transports.hostile import HostileTests
+from blendhub.testing.transports.limits import LimitTests
+
+
+class TransportSuite(AnsweringTests, LimitTests, EndingTests, HostileTests):
+    """Subclass it as ``class TestMine(TransportSuite)`` with ``create`` and ``endpoint``."""

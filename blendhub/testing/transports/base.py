@@ -1,0 +1,187 @@
+"""What all parts of the transport suite share: a service, its messages, and a server in a thread of its own."""
+
+import asyncio
+import socket
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeAlias
+
+import msgspec
+import pytest
+
+from blendhub import errors
+from blendhub.contracts import Codec, Connection, Parcel, Server, Service, Transport
+from blendhub.contracts.transport import Peer
+from blendhub.host import PluginHost
+
+LONG = 30.0
+"""A timeout that no test should ever use up."""
+
+SOON = 5.0
+"""What counts as at once on a machine that is busy with other things."""
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """``text`` comes back after ``seconds``; ``fail`` names an error to answer with instead."""
+
+    text: str = ""
+    seconds: float = 0.0
+    fail: str = ""
+
+
+class Told(msgspec.Struct, frozen=True, tag=True):
+    text: str
+
+
+def service_codec(version: int = 1) -> Codec:
+    return Codec(Ask, version=version)
+
+
+def client_codec(version: int = 1) -> Codec:
+    return Codec(Told, version=version)
+
+
+class Parrot(Service):
+    """Says again what it is told, payload and all."""
+
+    def __init__(self, version: int = 1) -> None:
+        self.codec = service_codec(version)
+        self.started = 0
+        self.peers_gone: list[Peer] = []
+
+    def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
+        self.started += 1
+        ask: Ask = request.message
+        if ask.fail:
+            raise getattr(errors, ask.fail, RuntimeError)(f"asked to fail: {ask.text}")
+        reply = Parcel(Told(ask.text), request.payload)
+        return self._later(ask.seconds, reply) if ask.seconds else reply
+
+    def gone(self, peer: Peer) -> None:
+        self.peers_gone.append(peer)
+
+    async def _later(self, seconds: float, reply: Parcel) -> Parcel:
+        await asyncio.sleep(seconds)
+        return reply
+
+
+class Running:
+    """A server, and the loop that turns it."""
+
+    def __init__(self, transport: Transport, endpoint: str, service: Service) -> None:
+        self.service = service
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+        self.server: Server | None = None
+        try:
+            self.server = self.run(transport.serve(endpoint, service))
+            self.endpoint = self.server.endpoint
+        except BaseException:
+            self.stop()
+            raise
+
+    def run(self, work: Any) -> Any:
+        async def wait() -> Any:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(wait(), self.loop).result(LONG)
+
+    def stop(self) -> None:
+        if self.loop.is_closed():
+            return
+        if self.server:
+            self.run(self.server.close())
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+Serve: TypeAlias = Callable[..., Running]
+Connect: TypeAlias = Callable[..., Connection]
+
+
+class TransportTests(ABC):
+    """Base of the parts of the suite. A subclass's ``create`` makes the transport under test."""
+
+    max_pending: ClassVar[int] = 4096
+    """How many requests one server takes before it says Busy; give the transport that limit in ``create``."""
+
+    crosses_processes: ClassVar[bool] = True
+    """Whether a client can be in another process than its server."""
+
+    @abstractmethod
+    def create(self) -> Transport:
+        """The transport under test."""
+
+    @abstractmethod
+    def endpoint(self, path: Path) -> str:
+        """An endpoint that nobody listens at; ``path`` is a directory of this test's own."""
+
+    @classmethod
+    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
+        """The suite of an installed transport; raises if it cannot be created with these options."""
+        scheme = host.create("transport", name, options).schemes[0]
+
+        def create(suite: object) -> Any:
+            return host.create("transport", name, options)
+
+        def endpoint(suite: object, path: Path) -> str:
+            return f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp://" else f"{scheme}{path}/endpoint"
+
+        limit = options.get("max_pending", cls.max_pending)
+        attributes = {"create": create, "endpoint": endpoint, "max_pending": limit}
+        return type("TestInstalledTransport", (cls,), {**attributes, "crosses_processes": scheme != "inproc://"})
+
+    def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
+        """Send bytes to a server that no client of this transport would send; override it where that can be done."""
+        pytest.skip("this suite was not told how to send raw bytes over this transport")
+
+    @pytest.fixture
+    def path(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        # Short, because paths of Unix sockets are.
+        return tmp_path_factory.mktemp("t")
+
+    @pytest.fixture
+    def serve(self, path: Path) -> Iterator[Serve]:
+        """Starts servers that are stopped at the end."""
+        running: list[Running] = []
+
+        def start(service: Service | None = None, endpoint: str | None = None) -> Running:
+            running.append(Running(self.create(), endpoint or self.endpoint(path), service or Parrot()))
+            return running[-1]
+
+        yield start
+        for one in running:
+            one.stop()
+
+    @pytest.fixture
+    def connect(self) -> Iterator[Connect]:
+        """Makes connections that are closed at the end."""
+        made: list[Connection] = []
+
+        def to(endpoint: str, version: int = 1) -> Connection:
+            made.append(self.create().connect(endpoint, client_codec(version)))
+            return made[-1]
+
+        yield to
+        for one in made:
+            one.close()
+
+    @pytest.fixture
+    def server(self, serve: Serve) -> Running:
+        return serve()
+
+    @pytest.fixture
+    def connection(self, server: Running, connect: Connect) -> Connection:
+        return connect(server.endpoint)
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that nobody listens at just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

@@ -1,0 +1,32 @@
+"""Whatever bytes arrive, the server lives on, and others do not notice."""
+
+import time
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blendhub.contracts import Connection, Parcel
+from blendhub.testing.transports.base import LONG, Ask, Running, Told, TransportTests
+
+garbage = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
+
+
+class HostileTests(TransportTests):
+    @pytest.mark.slow
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(frames=garbage)
+    def test_garbage_harms_nobody(self, server: Running, connection: Connection, frames: list[bytes]) -> None:
+        for _ in range(5):
+            self.send_raw(server.endpoint, frames)
+        assert connection.call(Parcel(Ask("well behaved")), LONG).message == Told("well behaved")
+
+    def test_garbage_is_counted(self, server: Running, connection: Connection) -> None:
+        assert server.server
+        before = server.server.refused
+        for number in range(20):
+            self.send_raw(server.endpoint, [b"garbage %d" % number])
+        deadline = time.monotonic() + LONG
+        while server.server.refused < before + 20 and time.monotonic() < deadline:
+            connection.call(Parcel(Ask("well behaved")), LONG)
+        assert server.server.refused == before + 20

@@ -1,0 +1,52 @@
+"""The transports of BlendHub. This module is what the entry point names; it imports nothing heavy."""
+
+from typing import Any
+
+from blendhub.contracts.transport import Transport
+from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub_transports.options import InprocOptions, ZmqOptions
+
+
+def _inproc(options: Any) -> Transport:
+    from blendhub_transports.inproc import InprocTransport
+
+    return InprocTransport(options)
+
+
+def _zmq(options: Any) -> Transport:
+    from blendhub_transports.zmq_transport import ZmqTransport
+
+    return ZmqTransport(options)
+
+
+def _needs_zmq() -> Unavailable | None:
+    from importlib.util import find_spec
+
+    if find_spec("zmq"):
+        return None
+    return Unavailable("pyzmq is not installed", "pip install 'pyzmq>=26'")
+
+
+@hookimpl
+def blendhub_plugins() -> list[PluginSpec]:
+    return [
+        PluginSpec(
+            kind="transport",
+            name="inproc",
+            api=1,
+            summary="requests within one process, handed over as they are",
+            factory=_inproc,
+            options=InprocOptions,
+            capabilities=("inproc://",),
+        ),
+        PluginSpec(
+            kind="transport",
+            name="zmq",
+            api=1,
+            summary="requests between processes of one machine, or between machines with keys",
+            factory=_zmq,
+            options=ZmqOptions,
+            capabilities=("ipc://", "tcp://"),
+            probe=_needs_zmq,
+        ),
+    ]

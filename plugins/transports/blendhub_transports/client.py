@@ -1,0 +1,273 @@
+"""The client's side of the zmq transport. No thread of its own: whoever waits for a reply does the work.
+
+A ZeroMQ socket is for one thread at a time, and a hop to another thread costs more than the request. So the
+threads of a connection take turns: one *leads*, that is, it holds the lock, sends what others queued and
+settles what is answered. The others sleep on bells. Whoever gives up the lead looks back for work left over.
+"""
+
+import itertools
+import logging
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import SimpleQueue
+from typing import NamedTuple
+
+import zmq
+
+from blendhub.contracts.transport import Buffer, Codec, Connection, Parcel, Pending
+from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
+from blendhub_transports import frames
+from blendhub_transports.faults import decode_fault
+from blendhub_transports.link import Link
+from blendhub_transports.options import ZmqOptions
+from blendhub_transports.pending import Bell, Wake, deadline_after, ring, sleep_on
+
+log = logging.getLogger("blendhub.transports")
+
+NEWS_AGE_S = 0.001
+"""How old the news of the link may be when something is sent: asking for it costs as much as sending."""
+
+
+class _Answer(NamedTuple):
+    """What came back, not yet decoded: that is for the thread that wants it."""
+
+    header: frames.Header
+    body: memoryview
+    payload: list[memoryview]
+
+
+class ZmqPending(Pending):
+    def __init__(self, connection: "ZmqConnection", number: int, timeout: float, deadline: float) -> None:
+        self._connection = connection
+        self.number = number
+        self.timeout = timeout
+        self.deadline = deadline
+        self.sent = False
+        self.outcome: _Answer | BlendHubError | None = None
+        self.bells: deque[Bell] = deque()
+
+    def done(self) -> bool:
+        if self.outcome is None:
+            self._connection.progress(self)
+        return self.outcome is not None
+
+    def result(self) -> Parcel:
+        while self.outcome is None:
+            self._connection.wait_for(self)
+        return self._connection.opened(self.outcome)
+
+
+class ZmqConnection(Connection):
+    def __init__(self, endpoint: str, dial: Callable[[Wake], Link], codec: Codec, options: ZmqOptions) -> None:
+        self._endpoint = endpoint
+        self._dial = dial
+        self._codec = codec
+        self._options = options
+        self._closed = False
+        self._process = os.getpid()
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, ZmqPending] = {}
+        self._outbox: deque[tuple[ZmqPending, bytes, Sequence[Buffer]]] = deque()
+        self._lead = threading.Lock()
+        self._asleep = False
+        self._followers: deque[Bell] = deque()
+        self._wake = Wake()
+        self._link: Link | None = None
+        self._news_at = 0.0
+
+    def submit(self, request: Parcel, timeout: float) -> ZmqPending:
+        deadline = deadline_after(timeout)
+        if self._closed:
+            raise self._gone_by_closing()
+        if os.getpid() != self._process:
+            raise PeerGone(f"this connection to {self._endpoint} belongs to the process that this one forked from")
+        number = next(self._numbers)
+        frame = self._frame(request, number, timeout)
+        if len(self._pending) >= self._options.max_pending:
+            self._make_room()
+        pending = ZmqPending(self, number, timeout, deadline)
+        self._pending[number] = pending
+        self._outbox.append((pending, frame, request.payload))
+        self._look_back()
+        return pending
+
+    def close(self) -> None:
+        self._closed = True
+        self._wake.up()
+        with self._lead:
+            for pending in list(self._pending.values()):
+                self._settle(pending, self._gone_by_closing())
+            if self._link:
+                self._link.close()
+                self._link = None
+
+    def progress(self, pending: ZmqPending) -> None:
+        """Do what can be done for ``pending`` without waiting."""
+        if self._lead.acquire(blocking=False):
+            try:
+                self._send()
+                self._hear_news()
+                self._receive(pending)
+            finally:
+                self._lead.release()
+                self._look_back()
+        if pending.outcome is None and time.monotonic() >= pending.deadline:
+            self._expire(pending)
+
+    def wait_for(self, pending: ZmqPending) -> None:
+        """Lead until ``pending`` is settled, or follow until it is or the lead is free."""
+        try:
+            if self._lead.acquire(blocking=False):
+                try:
+                    self._lead_until(pending)
+                finally:
+                    self._lead.release()
+            else:
+                self._follow(pending)
+        finally:
+            self._look_back()
+
+    def opened(self, outcome: _Answer | BlendHubError) -> Parcel:
+        """The reply that this is; raises if it is an error instead."""
+        if isinstance(outcome, BlendHubError):
+            raise outcome
+        if outcome.header.kind == frames.FAULT:
+            raise decode_fault(outcome.body)
+        frames.check_versions(outcome.header, self._codec.version, reader="the client", writer="the server")
+        return Parcel(self._codec.decode(outcome.body), outcome.payload)
+
+    def _lead_until(self, pending: ZmqPending) -> None:
+        while True:
+            self._send()
+            self._receive(pending)
+            if pending.outcome is not None:
+                return
+            remaining = pending.deadline - time.monotonic()
+            if remaining <= 0:
+                self._expire(pending)
+                return
+            self._asleep = True
+            try:
+                # Asked after _asleep is set: who adds to the outbox later sees that, and wakes us.
+                news = not self._outbox and not self._closed and self._linked().wait(remaining)
+            finally:
+                self._asleep = False
+            if news:
+                self._hear_news()
+
+    def _follow(self, pending: ZmqPending) -> None:
+        bell: Bell = SimpleQueue()
+        pending.bells.append(bell)
+        self._followers.append(bell)
+        try:
+            # Asked after the bell is up: a leader who left, or settled this, before that did not ring it.
+            if self._lead.locked() and pending.outcome is None and not sleep_on(bell, pending.deadline):
+                self._expire(pending)
+        finally:
+            self._followers.remove(bell)
+            pending.bells.remove(bell)
+
+    def _look_back(self) -> None:
+        """See that somebody does what came up while the lead was held."""
+        while self._outbox and self._lead.acquire(blocking=False):
+            try:
+                self._send()
+            finally:
+                self._lead.release()
+        if self._outbox and self._asleep:
+            self._wake.up()
+        if self._followers and not self._lead.locked():
+            ring(self._followers)
+
+    # What follows is done by the leader.
+
+    def _linked(self) -> Link:
+        if self._link is None:
+            self._link = self._dial(self._wake)
+        return self._link
+
+    def _send(self) -> None:
+        if not self._outbox:
+            return
+        if time.monotonic() - self._news_at > NEWS_AGE_S:
+            self._hear_news()
+        while self._outbox:
+            pending, frame, payload = self._outbox.popleft()
+            if self._closed:
+                self._settle(pending, self._gone_by_closing())
+            if pending.outcome is not None:
+                continue
+            pending.sent = True
+            try:
+                frames.send(self._linked().socket, frame, payload)
+            except zmq.Again:
+                self._settle(pending, self._busy("high_water_mark", self._options.high_water_mark))
+
+    def _receive(self, pending: ZmqPending) -> None:
+        """Settle what is answered, up to ``pending``: what comes after it is for the next leader."""
+        if self._closed:
+            self._settle(pending, self._gone_by_closing())
+        socket = self._linked().socket
+        # Asking first is cheaper than catching zmq.Again.
+        while pending.outcome is None and socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            frame = memoryview(socket.recv(zmq.NOBLOCK))
+            payload: list[memoryview] = []
+            while socket.getsockopt(zmq.RCVMORE):
+                payload.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+            try:
+                header = frames.read_header(frame)
+            except ProtocolError as error:
+                log.warning("%s sent what is no answer: %s", self._endpoint, error)
+                continue
+            answered = self._pending.get(header.number)
+            if answered:
+                self._settle(answered, _Answer(header, frame[frames.HEADER_BYTES :], payload))
+
+    def _hear_news(self) -> None:
+        """If the server went away, what it was sent will not be answered."""
+        self._news_at = time.monotonic()
+        ended = self._link.ended() if self._link else None
+        if self._link and ended:
+            self._link.close()
+            self._link = None
+            for pending in [pending for pending in self._pending.values() if pending.sent]:
+                self._settle(pending, PeerGone(f"{ended}; the request may or may not have been carried out"))
+
+    # What any thread may do.
+
+    def _frame(self, request: Parcel, number: int, timeout: float) -> bytes:
+        body = self._codec.encode(request.message)
+        sizes = [frames.HEADER_BYTES + len(body), *frames.payload_sizes(request.payload)]
+        frames.check_frames(sizes, self._options.max_frame_bytes, self._options.max_payload_frames)
+        # Rounded up, so that a server on the same clock never gives up before the caller does.
+        header = frames.request_header(self._codec.version, number, math.ceil(timeout * 1000), time.time())
+        return header + body
+
+    def _settle(self, pending: ZmqPending, outcome: _Answer | BlendHubError) -> None:
+        if self._pending.pop(pending.number, None):
+            pending.outcome = outcome
+            ring(pending.bells)
+
+    def _expire(self, pending: ZmqPending) -> None:
+        self._settle(
+            pending,
+            DeadlineExceeded(f"{self._endpoint} did not answer within {pending.timeout:g} s; is it overloaded?"),
+        )
+
+    def _make_room(self) -> None:
+        """Give up what nobody waited for in time; raises Busy if that is not enough."""
+        now = time.monotonic()
+        for pending in [pending for pending in list(self._pending.values()) if pending.deadline <= now]:
+            self._expire(pending)
+        if len(self._pending) >= self._options.max_pending:
+            raise self._busy("max_pending", self._options.max_pending)
+
+    def _busy(self, option: str, limit: int) -> Busy:
+        return Busy(f"this connection to {self._endpoint} has {limit} requests under way, as many as {option} allows")
+
+    def _gone_by_closing(self) -> PeerGone:
+        return PeerGone(f"this connection to {self._endpoint} was closed")

@@ -1,0 +1,78 @@
+"""What a zmq server opens and must close again: a bound ROUTER, its monitor, its keys, its socket's file."""
+
+import asyncio
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
+
+import zmq
+
+from blendhub.errors import InvalidInput, OptionError
+from blendhub_transports.endpoints import Endpoint
+from blendhub_transports.keys import read_clients, read_secret
+from blendhub_transports.options import ZmqOptions
+from blendhub_transports.socket_file import SocketFile
+from blendhub_transports.sockets import set_limits, watch
+from blendhub_transports.zap import DOMAIN, Doorkeeper
+
+
+class Door:
+    """``router`` is bound and ``monitor`` tells of all who come; ``endpoint`` names the port that was picked."""
+
+    router: "zmq.Socket[bytes]"
+    monitor: "zmq.Socket[bytes]"
+    endpoint: str
+
+    def __init__(self, where: Endpoint, options: ZmqOptions) -> None:
+        self._linger_ms = round(options.linger_s * 1000)
+        with contextlib.ExitStack() as opened:
+            self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            broken = opened.enter_context(contextlib.ExitStack())
+            broken.callback(self._context.destroy, linger=0)
+            self.router = self._context.socket(zmq.ROUTER)
+            set_limits(self.router, options, where)
+            if where.path is None and (options.secret_key or not where.private):
+                opened.callback(_lock(self.router, where, options).close)
+            # Before the first connection, or it would go unnoticed.
+            self.monitor = watch(self.router)
+            if where.path is not None:
+                file = SocketFile(where.path)
+                opened.callback(file.remove)
+                self.router.setsockopt(zmq.USE_FD, file.descriptor)
+            self.endpoint = _bind(self.router, where)
+            broken.pop_all()
+            self._opened = opened.pop_all()
+
+    async def close(self) -> None:
+        """Let the last replies leave, and leave nothing behind."""
+        self._opened.close()
+        self.router.disable_monitor()
+        self.monitor.close()
+        self.router.close(linger=self._linger_ms)
+        # The context waits for what lingers; a port is free again only when it has ended.
+        with ThreadPoolExecutor(1) as waiter:
+            await asyncio.get_running_loop().run_in_executor(waiter, self._context.term)
+
+
+def _lock(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> Doorkeeper:
+    """Let only the holders of listed keys in."""
+    if not options.secret_key:
+        raise OptionError(
+            f"others can reach {where.text}, so it needs keys: make them with `blendhub keys`, then set the options "
+            "secret_key and client_keys; or serve on ipc:// or a loopback address"
+        )
+    pair = read_secret("secret_key", options.secret_key)
+    allowed = read_clients("client_keys", options.client_keys)
+    router.setsockopt(zmq.CURVE_SERVER, True)
+    router.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
+    router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    return Doorkeeper(router.context, allowed)
+
+
+def _bind(router: "zmq.Socket[bytes]", where: Endpoint) -> str:
+    try:
+        router.bind(where.text)
+    except zmq.ZMQError as error:
+        raise InvalidInput(
+            f"no server can listen at {where.text}: {error.strerror}; stop who does, or choose another endpoint"
+        ) from None
+    return where.text if where.path is not None else router.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,0 +1,47 @@
+"""What can be set on each transport. Kept apart so that listing them does not import ZeroMQ."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+MaxPending = Annotated[
+    int,
+    Meta(ge=1, le=2**20, description="requests under way in one server, and in one connection; one more is told Busy"),
+]
+
+
+class InprocOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_pending: MaxPending = 4096
+
+
+class ZmqOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    max_pending: MaxPending = 4096
+    max_frame_bytes: Annotated[
+        int, Meta(ge=2**12, le=2**40, description="the largest message, and the largest buffer of a payload")
+    ] = 256 * 2**20
+    max_payload_frames: Annotated[
+        int, Meta(ge=0, le=2**16, description="the most buffers that travel beside one message")
+    ] = 1024
+    high_water_mark: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2**24,
+            description="messages that wait in one direction of one connection; beyond it a client is told Busy "
+            "and a client that does not read loses replies",
+        ),
+    ] = 8192
+    heartbeat_s: Annotated[
+        float, Meta(ge=0.05, le=3600, description="seconds between heartbeats; a peer silent for three is gone")
+    ] = 2.0
+    linger_s: Annotated[
+        float, Meta(ge=0, le=60, description="seconds that a closing server gives its last replies to leave")
+    ] = 0.2
+    secret_key: Annotated[
+        str, Meta(description="file with the secret key of this side, made by `blendhub keys`; used on tcp:// only")
+    ] = ""
+    server_key: Annotated[str, Meta(description="file with the public key of the server; clients need it")] = ""
+    client_keys: Annotated[
+        str, Meta(description="directory with the public keys of the clients that may connect; servers need it")
+    ] = ""

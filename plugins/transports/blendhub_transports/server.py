@@ -1,0 +1,143 @@
+"""The server's side of the zmq transport: one ROUTER socket, read on the caller's event loop."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from functools import partial
+
+import zmq
+
+from blendhub.contracts.transport import Buffer, Parcel, Peer, Server, Service
+from blendhub.errors import BlendHubError, ProtocolError
+from blendhub_transports import frames
+from blendhub_transports.desk import Desk
+from blendhub_transports.door import Door
+from blendhub_transports.faults import encode_fault, service_failure
+from blendhub_transports.inlet import Inlet
+from blendhub_transports.options import ZmqOptions
+from blendhub_transports.roster import Roster
+from blendhub_transports.sockets import CAME, LEFT, REFUSED, read_news
+
+log = logging.getLogger("blendhub.transports")
+
+
+class ZmqServer(Server):
+    """Answers what comes through ``door``."""
+
+    def __init__(self, door: Door, service: Service, options: ZmqOptions, *, shares_clock: bool) -> None:
+        """``shares_clock`` where no client can be on another machine."""
+        self.endpoint = door.endpoint
+        self.refused = 0
+        self._door = door
+        self._router = door.router
+        self._service = service
+        self._options = options
+        self._shares_clock = shares_clock
+        self._desk = Desk(service, options.max_pending, door.endpoint)
+        self._roster = Roster()
+        self._news = Inlet(door.monitor, self._read_news, self._ask_who_left)
+        self._requests = Inlet(door.router, self._read_request, self._say_who_left)
+        self._closing: asyncio.Future[None] | None = None
+
+    async def close(self) -> None:
+        if self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+        await asyncio.shield(self._closing)
+
+    async def _close(self) -> None:
+        # In this order: what is closing reads no more, but its last answers still leave.
+        self._requests.close()
+        self._news.close()
+        await self._desk.close()
+        await self._door.close()
+
+    def _read_request(self) -> None:
+        router = self._router
+        routing_id = router.recv(zmq.NOBLOCK)
+        peer = self._roster.peer(routing_id)
+        # Uncopied frames know which connection they came through, but take longer.
+        first = router.recv(zmq.NOBLOCK, copy=peer is not None)
+        peer, frame = (peer, memoryview(first)) if peer else (self._welcome(routing_id, first), first.buffer)
+        sizes = [len(frame)]
+        payload: list[memoryview] = []
+        while router.getsockopt(zmq.RCVMORE):
+            part = router.recv(zmq.NOBLOCK, copy=False).buffer
+            sizes.append(len(part))
+            if len(payload) < self._options.max_payload_frames:
+                payload.append(part)
+        try:
+            header = frames.read_header(frame)
+            if header.kind != frames.REQUEST:
+                raise ProtocolError(f"a frame of kind {header.kind} is no request")
+        except ProtocolError as error:
+            # Without a header nobody can be told which request this answers.
+            self._refuse(error)
+            return
+        answer = partial(self._answer, routing_id, header.number)
+        codec = self._service.codec
+        try:
+            frames.check_versions(header, codec.version, reader="the server", writer="the client")
+            frames.check_frames(sizes, self._options.max_frame_bytes, self._options.max_payload_frames)
+            message = codec.decode(frame[frames.HEADER_BYTES :])
+        except ProtocolError as error:
+            self._refuse(error)
+            answer(error)
+            return
+        self._desk.take(peer, Parcel(message, payload), self._deadline(header), answer)
+
+    def _deadline(self, header: frames.Header) -> float:
+        remaining = header.timeout_ms / 1000
+        if self._shares_clock:
+            # What it spent in ZeroMQ's queues, while the loop was busy with others, counts.
+            remaining -= max(0.0, time.time() - header.sent)
+        return time.monotonic() + remaining
+
+    def _answer(self, routing_id: bytes, number: int, outcome: Parcel | BlendHubError) -> None:
+        """Send a reply or an error. A peer that is gone, or does not read, loses it."""
+        kind, body, payload = self._encoded(outcome)
+        head = frames.answer_header(self._service.codec.version, number, kind)
+        self._router.send(routing_id, zmq.SNDMORE | zmq.NOBLOCK)
+        frames.send(self._router, head + body, payload)
+        self._requests.look()
+
+    def _encoded(self, outcome: Parcel | BlendHubError) -> tuple[int, bytes, Sequence[Buffer]]:
+        """Kind, body and payload of an answer, known to be sendable before its first frame is sent."""
+        if isinstance(outcome, BlendHubError):
+            return frames.FAULT, encode_fault(outcome), ()
+        try:
+            body = self._service.codec.encode(outcome.message)
+            sizes = [frames.HEADER_BYTES + len(body), *frames.payload_sizes(outcome.payload)]
+            frames.check_frames(sizes, self._options.max_frame_bytes, self._options.max_payload_frames)
+        except Exception as error:
+            log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
+            return frames.FAULT, encode_fault(service_failure(error)), ()
+        return frames.REPLY, body, outcome.payload
+
+    def _refuse(self, reason: object) -> None:
+        self.refused += 1
+        log.debug("%s: refused: %s", self.endpoint, reason)
+
+    def _welcome(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
+        while self._door.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            self._read_news()
+        return self._roster.speaks(routing_id, frame.get(zmq.SRCFD))
+
+    def _read_news(self) -> None:
+        event, value = read_news(self._door.monitor)
+        if event == CAME:
+            self._roster.accepted(value)
+        elif event == LEFT:
+            self._roster.left(value)
+        elif event & REFUSED:
+            self._refuse("a handshake")
+
+    def _ask_who_left(self) -> None:
+        # Only when all its requests are read may the service hear that a peer is gone.
+        if self._roster.leaving:
+            self._requests.rouse()
+
+    def _say_who_left(self) -> None:
+        if self._roster.leaving:
+            for peer in self._roster.drained():
+                self._desk.gone(peer)

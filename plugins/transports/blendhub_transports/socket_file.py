@@ -1,0 +1,73 @@
+"""A Unix socket's file: its owner's alone, replaced when its server died, and gone when it closes."""
+
+import contextlib
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+from blendhub.errors import InvalidInput
+
+BACKLOG = 128
+
+
+class SocketFile:
+    """A file that this process listens at. ZeroMQ accepts on ``descriptor``, and closes it."""
+
+    def __init__(self, path: str) -> None:
+        self._path = Path(path)
+        try:
+            with _locked(self._path.parent):
+                _remove_if_dead(self._path)
+                self.descriptor = _listen(self._path)
+                self._inode = self._path.stat().st_ino
+        except OSError as error:
+            raise InvalidInput(
+                f"no server can listen at {path}: {error.strerror}; it needs a directory of yours, "
+                f"made with: mkdir -p -m 700 {self._path.parent}"
+            ) from None
+
+    def remove(self) -> None:
+        """Remove the file, unless another server has taken its place."""
+        with contextlib.suppress(FileNotFoundError), _locked(self._path.parent):
+            if self._path.stat().st_ino == self._inode:
+                self._path.unlink()
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Keeps two servers from replacing the same dead file; the lock leaves nothing behind."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_if_dead(path: Path) -> None:
+    if not path.exists():
+        return
+    if not path.is_socket():
+        raise InvalidInput(f"{path} exists and is not a socket; choose another endpoint or remove it")
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink()
+            return
+        except BlockingIOError:  # its queue of connections is full: it lives
+            pass
+    raise InvalidInput(f"a server already listens at {path}; stop it or choose another endpoint")
+
+
+def _listen(path: Path) -> int:
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.setblocking(False)
+        listener.bind(str(path))
+        # Nobody can connect before listen(), so nobody but the owner ever could.
+        path.chmod(0o600)
+        listener.listen(BACKLOG)
+        return listener.detach()

@@ -1,0 +1,29 @@
+"""The transport ``zmq``: ROUTER and DEALER over Unix sockets or TCP."""
+
+from functools import partial
+
+from blendhub.contracts.transport import Codec, Connection, Server, Service, Transport
+from blendhub_transports.client import ZmqConnection
+from blendhub_transports.door import Door
+from blendhub_transports.endpoints import parse_endpoint
+from blendhub_transports.link import Link, read_keys
+from blendhub_transports.options import ZmqOptions
+from blendhub_transports.server import ZmqServer
+
+
+class ZmqTransport(Transport):
+    """One set of options serves both sides; each uses the keys that it needs."""
+
+    schemes = ("ipc://", "tcp://")
+
+    def __init__(self, options: ZmqOptions) -> None:
+        self._options = options
+
+    async def serve(self, endpoint: str, service: Service) -> Server:
+        where = parse_endpoint(endpoint)
+        return ZmqServer(Door(where, self._options), service, self._options, shares_clock=where.private)
+
+    def connect(self, endpoint: str, codec: Codec) -> Connection:
+        where = parse_endpoint(endpoint)
+        dial = partial(Link, where, self._options, read_keys(where, self._options))
+        return ZmqConnection(where.text, dial, codec, self._options)

@@ -1,0 +1,99 @@
+"""The conformance suite of transports, run on those of this distribution."""
+
+import struct
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from blendhub_transports.inproc import InprocTransport
+from blendhub_transports.keys import make_keys
+from blendhub_transports.options import InprocOptions, ZmqOptions
+from blendhub_transports.zmq_transport import ZmqTransport
+
+from blendhub.contracts import Codec, Connection, Transport
+from blendhub.testing import TransportSuite
+from blendhub.testing.transports.base import free_port
+
+
+class TestInproc(TransportSuite):
+    crosses_processes = False
+    max_pending = 600
+
+    def create(self) -> Transport:
+        return InprocTransport(InprocOptions(max_pending=600))
+
+    def endpoint(self, path: Path) -> str:
+        return f"inproc://{path}"
+
+
+class ZmqSuite(TransportSuite):
+    max_pending = 600
+
+    def create(self) -> Transport:
+        return ZmqTransport(ZmqOptions(max_pending=600))
+
+    def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+            socket.setsockopt(zmq.LINGER, 2000)
+            socket.connect(endpoint)
+            socket.send_multipart(frames)
+
+
+class TestZmqUnix(ZmqSuite):
+    def endpoint(self, path: Path) -> str:
+        return f"ipc://{path}/s"
+
+
+class TestZmqTcp(ZmqSuite):
+    def endpoint(self, path: Path) -> str:
+        return f"tcp://127.0.0.1:{free_port()}"
+
+
+@pytest.mark.slow
+class TestZmqTcpWithKeys(ZmqSuite):
+    keys: Path
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def _keys(cls, tmp_path_factory: pytest.TempPathFactory) -> None:
+        cls.keys = tmp_path_factory.mktemp("keys")
+        make_keys(cls.keys)
+
+    def create(self) -> Transport:
+        folder = self.keys
+        both = ZmqOptions(
+            max_pending=600,
+            secret_key=str(folder / "server.secret"),
+            server_key=str(folder / "server.public"),
+            client_keys=str(folder / "clients"),
+        )
+        return _KeyedTransport(both, str(folder / "client.secret"))
+
+    def endpoint(self, path: Path) -> str:
+        return f"tcp://127.0.0.1:{free_port()}"
+
+    def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
+        pytest.skip("without a key nothing gets in; the handshake is tested by itself")
+
+
+class _KeyedTransport(ZmqTransport):
+    """Serves with the server's key and connects with the client's."""
+
+    def __init__(self, options: ZmqOptions, client_secret: str) -> None:
+        super().__init__(options)
+        self._client = ZmqTransport(msgspec.structs.replace(options, secret_key=client_secret))
+
+    def connect(self, endpoint: str, codec: Codec) -> Connection:
+        return self._client.connect(endpoint, codec)
+
+
+class TestHostileHeaders(ZmqSuite):
+    """Garbage that begins as our frames do."""
+
+    def endpoint(self, path: Path) -> str:
+        return f"ipc://{path}/s"
+
+    def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
+        header = struct.pack("<2sHIQB3xId", b"BH", 1, 1, 7, len(frames[0]) % 4, 1000, 0.0)
+        super().send_raw(endpoint, [header + frames[0], *frames[1:]])

@@ -1,0 +1,167 @@
+"""What is particular to ZeroMQ: socket files, keys, and frames that are too much."""
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import zmq
+from blendhub_transports.keys import make_keys
+from blendhub_transports.options import ZmqOptions
+from blendhub_transports.zmq_transport import ZmqTransport
+
+from blendhub.contracts import Parcel
+from blendhub.errors import InvalidInput, OptionError, ProtocolError, TransportError
+from blendhub.testing.transports.base import Ask, Parrot, Running, Told, client_codec, free_port
+
+
+@pytest.fixture
+def serve() -> Iterator:
+    running: list[Running] = []
+
+    def start(endpoint: str, options: ZmqOptions | None = None) -> Running:
+        running.append(Running(ZmqTransport(options or ZmqOptions()), endpoint, Parrot()))
+        return running[-1]
+
+    yield start
+    for one in running:
+        one.stop()
+
+
+def ask(
+    endpoint: str, options: ZmqOptions | None = None, parcel: Parcel | None = None, timeout: float = 10.0
+) -> Parcel:
+    connection = ZmqTransport(options or ZmqOptions()).connect(endpoint, client_codec())
+    try:
+        return connection.call(parcel or Parcel(Ask("hello")), timeout)
+    finally:
+        connection.close()
+
+
+def test_a_socket_file_is_its_owners_alone_and_goes_with_its_server(serve, tmp_path):
+    server = serve(f"ipc://{tmp_path}/s")
+    assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
+    assert ask(server.endpoint).message == Told("hello")
+    server.stop()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dead_servers_file_is_replaced(serve, tmp_path):
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+    assert ask(serve(f"ipc://{tmp_path}/s").endpoint).message == Told("hello")
+
+
+def test_what_is_no_socket_is_left_alone(serve, tmp_path):
+    (tmp_path / "s").write_text("a letter")
+    with pytest.raises(InvalidInput, match="not a socket"):
+        serve(f"ipc://{tmp_path}/s")
+    assert (tmp_path / "s").read_text() == "a letter"
+
+
+def test_a_directory_that_is_missing_is_named_with_the_command_that_makes_it(serve, tmp_path):
+    with pytest.raises(InvalidInput, match=f"mkdir -p -m 700 {tmp_path}/none"):
+        serve(f"ipc://{tmp_path}/none/s")
+
+
+def test_a_path_that_is_too_long_says_how_long_it_may_be(serve, tmp_path):
+    with pytest.raises(InvalidInput, match="107 bytes"):
+        serve(f"ipc://{tmp_path}/{'x' * 108}")
+
+
+def test_port_zero_picks_one(serve):
+    server = serve("tcp://127.0.0.1:0")
+    assert not server.endpoint.endswith(":0")
+    assert ask(server.endpoint).message == Told("hello")
+
+
+def test_tcp_that_others_reach_needs_keys_on_both_sides(serve):
+    with pytest.raises(OptionError, match="blendhub keys"):
+        serve("tcp://0.0.0.0:0")
+    with pytest.raises(OptionError, match="blendhub keys"):
+        ask("tcp://192.0.2.1:7070")
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys")
+    return tmp_path / "keys"
+
+
+def server_options(keys: Path) -> ZmqOptions:
+    return ZmqOptions(secret_key=str(keys / "server.secret"), client_keys=str(keys / "clients"))
+
+
+def client_options(keys: Path) -> ZmqOptions:
+    return ZmqOptions(secret_key=str(keys / "client.secret"), server_key=str(keys / "server.public"))
+
+
+def test_with_keys_listed_clients_get_in_and_others_do_not(serve, keys, tmp_path):
+    server = serve(f"tcp://0.0.0.0:{free_port()}", server_options(keys))
+    endpoint = server.endpoint.replace("0.0.0.0", "127.0.0.1")
+    assert ask(endpoint, client_options(keys)).message == Told("hello")
+    make_keys(tmp_path / "stranger")
+    stranger = msgspec.structs.replace(client_options(keys), secret_key=str(tmp_path / "stranger" / "client.secret"))
+    impostor = msgspec.structs.replace(client_options(keys), server_key=str(tmp_path / "stranger" / "server.public"))
+    for options in (stranger, impostor, ZmqOptions()):
+        with pytest.raises(TransportError):
+            ask(endpoint, options, timeout=1.0)
+    assert server.service.started == 1
+    assert ask(endpoint, client_options(keys)).message == Told("hello")
+
+
+def test_keys_are_their_owners_alone_and_never_overwritten(keys):
+    assert all(path.stat().st_mode & 0o077 == 0 for path in [keys, *keys.rglob("*")])
+    with pytest.raises(InvalidInput, match="never overwritten"):
+        make_keys(keys)
+
+
+def test_a_secret_that_others_can_read_is_refused(serve, keys):
+    os.chmod(keys / "server.secret", 0o644)
+    with pytest.raises(OptionError, match="chmod 600"):
+        serve("tcp://0.0.0.0:0", server_options(keys))
+
+
+@pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 40])
+def test_a_file_that_holds_no_key_is_named(serve, keys, content):
+    (keys / "server.secret").write_bytes(content)
+    with pytest.raises(OptionError, match="holds no key"):
+        serve("tcp://0.0.0.0:0", server_options(keys))
+
+
+def test_what_is_too_large_or_too_much_is_refused_on_both_sides(serve, tmp_path):
+    narrow = ZmqOptions(max_frame_bytes=2**12, max_payload_frames=2)
+    server = serve(f"ipc://{tmp_path}/s", narrow)
+    too_large, too_many = Parcel(Ask(), [bytes(5000)]), Parcel(Ask(), [b"a", b"b", b"c"])
+    for parcel, option in ((too_large, "max_frame_bytes"), (too_many, "max_payload_frames")):
+        for options in (narrow, ZmqOptions()):
+            with pytest.raises(ProtocolError, match=option):
+                ask(server.endpoint, options, parcel)
+    assert server.service.started == 0 and server.server.refused == 2
+    assert ask(server.endpoint, narrow).message == Told("hello")
+
+
+def test_a_frame_of_hostile_size_cuts_off_its_sender_alone(serve, tmp_path):
+    server = serve(f"ipc://{tmp_path}/s", ZmqOptions(max_frame_bytes=2**12))
+    connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
+    connection.call(Parcel(Ask("before")), 10.0)
+    with zmq.Context() as context, context.socket(zmq.DEALER) as hostile:
+        hostile.setsockopt(zmq.LINGER, 500)
+        hostile.connect(server.endpoint)
+        hostile.send(bytes(2**20))
+        time.sleep(0.3)
+    assert connection.call(Parcel(Ask("after")), 10.0).message == Told("after")
+    connection.close()
+
+
+def test_the_service_hears_of_peers_that_left(serve, tmp_path):
+    server = serve(f"ipc://{tmp_path}/s")
+    for _ in range(3):
+        ask(server.endpoint)
+    deadline = time.monotonic() + 10
+    while len(server.service.peers_gone) < 3 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(set(server.service.peers_gone)) == 3
