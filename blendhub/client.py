@@ -16,7 +16,7 @@ from blendhub import wire
 from blendhub.arena_view import ArenaView
 from blendhub.contracts import Parcel
 from blendhub.contracts.transport import Buffer, Pending
-from blendhub.errors import BlendHubError, HubError, LeaseError, StaleEpoch, TransportError, UnknownSession
+from blendhub.errors import BlendHubError, HubError, LeaseError, PeerGone, StaleEpoch, TransportError, UnknownSession
 from blendhub.host import PluginHost
 from blendhub.layout import Namespace
 from blendhub.plan import Match, Span
@@ -28,6 +28,8 @@ R = TypeVar("R")
 TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 60.0
 """A hub that meets a namespace for the first time may have to compile its matchers."""
+
+RETRY_S = 0.1
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -78,6 +80,8 @@ class HubClient:
         self._writes: dict[int, int] = {}
         self._revoked: set[int] = set()
         self._closed = threading.Event()
+        self._trouble = threading.Event()
+        """The hub went away. Until it answers a ping again, requests fail at once instead of waiting in vain."""
         self._pinger = threading.Thread(target=self._ping_on, name="blendhub-ping", daemon=True)
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None if the hub is on another machine."""
@@ -107,9 +111,10 @@ class HubClient:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._registered:
+        if self._registered and not self._trouble.is_set():
             with contextlib.suppress(BlendHubError), self._no_writes():
                 self._call(wire.Done, wire.Unregister(**self._ids()))
+        self._trouble.set()
         self._connection.close()
         if self._pinger.is_alive():
             self._pinger.join(self._timeout)
@@ -134,6 +139,7 @@ class HubClient:
         """The same without waiting for the answer."""
         message = wire.Lookup(**self._ids(), acquire=acquire, skip_prefix_n_tokens=skip_prefix, wait_s=wait_s)
         parcel = Parcel(message, [as_tokens(tokens).data])
+        self._check_up()
         return LookupPending(self, self._connection.submit(parcel, self._timeout + wait_s))
 
     def prefetch(self, tokens: TokenBuffer) -> wire.Found:
@@ -267,6 +273,7 @@ class HubClient:
 
     def _again(self, ask: Any) -> Parcel:
         """Ask; if the hub does not know this session any more, register again before the error goes on."""
+        self._check_up()
         before = self._registered
         try:
             parcel: Parcel = ask()
@@ -274,7 +281,14 @@ class HubClient:
             if not self._closed.is_set():
                 self._join(before)
             raise
+        except PeerGone:
+            self._trouble.set()
+            raise
         return parcel
+
+    def _check_up(self) -> None:
+        if self._trouble.is_set() and threading.current_thread() is not self._pinger:
+            raise PeerGone("the hub does not answer; it is asked again and again, try later")
 
     def _join(self, before: wire.Registered | None = None) -> None:
         assert self._register
@@ -288,6 +302,8 @@ class HubClient:
                 namespace=self._register.namespace,
                 replaces=before.session if before else None,
             )
+            # A hub that is down is found out sooner than one that compiles.
+            self._connection.call(Parcel(wire.Stats()), self._timeout)
             answer = self._connection.call(Parcel(message), REGISTER_TIMEOUT_S).message
             assert isinstance(answer, wire.Registered)
             try:
@@ -309,19 +325,22 @@ class HubClient:
             yield
 
     def _ping_on(self) -> None:
-        down = False
-        while not self._closed.wait(1.0 if down else self._session.ping_every_s):
+        while True:
+            self._trouble.wait(self._session.ping_every_s)
+            if self._closed.is_set():
+                return
+            before = self._trouble.is_set()
             try:
                 self.ping()
-                if down:
-                    log.info("the hub is back")
-                down = False
             except (UnknownSession, StaleEpoch) as error:
                 log.info("registered again with the hub: %s", error)
-                down = False
             except TransportError as error:
-                if not down:
+                if not before:
                     log.warning("the hub does not answer, KV is neither loaded nor saved: %s", error)
-                down = True
+                self._trouble.set()
+                self._closed.wait(RETRY_S)
+                continue
             except BlendHubError as error:
                 log.warning("the hub refused a ping: %s", error)
+            if not self._closed.is_set():
+                self._trouble.clear()

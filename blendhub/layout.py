@@ -76,6 +76,9 @@ class MatcherChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     options: dict[str, Any] = {}
 
 
+DEFAULT_MATCHERS = (MatcherChoice("prefix"), MatcherChoice("rolling_hash"))
+
+
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV that may be mixed. Two namespaces that differ in anything share nothing.
 
@@ -91,10 +94,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lora: Text = ""
     cache_salt: Text = ""
     world_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    matchers: Annotated[tuple[MatcherChoice, ...], Meta(min_length=1, max_length=8)] = (
-        MatcherChoice("prefix"),
-        MatcherChoice("rolling_hash"),
-    )
+    matchers: Annotated[tuple[MatcherChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
 
     @property
     def digest(self) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import secrets
 import shutil
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any, TypeVar
 
+from blendhub.arena_view import SHM
 from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen
 from blendhub.contracts import Server
@@ -24,6 +26,7 @@ from blendhub.hub.index import Space
 from blendhub.hub.metrics import MetricsServer
 from blendhub.hub.service import HubService
 from blendhub.hub.tiers import Tier
+from blendhub.layout import DEFAULT_MATCHERS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -73,6 +76,7 @@ class Hub:
             core.save = tier.save
             # Before the doors open, so nobody else touches the state.
             self.restored_chunks = await asyncio.to_thread(tier.restore, core.space, core.next_id)
+        await asyncio.to_thread(self._load_default_matchers)
         self.service = HubService(self.config, core, tier, time.monotonic)
         resources.callback(self.service.close)
         for door in self.config.listen or (self._private_door(),):
@@ -85,6 +89,11 @@ class Hub:
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
+
+    def _load_default_matchers(self) -> None:
+        """Their compiled code is in memory before the first engine asks, which then need not wait for it."""
+        for choice in DEFAULT_MATCHERS:
+            self._host.create("matcher", choice.name, choice.options)
 
     def _private_door(self) -> Listen:
         """A Unix socket in a directory that only this user can enter."""
@@ -172,10 +181,6 @@ class EmbeddedHub:
 
 def default_arena_gib() -> float:
     """A quarter of the memory that is available now, and no more than half of what shared memory has room for."""
-    import os
-
-    from blendhub.arena_view import SHM
-
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024

@@ -8,6 +8,7 @@ import pytest
 
 from blendhub import errors
 from blendhub.contracts import Connection, Parcel
+from blendhub.contracts.transport import Buffer
 from blendhub.errors import BlendHubError, InvalidInput, ServiceFailed
 from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Running, Serve, Told, TransportTests
 
@@ -25,7 +26,7 @@ class AnsweringTests(TransportTests):
         assert [bytes(part) for part in reply.payload] == payload
 
     def test_payloads_may_be_any_buffers(self, connection: Connection) -> None:
-        payload = [bytearray(b"one"), memoryview(b"xtwox")[1:4]]
+        payload: list[Buffer] = [bytearray(b"one"), memoryview(b"xtwox")[1:4]]
         reply = connection.call(Parcel(Ask(""), payload), LONG)
         assert [bytes(part) for part in reply.payload] == [b"one", b"two"]
 

@@ -53,7 +53,8 @@ class Parrot(Service):
 
     def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
         self.started += 1
-        ask: Ask = request.message
+        ask = request.message
+        assert isinstance(ask, Ask)
         if ask.fail:
             raise getattr(errors, ask.fail, RuntimeError)(f"asked to fail: {ask.text}")
         reply = Parcel(Told(ask.text), request.payload)

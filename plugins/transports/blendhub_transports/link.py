@@ -3,6 +3,7 @@
 import math
 import os
 import select
+import weakref
 
 import msgspec
 import zmq
@@ -58,6 +59,8 @@ class Link:
         for descriptor in (self.socket.getsockopt(zmq.FD), self._news, wake.descriptor):
             self._changed.register(descriptor, select.POLLIN)
         self.socket.connect(where.text)
+        # A connection that is dropped unclosed would let the collector end the context before its sockets: for ever.
+        self._end = weakref.finalize(self, _end, self._context, self.socket, self._monitor, os.getpid())
 
     def ended(self) -> str | None:
         """Why the server cannot answer what it was sent; None while it may."""
@@ -83,5 +86,14 @@ class Link:
         return news
 
     def close(self) -> None:
-        self.socket.disable_monitor()
-        self._context.destroy(linger=0)
+        self._end()
+
+
+def _end(
+    context: "zmq.Context[zmq.Socket[bytes]]", socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]", process: int
+) -> None:
+    if os.getpid() == process:  # a fork has no part in its parent's sockets
+        socket.disable_monitor()
+        monitor.close()
+        socket.close()
+        context.term()

@@ -1,0 +1,60 @@
+"""Hubs and engines in processes of their own, which tests may kill."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+HUB = """
+import asyncio, sys
+from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.hub import Hub
+
+endpoint, store = sys.argv[1:3]
+config = HubConfig(
+    arena_gib=float(sys.argv[3]),
+    listen=(Listen(endpoint=endpoint),),
+    store=StoreChoice(options={"path": store, "capacity_gib": 0.05}) if store else None,
+    policy="s3fifo",
+    metrics="",
+)
+
+async def serve():
+    async with Hub(config):
+        print("up", flush=True)
+        await asyncio.sleep(600)
+
+asyncio.run(serve())
+"""
+
+
+class HubProcess:
+    """A hub that can be killed and started again at the same endpoint."""
+
+    def __init__(self, folder: Path, *, arena_gib: float = 0.01, store: Path | None = None) -> None:
+        self.endpoint = f"ipc://{folder}/hub.sock"
+        self._arguments = [self.endpoint, str(store or ""), str(arena_gib)]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", HUB, *self._arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout and self.process.stdout.readline() == "up\n"
+
+    def kill(self) -> None:
+        os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+def run_python(code: str, *arguments: str) -> subprocess.Popen:
+    """A process that has this directory's modules."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stdin=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )

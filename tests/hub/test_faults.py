@@ -1,0 +1,260 @@
+"""Hubs and clients in real processes, some of which die."""
+
+import os
+import resource
+import signal
+import threading
+import time
+
+import numpy as np
+import pytest
+from hub_direct import marks, namespace, tokens
+from processes import HubProcess, run_python
+
+from blendhub.arena_view import SHM
+from blendhub.client import HubClient
+from blendhub.config import HubConfig, StoreChoice
+from blendhub.errors import BlendHubError, HubError, LeaseError, PeerGone, TransportError
+from blendhub.hub.arena import remove_leftovers
+from blendhub.hub.hub import Hub
+from blendhub.plan import Span
+
+pytestmark = pytest.mark.slow
+SOON_S = 5.0
+
+
+def store(client: HubClient, text: np.ndarray) -> None:
+    reserved = client.reserve(text, Span(0, len(text)))
+    if reserved.lease is None:
+        return
+    with client.writing(reserved.lease):
+        for slot in reserved.slots:
+            client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
+    client.commit(reserved.lease, reserved.span.end)
+
+
+def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
+    """How many tokens were found; each must be the right one."""
+    found = client.lookup(text, wait_s=wait_s)
+    copies = []
+    with client.reading(found) as pieces:
+        for piece in pieces:
+            rows = client.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
+            copies.append((piece.span, rows.copy()))
+    for span, rows in copies:
+        assert np.array_equal(rows, text[span.start : span.end] ^ np.uint32(1))
+    return sum(len(span) for span, _ in copies)
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def hub(tmp_path):
+    hub = HubProcess(tmp_path)
+    yield hub
+    hub.kill()
+    remove_leftovers()
+
+
+@pytest.fixture
+def client(hub):
+    with HubClient(hub.endpoint) as client:
+        client.register("survivor", namespace(), rank=0)
+        yield client
+
+
+VICTIM = """
+import sys
+from hub_direct import namespace, tokens
+from blendhub.client import HubClient
+from blendhub.plan import Span
+
+client = HubClient(sys.argv[1])
+client.register("victim", namespace(), rank=0)
+if sys.argv[2] == "write":
+    reserved = client.reserve(tokens(1, 96), Span(0, 96))
+    client.shard(reserved.slots[0].slot)[:] = 7
+else:
+    found = client.lookup(tokens(2, 96))
+    assert found.lease is not None
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_client_killed_while_writing_leaves_nothing(hub, client):
+    free = client.stats().gauges["arena_free_bytes"]
+    victim = run_python(VICTIM, hub.endpoint, "write")
+    assert victim.stdout.readline() == "ready\n"
+    assert client.stats().gauges["write_leases"] == 1
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    until(lambda: client.stats().gauges["write_leases"] == 0)
+    gauges = client.stats().gauges
+    assert gauges["arena_free_bytes"] == free and gauges["arena_quarantined_bytes"] == 0 and gauges["sessions"] == 1
+    assert check(client, tokens(1, 96)) == 0
+
+
+def test_a_client_killed_while_reading_holds_nothing(hub, client):
+    store(client, tokens(2, 96))
+    victim = run_python(VICTIM, hub.endpoint, "read")
+    assert victim.stdout.readline() == "ready\n"
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    until(lambda: client.stats().gauges["read_leases"] == 0)
+    assert check(client, tokens(2, 96)) == 96
+
+
+def test_a_stopped_writer_loses_its_lease_but_not_its_slots(hub, client, tmp_path):
+    """It may wake and write at any time, so nobody else gets the slots before it is dead."""
+    free = client.stats().gauges["arena_free_bytes"]
+    victim = run_python(VICTIM, hub.endpoint, "write")
+    assert victim.stdout.readline() == "ready\n"
+    held = free - client.stats().gauges["arena_free_bytes"]
+    os.kill(victim.pid, signal.SIGSTOP)
+    client_of_victim = HubClient(hub.endpoint)
+    client_of_victim.close()
+    assert held > 0 and client.stats().gauges["arena_free_bytes"] == free - held
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    until(lambda: client.stats().gauges["arena_free_bytes"] == free)
+
+
+def test_clients_carry_on_within_a_second_of_the_hubs_return(hub):
+    clients = [HubClient(hub.endpoint) for _ in range(4)]
+    done = threading.Event()
+    served: list[list[float]] = [[] for _ in clients]
+    wrong: list[BaseException] = []
+
+    def work(number: int) -> None:
+        client = clients[number]
+        client.register(f"engine-{number}", namespace(), rank=0)
+        turn = 0
+        while not done.is_set():
+            turn += 1
+            try:
+                store(client, tokens(100 * number + turn % 7, 96))
+                check(client, tokens(100 * number + turn % 7, 96))
+                served[number].append(time.monotonic())
+            except (TransportError, HubError):
+                time.sleep(0.02)
+            except BaseException as error:
+                wrong.append(error)
+                return
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(len(clients))]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        time.sleep(1.0)
+        hub.kill()
+        time.sleep(0.5)
+        hub.start()
+        back = time.monotonic()
+        until(lambda: all(times and times[-1] > back for times in served))  # noqa: B023
+        assert max(min(t for t in times if t > back) - back for times in served) < 1.0
+    done.set()
+    for thread in threads:
+        thread.join(SOON_S)
+    assert not wrong, wrong
+    assert all(client.registrations == 3 for client in clients)
+    for client in clients:
+        client.close()
+
+
+def test_a_hub_that_is_down_is_an_error_at_once_and_not_a_wait(hub, client):
+    client.lookup(tokens(1, 96))
+    hub.kill()
+    started = time.monotonic()
+    for _ in range(20):
+        with pytest.raises(PeerGone):
+            client.lookup(tokens(1, 96))
+    assert time.monotonic() - started < 1.0
+    hub.start()
+    until(lambda: client.registrations == 2)
+    assert check(client, tokens(1, 96)) == 0
+
+
+def test_a_restarted_hub_has_everything_on_disk(tmp_path):
+    hub = HubProcess(tmp_path, store=tmp_path / "store")
+    texts = [tokens(seed, 96) for seed in range(20)]
+    with HubClient(hub.endpoint) as client:
+        client.register("e", namespace(), rank=0)
+        for text in texts:
+            store(client, text)
+        until(lambda: client.stats().gauges["store_waiting_chunks"] == 0)
+        hub.kill()
+        hub.start()
+        until(lambda: client.registrations == 2)
+        assert all(check(client, text, wait_s=2.0) == 96 for text in texts)
+    hub.kill()
+
+
+def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
+    choice = StoreChoice(options={"path": str(tmp_path / "store")})
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Hub.embedded(HubConfig(arena_gib=0.01, store=choice, metrics="")) as hub, hub.connect() as client:
+        client.register("e", namespace(), rank=0)
+        # The kernel refuses to let files grow, as a full disk would.
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+        try:
+            for seed in range(5):
+                store(client, tokens(seed, 96))
+            until(lambda: client.stats().counters["store_failures"] >= 5)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert all(check(client, tokens(seed, 96)) == 96 for seed in range(5))
+        store(client, tokens(9, 96))
+        until(lambda: client.stats().counters["store_saves"] >= 3)
+
+
+def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(tmp_path):
+    with Hub.embedded(HubConfig(arena_gib=0.01)) as hub:
+        segment = SHM / hub.hub.service.core.cache.arena.name.segment
+        endpoint = hub.endpoint
+        with hub.connect() as inside, HubClient(endpoint) as outside:
+            inside.register("e", namespace(), rank=0)
+            outside.register("f", namespace(), rank=0)
+            store(inside, tokens(1, 96))
+            assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
+        assert segment.exists()
+    assert not segment.exists()
+    assert not os.path.exists(endpoint.removeprefix("ipc://"))
+    with pytest.raises(BlendHubError):
+        HubClient(endpoint, timeout=0.3).register("g", namespace())
+
+
+def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
+    config = HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics="")
+    with Hub.embedded(config) as hub, hub.connect() as client:
+        client.register("e", namespace(), rank=0)
+        store(client, tokens(1, 96))
+        found = client.lookup(tokens(1, 96))
+        with pytest.raises(LeaseError, match="must not be used"), client.reading(found):
+            time.sleep(0.8)
+
+
+def test_a_write_that_takes_too_long_is_told_and_its_slots_come_back(tmp_path):
+    config = HubConfig(arena_gib=0.01, write_lease_s=0.3, silence_s=1.0, metrics="")
+    with Hub.embedded(config) as hub, hub.connect() as client:
+        client.register("e", namespace(), rank=0)
+        free = client.stats().gauges["arena_free_bytes"]
+        reserved = client.reserve(tokens(1, 96), Span(0, 96))
+        with client.writing(reserved.lease):
+            until(lambda: client.stats().gauges["write_leases"] == 0)
+            time.sleep(0.5)
+            assert client.stats().gauges["arena_quarantined_bytes"] > 0, "a write is under way"
+        until(lambda: client.stats().gauges["arena_quarantined_bytes"] == 0)
+        assert client.stats().gauges["arena_free_bytes"] == free
+        with pytest.raises(LeaseError):
+            client.commit(reserved.lease, 96)
+
+
+def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would():
+    with pytest.raises(HubError, match="set arena_gib to at most"):
+        Hub.embedded(HubConfig(arena_gib=2**20))
