@@ -46,7 +46,6 @@ class ZmqPending(Pending):
         self.number = number
         self.timeout = timeout
         self.deadline = deadline
-        self.sent = False
         self.outcome: _Answer | BlendHubError | None = None
         self.bells: deque[Bell] = deque()
 
@@ -201,7 +200,6 @@ class ZmqConnection(Connection):
                 self._settle(pending, self._gone_by_closing())
             if pending.outcome is not None:
                 continue
-            pending.sent = True
             try:
                 frames.send(self._linked().socket, frame, payload)
             except zmq.Again:
@@ -228,13 +226,13 @@ class ZmqConnection(Connection):
                 self._settle(answered, _Answer(header, frame[frames.HEADER_BYTES :], payload))
 
     def _hear_news(self) -> None:
-        """If the server went away, what it was sent will not be answered."""
+        """If the server went away, it answers nothing; what was not sent yet is told too, rather than left to wait."""
         self._news_at = time.monotonic()
         ended = self._link.ended() if self._link else None
         if self._link and ended:
             self._link.close()
             self._link = None
-            for pending in [pending for pending in self._pending.values() if pending.sent]:
+            for pending in list(self._pending.values()):
                 self._settle(pending, PeerGone(f"{ended}; the request may or may not have been carried out"))
 
     # What any thread may do.
