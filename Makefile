@@ -9,7 +9,7 @@ PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format bench demo clean
+.PHONY: help setup test test-fast lint format bench soak demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -44,6 +44,9 @@ format: setup ## Rewrite the code in the project's style
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
 	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
+
+soak: setup ## For a minute, hold every byte that clients read against what was written
+	$(BIN)/python -m benchmarks.soak
 
 demo: setup ## Show what is found in prompts made of documents seen before
 	$(BIN)/python -m examples.demo

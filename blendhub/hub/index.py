@@ -142,6 +142,7 @@ class Space:
         for matcher in self._matchers:
             matcher.discard(run.id, chunk.span)
         run.remove(chunk)
+        chunk.saved = Saved.NO
         self.n_chunks -= 1
         if not run.chunks:
             del self.runs[run.id]

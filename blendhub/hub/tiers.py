@@ -124,7 +124,8 @@ class Tier:
             return self.store.save_run(run) + self.store.save(run.key, span, shards)
 
     async def _load(self, chunk: Chunk) -> None:
-        offset = self._cache.begin_filling(chunk)
+        # It may have been dropped since this was asked for.
+        offset = self._cache.begin_filling(chunk) if chunk.saved is Saved.YES else None
         if offset is None:
             return
         found = False
@@ -138,7 +139,6 @@ class Tier:
         if found:
             self.loads += 1
         else:
-            chunk.saved = Saved.NO
             chunk.run.space.drop(chunk)
 
     def _shards(self, chunk: Chunk, offset: int) -> list[memoryview]:
@@ -154,10 +154,10 @@ class Tier:
             chunk = run.chunks.get(span.start) if run else None
             if chunk is None or chunk.saved is not Saved.YES:
                 continue
-            chunk.saved = Saved.NO
             # One that is being fetched just now ends in the arena, or is dropped when it is not found.
             if chunk.offset is None and chunk not in self._cache.filling:
                 chunk.run.space.drop(chunk)
+            chunk.saved = Saved.NO
 
     def _restore_run(self, stored: StoredRun, about: About, space: Space, id: int) -> int:
         tokens = as_tokens(stored.tokens)
