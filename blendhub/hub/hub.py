@@ -1,20 +1,16 @@
-"""A hub as one object: state, doors and clock put together on an event loop, which may have a thread of its own."""
+"""A hub as one object: state, doors and clock put together on an event loop."""
 
 import asyncio
 import contextlib
 import logging
 import os
-import secrets
 import shutil
 import tempfile
-import threading
 import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Literal
 
 from blendhub.arena_view import SHM
-from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen
 from blendhub.contracts import Server
 from blendhub.errors import HubError
@@ -28,10 +24,11 @@ from blendhub.hub.service import HubService
 from blendhub.hub.tiers import Tier
 from blendhub.layout import DEFAULT_MATCHERS
 
+if TYPE_CHECKING:
+    from blendhub.hub.embedded import EmbeddedHub
+
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 TICK_S = 0.2
-START_TIMEOUT_S = 120.0
 OF_AVAILABLE = 0.25
 
 
@@ -48,9 +45,18 @@ class Hub:
         self.restored_chunks = 0
 
     @staticmethod
-    def embedded(config: HubConfig | None = None, host: PluginHost | None = None) -> "EmbeddedHub":
-        """A hub in a thread of this process; clients here connect without serialisation, others over a socket."""
-        return EmbeddedHub(config or HubConfig(), host)
+    def embedded(
+        config: HubConfig | None = None, where: Literal["thread", "process"] = "thread", host: PluginHost | None = None
+    ) -> "EmbeddedHub":
+        """A hub of this process's own, in a thread of it or in a child process. Close it when it is of no more use."""
+        from blendhub.hub.embedded import HubInProcess, HubInThread
+
+        return (HubInThread if where == "thread" else HubInProcess)(config or HubConfig(), host)
+
+    async def serve_also(self, transport: str, endpoint: str) -> None:
+        """Open one more door."""
+        server = await self._open(Listen(endpoint=endpoint, transport=transport))
+        self._resources.push_async_callback(server.close)
 
     async def __aenter__(self) -> "Hub":
         try:
@@ -118,65 +124,6 @@ class Hub:
                 self.service.tick()
             except Exception:  # a fault here must not end the housekeeping
                 log.exception("housekeeping failed")
-
-
-class EmbeddedHub:
-    """A hub with a thread and an event loop of its own. Close it, or use it as a context manager."""
-
-    def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
-        self._inproc = f"inproc://blendhub-{secrets.token_hex(8)}"
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)
-        self._thread.start()
-        self._host = host or PluginHost.discover()
-        try:
-            self.hub: Hub = self._run(self._begin(config), START_TIMEOUT_S)
-        except BaseException:
-            self._end_loop()
-            raise
-
-    @property
-    def endpoint(self) -> str:
-        """For the other processes of this user."""
-        return self.hub.endpoints[0]
-
-    def connect(self) -> HubClient:
-        """A client in this process; nothing is serialised on the way."""
-        return HubClient(self._inproc, "inproc", host=self._host)
-
-    def numbers(self) -> dict[str, float]:
-        """Counters and gauges of the hub."""
-
-        async def ask() -> dict[str, float]:
-            numbers = self.hub.service.numbers()
-            return {**numbers.counters, **numbers.gauges}
-
-        return self._run(ask(), 10.0)
-
-    def close(self) -> None:
-        if self._thread.is_alive():
-            self._run(self.hub.__aexit__(), START_TIMEOUT_S)
-            self._end_loop()
-
-    def __enter__(self) -> "EmbeddedHub":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
-
-    async def _begin(self, config: HubConfig) -> Hub:
-        hub = await Hub(config, self._host).__aenter__()
-        inproc = await self._host.create("transport", "inproc").serve(self._inproc, hub.service)
-        hub._resources.push_async_callback(inproc.close)
-        return hub
-
-    def _run(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
-
-    def _end_loop(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
 
 def default_arena_gib() -> float:

@@ -213,20 +213,51 @@ def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
         until(lambda: client.stats().counters["store_saves"] >= 3)
 
 
-def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(tmp_path):
-    with Hub.embedded(HubConfig(arena_gib=0.01)) as hub:
-        segment = SHM / hub.hub.service.core.cache.arena.name.segment
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where):
+    before = set(SHM.iterdir())
+    with Hub.embedded(HubConfig(arena_gib=0.01), where) as hub:
         endpoint = hub.endpoint
         with hub.connect() as inside, HubClient(endpoint) as outside:
             inside.register("e", namespace(), rank=0)
             outside.register("f", namespace(), rank=0)
             store(inside, tokens(1, 96))
             assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
-        assert segment.exists()
-    assert not segment.exists()
+            assert [path.name.startswith("blendhub-") for path in set(SHM.iterdir()) - before] == [True]
+    assert set(SHM.iterdir()) == before
     assert not os.path.exists(endpoint.removeprefix("ipc://"))
+    client = HubClient(endpoint, timeout=0.3)
     with pytest.raises(BlendHubError):
-        HubClient(endpoint, timeout=0.3).register("g", namespace())
+        client.register("g", namespace())
+    client.close()
+
+
+def test_a_hub_in_a_child_process_ends_with_its_owner():
+    owner = run_python(OWNER)
+    endpoint = owner.stdout.readline().strip()
+    with HubClient(endpoint) as client:
+        segment = client_arena(client)
+        assert segment.exists()
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+        until(lambda: not segment.exists())
+
+
+OWNER = """
+import sys
+from blendhub.config import HubConfig
+from blendhub.hub.hub import Hub
+
+if __name__ == "__main__":
+    hub = Hub.embedded(HubConfig(arena_gib=0.01, metrics=""), "process")
+    print(hub.endpoint, flush=True)
+    sys.stdin.read()
+"""
+
+
+def client_arena(client: HubClient):
+    client.register("e", namespace())
+    return SHM / client.arena.name.segment
 
 
 def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
@@ -255,6 +286,7 @@ def test_a_write_that_takes_too_long_is_told_and_its_slots_come_back(tmp_path):
             client.commit(reserved.lease, 96)
 
 
-def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would():
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
     with pytest.raises(HubError, match="set arena_gib to at most"):
-        Hub.embedded(HubConfig(arena_gib=2**20))
+        Hub.embedded(HubConfig(arena_gib=2**20), where)
