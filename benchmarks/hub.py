@@ -1,0 +1,331 @@
+"""How far the hub is from what its parts cost alone: round trips, lookups, copies, growth; and the peer beside it.
+
+The hub and the bare echo run in processes of their own; every ratio is taken in turn.
+"""
+
+import contextlib
+import multiprocessing
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from benchmarks import echo
+from benchmarks.report import Row, arguments, finish, missing_row, row
+from blendhub import PluginHost, Span, wire
+from blendhub.client import HubClient
+from blendhub.config import HubConfig, Listen
+from blendhub.contracts import Parcel
+from blendhub.hub.arena import Arena
+from blendhub.hub.core import Core
+from blendhub.hub.eviction import LRU
+from blendhub.hub.hub import Hub
+from blendhub.hub.index import Space
+from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
+from blendhub.processes import ProcessId
+
+PROMPT = 32_768
+VOCABULARY = 150_000
+SMALL = bytes(64)
+# A slot of 32 MiB: 256 tokens of a model of 8 billion parameters.
+LARGE = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
+TINY = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=32)
+PEER_BARS = {"rtt_vs_peer": 0.5, "store_vs_peer": 0.5, "retrieve_vs_peer": 0.7}
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    scale = 20 if options.quick else 1
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        endpoint, bare = f"ipc://{folder}/hub", f"ipc://{folder}/echo"
+        config = HubConfig(arena_gib=0.3, listen=(Listen(endpoint=endpoint),), metrics="")
+        with Hub.embedded(config, "process"), echo.running(bare):
+            rows += round_trips(endpoint, bare, blocks=40 // scale + 2)
+            rows += lookups(endpoint, bare, repeats=200 // scale + 3)
+            rows += pipelined(endpoint, bare, seconds=2.0 / scale + 0.3, rounds=3)
+            rows += copies(endpoint, repeats=60 // scale + 3)
+    rows += growth(10_000 // scale, 1_000_000 // scale)
+    rows += decoding(seconds=6.0 / scale + 1)
+    why = "the peer's server was not measured in this run"
+    rows += [missing_row(id, why, "x", bar, "lower") for id, bar in PEER_BARS.items()]
+    finish("hub", rows, ["python", "numpy", "pyzmq", "msgspec", "blendhub", "blendhub-transports"], options.json)
+
+
+def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
+    """A small request and its reply, in blocks of 300, in turn with the echo."""
+    caller = echo.Caller(bare)
+    ours, floors, tails = [], [], []
+    with HubClient(endpoint) as client:
+        client.register("round-trips", _space(LARGE), rank=0)
+        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
+        for block in track(range(blocks), "round trips", console=_progress()):
+            theirs = _sorted_times(lambda: caller(SMALL), 300)
+            mine = _sorted_times(lambda: client._connection.call(ping, 5.0), 300)
+            if block > 1:  # the first ones warm up
+                ours.append(mine[150] * 1e6)
+                tails.append(mine[297] * 1e6)
+                floors.append(theirs[150] * 1e6)
+    caller.close()
+    ratios = [mine / floor for mine, floor in zip(ours, floors, strict=True)]
+    return [
+        row("rtt_vs_echo", "round trip of a small request over ipc, by a bare echo's", "x", ratios, 1.5, "lower"),
+        row("rtt_p50_us", "the same in microseconds, median", "us", ours, better="lower"),
+        row("rtt_p99_us", "the same, 99 of 100 are faster", "us", tails, better="lower"),
+        row("echo_p50_us", "the bare echo's median", "us", floors, better="lower"),
+    ]
+
+
+def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
+    """A prompt of 32,768 tokens, half of it stored, through the hub; and what its parts cost alone."""
+    caller = echo.Caller(bare)
+    space = _space(TINY, "lookups")
+    alone = [PluginHost.discover().create("matcher", choice.name, choice.options) for choice in space.matchers]
+    random = np.random.default_rng(1)
+    parts = []
+    with HubClient(endpoint) as client:
+        client.register("lookups", space, rank=0)
+        for run in range(64):
+            text = _text(run, 2048)
+            _store(client, text)
+            for matcher in alone:
+                matcher.add(run, text, Span(0, len(text)))
+            if run < 8:
+                parts += [text, _text(1000 + run, 2048)]
+        prompt = np.concatenate([parts[at] for at in random.permutation(len(parts))])
+        ratios, ours = [], []
+        for _ in track(range(repeats), "lookups", console=_progress()):
+            mine = _seconds(lambda: client.lookup(prompt, acquire=False))
+            floor = _seconds(lambda: caller(SMALL, prompt.data)) + _seconds(lambda: [m.match(prompt) for m in alone])
+            ratios.append(mine / floor)
+            ours.append(mine * 1e6)
+    caller.close()
+    what = "lookup of 32,768 tokens, half of them stored, by an echo of its bytes plus the matchers alone"
+    return [
+        row("lookup_32k_vs_floor", what, "x", ratios, 1.3, "lower"),
+        row("lookup_32k_us", "the same in microseconds", "us", ours, better="lower"),
+    ]
+
+
+def pipelined(endpoint: str, bare: str, seconds: float, rounds: int) -> list[Row]:
+    """Eight processes, each with sixteen small requests under way."""
+    ratios, ours = [], []
+    for _ in track(range(rounds), "pipelined", console=_progress()):
+        theirs = _together(_pipeline_bare, bare, seconds)
+        mine = _together(_pipeline_hub, endpoint, seconds)
+        ratios.append(mine / theirs)
+        ours.append(mine)
+    what = "requests a second of 8 processes with 16 under way each, by the same through a bare echo"
+    return [row("pipelined_vs_echo", what, "x", ratios, 0.5), row("pipelined_per_s", "the same", "1/s", ours)]
+
+
+UNDER_WAY = 16
+
+
+def _together(work: Callable[..., None], endpoint: str, seconds: float) -> float:
+    """Requests a second of eight processes that begin together."""
+    processes = multiprocessing.get_context("spawn")
+    start, done = processes.Barrier(9), processes.Queue()
+    clients = [processes.Process(target=work, args=(endpoint, seconds, start, done, n), daemon=True) for n in range(8)]
+    for client in clients:
+        client.start()
+    start.wait(120)
+    total = sum(done.get(timeout=60 + seconds) for _ in clients)
+    for client in clients:
+        client.join()
+    return total / seconds
+
+
+def _pipeline_bare(endpoint: str, seconds: float, start: Any, done: Any, number: int) -> None:
+    caller = echo.Caller(endpoint)
+    caller(SMALL)
+    start.wait(120)
+    until, count = time.perf_counter() + seconds, 0
+    for _ in range(UNDER_WAY):
+        caller.socket.send(SMALL)
+    while time.perf_counter() < until:
+        caller.socket.recv()
+        caller.socket.send(SMALL)
+        count += 1
+    done.put(count)
+
+
+def _pipeline_hub(endpoint: str, seconds: float, start: Any, done: Any, number: int) -> None:
+    with HubClient(endpoint) as client:
+        client.register(f"pipeline-{number}", _space(LARGE), rank=0)
+        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
+        start.wait(120)
+        until, count = time.perf_counter() + seconds, 0
+        under_way = [client._connection.submit(ping, 30.0) for _ in range(UNDER_WAY)]
+        while time.perf_counter() < until:
+            under_way.pop(0).result()
+            under_way.append(client._connection.submit(ping, 30.0))
+            count += 1
+        done.put(count)
+
+
+def copies(endpoint: str, repeats: int) -> list[Row]:
+    """32 MiB into and out of the arena, in turn with the same between ordinary arrays."""
+    size = LARGE.shard_bytes
+    source, target = (np.full(size, fill, np.uint8) for fill in (1, 2))
+    text = _text(77, LARGE.chunk_tokens)
+    into, out = [], []
+    with HubClient(endpoint) as client:
+        client.register("copies", _space(LARGE), rank=0)
+        reserved = client.reserve(text, Span(0, len(text)))
+        shard = client.shard(reserved.slots[0].slot)
+        for _ in track(range(repeats), "copies", console=_progress()):
+            plain = _seconds(lambda: np.copyto(target, source))
+            into.append(plain / _seconds(lambda: np.copyto(shard, source)))
+            plain = _seconds(lambda: np.copyto(target, source))
+            out.append(plain / _seconds(lambda: np.copyto(target, shard)))
+        client.abort(reserved.lease)
+    return [
+        row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, by numpy between ordinary arrays", "x", into, 0.9),
+        row("arena_out_vs_memcpy", "the same out of the arena", "x", out, 0.9),
+    ]
+
+
+def growth(few: int, many: int) -> list[Row]:
+    """Lookup with a million stored chunks against ten thousand, in two hubs in this process; slots are tiny."""
+    space = _space(TINY, "growth")
+    hubs = {}
+    for n_chunks in (few, many):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        hubs[n_chunks] = _filled(space, n_chunks)
+        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    prompts = {
+        n: np.concatenate([_text(10_000_000 + run, 2048) if run % 2 else _text(run, 2048) for run in range(16)])
+        for n in hubs
+    }
+    ratios = []
+    for _ in track(range(40), "growth", console=_progress()):
+        large, small = (_seconds(lambda n=n: hubs[n].look_up(prompts[n])) for n in (many, few))
+        ratios.append(large / small)
+    for hub in hubs.values():
+        hub.core.cache.arena.close()
+    slot = -(-space.slot_bytes // 64) * 64
+    what = f"time of a 32,768-token lookup with {many:,} chunks stored, by that with {few:,}"
+    return [
+        row("scale_lookup", what, "x", ratios, 1.3, "lower"),
+        row("bytes_per_chunk", f"memory a chunk of {TINY.chunk_tokens} tokens, all told, without its KV", "bytes",
+            [grown / many - slot], better="lower"),
+    ]  # fmt: skip
+
+
+class _Filled:
+    """A hub's state without doors."""
+
+    def __init__(self, space: Namespace, n_chunks: int) -> None:
+        host = PluginHost.discover()
+        arena = Arena(n_chunks * (-(-space.slot_bytes // 64) * 64))
+        self.core = Core(arena, LRU(), lambda namespace: Space(namespace, host))
+        self.space = self.core.space(space)
+        register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=space)
+        self.session = self.core.join(register, b"", 0.0)
+
+    def store(self, text: np.ndarray) -> None:
+        lease = self.core.reserve(self.session, text, Span(0, len(text)), True, None, 1e9)
+        assert lease
+        self.core.commit(self.session, lease.id, len(text))
+
+    def look_up(self, prompt: np.ndarray) -> None:
+        parts = self.core.parts(self.space, self.space.match(prompt), 0)
+        lease = self.core.acquire(self.session, parts, 1e9)
+        assert lease
+        self.core.release(self.session, lease.id)
+
+
+def _filled(space: Namespace, n_chunks: int) -> _Filled:
+    hub = _Filled(space, n_chunks)
+    for run in track(range(n_chunks * TINY.chunk_tokens // 2048), f"{n_chunks:,} chunks", console=_progress()):
+        hub.store(_text(run, 2048))
+    return hub
+
+
+def decoding(seconds: float) -> list[Row]:
+    """What an engine's decode steps notice of a hub that answers twenty lookups a second, in a thread or a child."""
+    rows = []
+    alone = _step_times(seconds)
+    for where in ("thread", "process"):
+        config = HubConfig(arena_gib=0.05, metrics="")
+        with Hub.embedded(config, where) as hub, hub.connect() as client:  # type: ignore[arg-type]
+            client.register("decoding", _space(TINY, "decoding"), rank=0)
+            for run in range(64):
+                _store(client, _text(run, 2048))
+            prompt = np.concatenate([_text(run, 2048) for run in range(16)])
+            with _asking(lambda: client.lookup(prompt, acquire=False)):  # noqa: B023
+                steps = _step_times(seconds)
+        slower = [steps[len(steps) * q // 100] / alone[len(alone) * q // 100] for q in (50, 99)]
+        rows.append(row(f"decode_with_{where}", f"a decode step with the hub in a {where}, by one without; median",
+                        "x", slower[:1], better="lower"))  # fmt: skip
+        rows.append(row(f"decode_p99_with_{where}", "the same, 99 of 100 are faster", "x", slower[1:], better="lower"))
+    return rows
+
+
+def _step_times(seconds: float) -> list[float]:
+    """Steps of Python and small matrices, as an engine's scheduler and model runner take them."""
+    matrix = np.ones((384, 384), np.float32)
+    times, until = [], time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        begun = time.perf_counter()
+        for _ in range(4):
+            matrix @ matrix
+            sum(number * number for number in range(4000))
+        times.append(time.perf_counter() - begun)
+    return sorted(times)
+
+
+@contextlib.contextmanager
+def _asking(ask: Callable[[], object]) -> Iterator[None]:
+    ended = threading.Event()
+
+    def go_on() -> None:
+        while not ended.wait(0.05):
+            ask()
+
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _space(layout: KVLayout, model: str = "a model") -> Namespace:
+    return Namespace(model=model, layout=layout, matchers=DEFAULT_MATCHERS)
+
+
+def _text(seed: int, length: int) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, VOCABULARY, length, dtype=np.uint32)
+
+
+def _store(client: HubClient, text: np.ndarray) -> None:
+    reserved = client.reserve(text, Span(0, len(text)))
+    if reserved.lease is not None:
+        client.commit(reserved.lease, reserved.span.end)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun
+
+
+def _sorted_times(work: Callable[[], object], repeats: int) -> list[float]:
+    return sorted(_seconds(work) for _ in range(repeats))
+
+
+def _progress() -> Console:
+    return Console(stderr=True)
+
+
+if __name__ == "__main__":
+    main()
