@@ -43,7 +43,7 @@ class Caller:
         self.socket.connect(endpoint)
 
     def __call__(self, *frames: Any) -> list[bytes]:
-        self.socket.send_multipart(frames, copy=sum(map(len, frames)) < 4096)
+        self.socket.send_multipart(frames)
         return self.socket.recv_multipart()
 
     def close(self) -> None:

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -85,7 +86,7 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
 def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
     """A prompt of 32,768 tokens, half of it stored, through the hub; and what its parts cost alone."""
     caller = echo.Caller(bare)
-    space = _space(TINY, "lookups")
+    space = _space(msgspec.structs.replace(TINY, chunk_tokens=256), "lookups")
     alone = [PluginHost.discover().create("matcher", choice.name, choice.options) for choice in space.matchers]
     random = np.random.default_rng(1)
     parts = []
@@ -236,7 +237,7 @@ class _Filled:
         self.core.commit(self.session, lease.id, len(text))
 
     def look_up(self, prompt: np.ndarray) -> None:
-        parts = self.core.parts(self.space, self.space.match(prompt), 0)
+        parts = self.space.parts(self.space.match(prompt))
         lease = self.core.acquire(self.session, parts, 1e9)
         assert lease
         self.core.release(self.session, lease.id)

@@ -9,12 +9,12 @@ from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import Policy
 from blendhub.hub.extents import rounded
-from blendhub.hub.index import Chunk, Run, Saved, Space
+from blendhub.hub.index import Chunk, Part, Run, Saved, Space
 from blendhub.hub.reads import ReadLease, Reads
 from blendhub.hub.sessions import Session, Sessions
 from blendhub.hub.writes import WriteLease, Writes
 from blendhub.layout import Namespace
-from blendhub.plan import Match, Span
+from blendhub.plan import Span
 from blendhub.processes import ProcessId
 from blendhub.tokens import Tokens
 from blendhub.wire import Register
@@ -58,10 +58,7 @@ class Core:
 
     # Reading.
 
-    def parts(self, space: Space, matches: Iterable[Match], skip_prefix: int) -> list[tuple[Match, Chunk]]:
-        return list(space.parts(matches, skip_prefix))
-
-    def acquire(self, session: Session, parts: Iterable[tuple[Match, Chunk]], deadline: float) -> ReadLease | None:
+    def acquire(self, session: Session, parts: Iterable[Part], deadline: float) -> ReadLease | None:
         return self.reads.grant(secrets.randbits(62), session, deadline, parts)
 
     def release(self, session: Session, lease: int) -> None:

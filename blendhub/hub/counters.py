@@ -11,13 +11,15 @@ class Counters:
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
+        self.requests: Counter[str] = Counter()
         self._seconds: dict[str, deque[float]] = {}
 
     def took(self, kind: str, seconds: float) -> None:
-        self.totals[f"requests_{kind}"] += 1
-        if kind not in self._seconds:
-            self._seconds[kind] = deque(maxlen=RECENT)
-        self._seconds[kind].append(seconds)
+        known = self._seconds.get(kind)
+        if known is None:
+            known = self._seconds[kind] = deque(maxlen=RECENT)
+        known.append(seconds)
+        self.requests[kind] += 1
 
     def latencies(self) -> dict[str, float]:
         """Median and 99th percentile in seconds, by kind of request."""

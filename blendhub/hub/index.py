@@ -1,9 +1,10 @@
 """What is stored: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
 import secrets
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable, Iterator
 from enum import Enum
+from typing import NamedTuple
 
 import numpy as np
 
@@ -64,10 +65,22 @@ class Run:
         del self.chunks[chunk.span.start]
         del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
 
-    def chunk_at(self, position: int) -> Chunk | None:
-        at = bisect_right(self._starts, position) - 1
-        chunk = self.chunks[self._starts[at]] if at >= 0 else None
-        return chunk if chunk and position < chunk.span.end else None
+    def chunks_between(self, start: int, end: int) -> Iterator[Chunk]:
+        """The chunks that hold any of the positions ``[start, end)``, ascending."""
+        at = max(bisect_right(self._starts, start) - 1, 0)
+        for first in self._starts[at : bisect_left(self._starts, end)]:
+            chunk = self.chunks[first]
+            if chunk.span.end > start:
+                yield chunk
+
+
+class Part(NamedTuple):
+    """Positions ``[start, end)`` of a prompt, which one chunk holds."""
+
+    match: Match
+    start: int
+    end: int
+    chunk: Chunk
 
 
 class Space:
@@ -95,20 +108,19 @@ class Space:
         """What these tokens repeat. May run on any thread: what is evicted meanwhile is sorted out by ``parts``."""
         return combine([matcher.match(tokens) for matcher in self._matchers])
 
-    def parts(self, matches: Iterable[Match], skip_prefix: int = 0) -> Iterator[tuple[Match, Chunk]]:
+    def parts(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[Part]:
         """The matches behind ``skip_prefix``, cut at the borders of their chunks; what is gone is left out."""
+        parts: list[Part] = []
         for match in matches:
             run = self.runs.get(match.run)
-            at = max(match.span.start, skip_prefix)
-            while run and at < match.span.end:
-                source = match.source_start + at - match.span.start
-                chunk = run.chunk_at(source)
-                if chunk is None:
-                    at += 1
-                    continue
-                end = min(match.span.end, at + chunk.span.end - source)
-                yield match.part(at, end), chunk
-                at = end
+            if run is None:
+                continue
+            start, end = match.span.start, match.span.end
+            shift = match.source_start - start
+            for chunk in run.chunks_between(max(start, skip_prefix) + shift, end + shift):
+                first = max(start, skip_prefix, chunk.span.start - shift)
+                parts.append(Part(match, first, min(end, chunk.span.end - shift), chunk))
+        return parts
 
     def exact_until(self, tokens: Tokens, span: Span) -> int:
         """How far from the span's start these positions are stored already, bit for bit; at most to its end."""

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 
 from blendhub.hub.cache import Cache
-from blendhub.hub.index import Chunk
+from blendhub.hub.index import Chunk, Part
 from blendhub.hub.leases import Lease, Leases
 from blendhub.hub.sessions import Session
-from blendhub.plan import Match
+from blendhub.plan import Span
 from blendhub.wire import Piece
 
 
@@ -28,17 +28,16 @@ class Reads:
         self.leases: Leases[ReadLease] = Leases()
         self._cache = cache
 
-    def grant(
-        self, id: int, session: Session, deadline: float, parts: Iterable[tuple[Match, Chunk]]
-    ) -> ReadLease | None:
+    def grant(self, id: int, session: Session, deadline: float, parts: Iterable[Part]) -> ReadLease | None:
         """A lease on those parts that are in the arena; None if none is."""
         pieces: list[Piece] = []
         chunks: dict[Chunk, None] = {}
-        for match, chunk in parts:
+        for match, start, end, chunk in parts:
             if chunk.offset is None:
                 continue
-            row = match.source_start - chunk.span.start
-            pieces.append(Piece(match.span, match.run, match.source_start, chunk.offset, row, match.exact))
+            source = match.source_start + start - match.span.start
+            row = source - chunk.span.start
+            pieces.append(Piece(Span(start, end), match.run, source, chunk.offset, row, match.exact))
             chunks[chunk] = None
         if not pieces:
             return None

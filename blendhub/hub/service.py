@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from blendhub.contracts.transport import Buffer, Peer
 from blendhub.errors import ArenaFull, BlendHubError, InvalidInput
 from blendhub.hub.core import Core
 from blendhub.hub.counters import Counters
-from blendhub.hub.index import Chunk
+from blendhub.hub.index import Chunk, Part
 from blendhub.hub.sessions import DeathWatch, Session
 from blendhub.hub.tiers import Tier
 from blendhub.hub.writes import WriteLease, check_reservation
@@ -27,6 +27,7 @@ T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Parcel
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 DONE = wire.Done()
+KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
 
 
 class HubService(Service):
@@ -58,16 +59,17 @@ class HubService(Service):
 
     def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
         message, started = request.message, self._clock()
-        kind = type(message).__name__.lower()
+        kind = KINDS[type(message)]
         try:
             answer = self._answer(peer, message, request.payload)
         except BlendHubError as error:
             self._refused(kind, error)
             raise
-        if isinstance(answer, Awaitable):
-            return self._finish(kind, started, answer)
-        self.counters.took(kind, self._clock() - started)
-        return _parcel(answer)
+        # Not the other way round: whether something is awaitable takes long to find out.
+        if isinstance(answer, wire.Message | Parcel):
+            self.counters.took(kind, self._clock() - started)
+            return _parcel(answer)
+        return self._finish(kind, started, answer)
 
     def gone(self, peer: Peer) -> None:
         for session in self.core.sessions.of_peer(peer):
@@ -101,6 +103,7 @@ class HubService(Service):
         }
         counters: dict[str, float] = {
             **self.counters.totals,
+            **{f"requests_{kind}": count for kind, count in self.counters.requests.items()},
             "evictions": core.cache.evictions,
             "forgotten_chunks": core.cache.forgotten,
             "store_saves": tier.saves if tier else 0,
@@ -179,8 +182,8 @@ class HubService(Service):
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _found(self, session: Session, message: wire.Lookup, matches: list[Match]) -> Answer | Awaitable[Answer]:
-        parts = self.core.parts(session.engine.space, matches, message.skip_prefix_n_tokens)
-        away = {chunk for _, chunk in parts if chunk.offset is None}
+        parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
+        away = {part.chunk for part in parts if part.chunk.offset is None}
         if away and message.wait_s and self._tier:
             return self._fetch_then_grant(session, message, matches, parts, away)
         return self._grant(session, matches, parts, message.acquire)
@@ -190,11 +193,11 @@ class HubService(Service):
         session: Session,
         message: wire.Lookup,
         matches: list[Match],
-        parts: list[tuple[Match, Chunk]],
+        parts: list[Part],
         away: set[Chunk],
     ) -> Answer:
         # What is here must not be evicted to make room for what comes.
-        here = {chunk for _, chunk in parts} - away
+        here = {part.chunk for part in parts} - away
         for chunk in here:
             chunk.pins += 1
         try:
@@ -203,16 +206,16 @@ class HubService(Service):
             for chunk in here:
                 chunk.pins -= 1
         self.core.sessions.get(message.session, message.epoch, self._clock())
-        parts = self.core.parts(session.engine.space, matches, message.skip_prefix_n_tokens)
+        parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
         return self._grant(session, matches, parts, message.acquire)
 
-    def _grant(self, session: Session, matches: list[Match], parts: list[tuple[Match, Chunk]], acquire: bool) -> Answer:
-        self._load({chunk for _, chunk in parts if chunk.offset is None})
+    def _grant(self, session: Session, matches: list[Match], parts: list[Part], acquire: bool) -> Answer:
+        self._load({part.chunk for part in parts if part.chunk.offset is None})
         lease = self.core.acquire(session, parts, self._clock() + self._config.read_lease_s) if acquire else None
-        on_the_way = sum(len(match.span) for match, chunk in parts if chunk.offset is None)
+        on_the_way = sum(part.end - part.start for part in parts if part.chunk.offset is None)
         self.counters.totals["lookups_that_found"] += bool(matches)
-        self.counters.totals["tokens_exact"] += sum(len(match.span) for match, _ in parts if match.exact)
-        self.counters.totals["tokens_moved"] += sum(len(match.span) for match, _ in parts if not match.exact)
+        for part in parts:
+            self.counters.totals["tokens_exact" if part.match.exact else "tokens_moved"] += part.end - part.start
         return wire.Found(
             matches=tuple(matches),
             pieces=lease.pieces if lease else (),
@@ -229,7 +232,7 @@ class HubService(Service):
 
     def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
         matches = list(message.matches)
-        parts = self.core.parts(session.engine.space, matches, message.skip_prefix_n_tokens)
+        parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
         return self._grant(session, matches, parts, acquire=True)
 
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:

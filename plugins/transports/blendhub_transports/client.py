@@ -26,6 +26,7 @@ from blendhub_transports.link import Link
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.pending import Bell, Wake, deadline_after, ring, sleep_on
 
+RCVMORE = int(zmq.RCVMORE)
 log = logging.getLogger("blendhub.transports")
 
 NEWS_AGE_S = 0.001
@@ -210,12 +211,14 @@ class ZmqConnection(Connection):
         if self._closed:
             self._settle(pending, self._gone_by_closing())
         socket = self._linked().socket
-        # Asking first is cheaper than catching zmq.Again.
-        while pending.outcome is None and socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            frame = memoryview(socket.recv(zmq.NOBLOCK))
+        while pending.outcome is None:
+            try:
+                frame = memoryview(socket.recv(frames.LAST))
+            except zmq.Again:
+                return
             payload: list[memoryview] = []
-            while socket.getsockopt(zmq.RCVMORE):
-                payload.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+            while socket.getsockopt(RCVMORE):
+                payload.append(socket.recv(frames.LAST, copy=False).buffer)
             try:
                 header = frames.read_header(frame)
             except ProtocolError as error:

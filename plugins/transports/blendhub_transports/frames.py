@@ -21,6 +21,13 @@ REQUEST: Final = 0
 REPLY: Final = 1
 FAULT: Final = 2
 
+MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
+LAST: Final = int(zmq.NOBLOCK)
+"""Plain numbers, because an enum's operators cost more than what they are for."""
+
+COPY_BELOW: Final = 2**20
+"""Smaller buffers are copied: ZeroMQ's account of a buffer that it must give back costs more than that."""
+
 _HEADER: Final = struct.Struct("<2sHIQB3xId")
 HEADER_BYTES: Final = _HEADER.size
 
@@ -68,6 +75,8 @@ def check_versions(header: Header, codec: int, reader: str, writer: str) -> None
 
 def check_frames(sizes: Sequence[int], max_frame_bytes: int, max_payload_frames: int) -> None:
     """Raise ProtocolError if a message of frames this large, header first, is more than the options allow."""
+    if len(sizes) == 1 and sizes[0] <= max_frame_bytes:
+        return
     if len(sizes) - 1 > max_payload_frames:
         raise ProtocolError(f"{len(sizes) - 1} payload frames, more than max_payload_frames = {max_payload_frames}")
     if max(sizes) > max_frame_bytes:
@@ -76,7 +85,7 @@ def check_frames(sizes: Sequence[int], max_frame_bytes: int, max_payload_frames:
 
 def payload_sizes(payload: Sequence[Buffer]) -> list[int]:
     """The bytes in each buffer; raises InvalidInput for what cannot be sent as it lies in memory."""
-    sizes = []
+    sizes: list[int] = []
     for buffer in payload:
         try:
             view = memoryview(buffer)
@@ -89,11 +98,11 @@ def payload_sizes(payload: Sequence[Buffer]) -> list[int]:
 
 
 def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -> None:
-    """Send a message with its payload, uncopied; raises zmq.Again, with nothing sent, if the queue is full."""
+    """Send a message with its payload; raises zmq.Again, with nothing sent, if the queue is full."""
     if not payload:
-        socket.send(frame, zmq.NOBLOCK)
+        socket.send(frame, LAST)
         return
-    socket.send(frame, zmq.SNDMORE | zmq.NOBLOCK)
+    socket.send(frame, MORE)
     for buffer in payload[:-1]:
-        socket.send(buffer, zmq.SNDMORE | zmq.NOBLOCK, copy=False)
-    socket.send(payload[-1], zmq.NOBLOCK, copy=False)
+        socket.send(buffer, MORE, copy=memoryview(buffer).nbytes < COPY_BELOW)
+    socket.send(payload[-1], LAST, copy=memoryview(payload[-1]).nbytes < COPY_BELOW)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 import zmq
 
+EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 BATCH = 64
 """How much is read in one go before others on the loop get their turn."""
 
@@ -16,7 +17,7 @@ def nothing_more() -> None:
 class Inlet:
     """Calls ``read`` for each message that waits at ``socket``, then ``drained`` when none is left.
 
-    ``read`` takes one message, which is there, off the socket. ZeroMQ's descriptor
+    ``read`` takes one message off the socket, and lets zmq.Again pass. ZeroMQ's descriptor
     tells only that something changed, and any use of the socket may swallow that news: so each turn reads
     until nothing is left, and whoever sends on the socket outside of ``read`` calls ``look`` afterwards.
     """
@@ -36,7 +37,7 @@ class Inlet:
 
     def look(self) -> None:
         """Have what waits read, if anything does."""
-        if not self._reading and self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if not self._reading and self._socket.getsockopt(EVENTS) & POLLIN:
             self.rouse()
 
     def rouse(self) -> None:
@@ -56,10 +57,9 @@ class Inlet:
         self._reading = True
         try:
             for _ in range(BATCH):
-                if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-                    self._drained()
-                    return
                 self._read()
+        except zmq.Again:
+            self._drained()
         except BaseException:
             # The descriptor will not tell again of what is still there.
             self.rouse()

@@ -19,6 +19,7 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.roster import Roster
 from blendhub_transports.sockets import CAME, LEFT, REFUSED, read_news
 
+RCVMORE = int(zmq.RCVMORE)
 log = logging.getLogger("blendhub.transports")
 
 
@@ -54,15 +55,15 @@ class ZmqServer(Server):
 
     def _read_request(self) -> None:
         router = self._router
-        routing_id = router.recv(zmq.NOBLOCK)
+        routing_id = router.recv(frames.LAST)
         peer = self._roster.peer(routing_id)
         # Uncopied frames know which connection they came through, but take longer.
-        first = router.recv(zmq.NOBLOCK, copy=peer is not None)
+        first = router.recv(frames.LAST, copy=peer is not None)
         peer, frame = (peer, memoryview(first)) if peer else (self._welcome(routing_id, first), first.buffer)
         sizes = [len(frame)]
         payload: list[memoryview] = []
-        while router.getsockopt(zmq.RCVMORE):
-            part = router.recv(zmq.NOBLOCK, copy=False).buffer
+        while router.getsockopt(RCVMORE):
+            part = router.recv(frames.LAST, copy=False).buffer
             sizes.append(len(part))
             if len(payload) < self._options.max_payload_frames:
                 payload.append(part)
@@ -97,7 +98,7 @@ class ZmqServer(Server):
         """Send a reply or an error. A peer that is gone, or does not read, loses it."""
         kind, body, payload = self._encoded(outcome)
         head = frames.answer_header(self._service.codec.version, number, kind)
-        self._router.send(routing_id, zmq.SNDMORE | zmq.NOBLOCK)
+        self._router.send(routing_id, frames.MORE)
         frames.send(self._router, head + body, payload)
         self._requests.look()
 
