@@ -12,7 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
 import numpy as np
 from rich.console import Console
 from rich.progress import track
@@ -36,7 +35,7 @@ VOCABULARY = 150_000
 SMALL = bytes(64)
 # A slot of 32 MiB: 256 tokens of a model of 8 billion parameters.
 LARGE = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
-TINY = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=32)
+TINY = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8")
 PEER_BARS = {"rtt_vs_peer": 0.5, "store_vs_peer": 0.5, "retrieve_vs_peer": 0.7}
 
 
@@ -86,7 +85,7 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
 def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
     """A prompt of 32,768 tokens, half of it stored, through the hub; and what its parts cost alone."""
     caller = echo.Caller(bare)
-    space = _space(msgspec.structs.replace(TINY, chunk_tokens=256), "lookups")
+    space = _space(TINY, "lookups")
     alone = [PluginHost.discover().create("matcher", choice.name, choice.options) for choice in space.matchers]
     random = np.random.default_rng(1)
     parts = []

@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 
 import blendhub
-from blendhub.cli import conformance, plugins
+from blendhub.cli import conformance, keys, plugins, serve, top
 from blendhub.errors import BlendHubError
 
-COMMANDS = (plugins, conformance)
+COMMANDS = (serve, top, keys, plugins, conformance)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

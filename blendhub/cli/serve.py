@@ -1,0 +1,183 @@
+"""``blendhub serve``: a hub in a process of its own, until it is told to stop."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import re
+import signal
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from blendhub.config import HubConfig, Listen, as_toml, load_config
+from blendhub.errors import HubError
+from blendhub.host import PluginHost
+from blendhub.hub.eviction import PolicyName
+from blendhub.options import parse_options
+
+if TYPE_CHECKING:
+    from blendhub.hub.hub import Hub
+
+Row = tuple[str, str]
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "serve",
+        help="run a hub",
+        description="Run a hub that engines of this machine share, until SIGTERM or Ctrl-C. "
+        "What is given here is taken instead of what the file says.",
+    )
+    parser.add_argument("--config", metavar="FILE", type=Path, help="hub.toml; --print-config shows all its keys")
+    parser.add_argument("--endpoint", metavar="EP", help="listen here only, such as ipc:///PATH/OF/SOCKET")
+    parser.add_argument("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by what is available")
+    parser.add_argument("--store", metavar="DIR", type=Path, help="keep KV on disk too, in this directory")
+    parser.add_argument("--policy", choices=get_args(PolicyName), help="which chunk is evicted")
+    parser.add_argument("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = _config(arguments)
+    if arguments.print_config:
+        print(as_toml(config), end="")
+        return 0
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if not config.listen:
+        config = msgspec.structs.replace(config, listen=(Listen(endpoint=default_endpoint()),))
+    asyncio.run(_serve(config))
+    return 0
+
+
+def default_endpoint() -> str:
+    """Where a hub listens and tools look for it if nobody says otherwise; its directory is this user's alone."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    folder = Path(runtime, "blendhub") if os.path.isabs(runtime) else Path(f"/tmp/blendhub-{os.getuid()}")
+    try:
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode=0o700)
+        found = folder.lstat()
+    except OSError as error:
+        raise HubError(f"cannot make the directory {folder}: {error.strerror}; name a socket with --endpoint") from None
+    # Whoever may write there could put a hub of his own in our hub's place.
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise HubError(
+            f"{folder} should be a directory that only uid {os.getuid()} can enter, but it is {_owner(found)}; "
+            "remove it or change it, or name a socket with --endpoint"
+        )
+    return f"ipc://{folder}/hub.sock"
+
+
+def _owner(found: os.stat_result) -> str:
+    kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no directory"
+    return f"{kind} of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}"
+
+
+def _config(arguments: argparse.Namespace) -> HubConfig:
+    config = load_config(arguments.config)
+    given: dict[str, Any] = {}
+    if arguments.endpoint is not None:
+        given["listen"] = [{"endpoint": arguments.endpoint}]
+    if arguments.arena_gib is not None:
+        given["arena_gib"] = arguments.arena_gib
+    if arguments.policy is not None:
+        given["policy"] = arguments.policy
+    if arguments.store is not None:
+        # The file's other options of the store stay.
+        options = config.store.options if config.store and config.store.name == "disk" else {}
+        given["store"] = {"name": "disk", "options": {**options, "path": str(arguments.store.absolute())}}
+    checked = parse_options("the command line", HubConfig, given)
+    return msgspec.structs.replace(config, **{name: getattr(checked, name) for name in given})
+
+
+async def _serve(config: HubConfig) -> None:
+    from blendhub.hub.hub import Hub
+
+    stop = asyncio.Event()
+    # Before the hub starts, so that a signal leaves nothing behind at any time.
+    for number in _stopping_signals():
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    host = PluginHost.discover()
+    async with Hub(config, host) as hub:
+        _say(_screen(hub, host))
+        await stop.wait()
+        _say("stopping: what is being saved is finished first")
+    _say("stopped")
+
+
+def _stopping_signals() -> list[signal.Signals]:
+    signals = [signal.SIGTERM, signal.SIGINT]
+    # Started with nohup, a hub outlives its terminal.
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        signals.append(signal.SIGHUP)
+    return signals
+
+
+def _screen(hub: "Hub", host: PluginHost) -> str:
+    """All that one wants to know of a hub that has just started."""
+    core, config = hub.service.core, hub.config
+    arena = core.cache.arena.name
+    matchers = [plugin.name for plugin in host.plugins() if plugin.kind == "matcher" and plugin.available]
+    models = sorted({space.namespace.model for space in core.spaces.values()})
+    rows = [
+        *(("endpoint", endpoint) for endpoint in hub.endpoints),
+        ("arena", f"{arena.size / 2**30:.2f} GiB, /dev/shm/{arena.segment}"),
+        ("policy", config.policy),
+        ("store", _store(hub)),
+        ("models", ", ".join(models) or "none yet; engines bring them"),
+        ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
+        ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
+    ]
+    return _shown(rows) + f"\n\nserve a model with it:\n\n{_vllm_command(hub.endpoints[0])}\n"
+
+
+def _store(hub: "Hub") -> str:
+    store = hub.config.store
+    if store is None:
+        return "none; what is evicted is forgotten"
+    where = store.options.get("path") or "its default place"
+    return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
+
+
+def _vllm_command(endpoint: str) -> str:
+    # Every interface is no place to connect to.
+    endpoint = re.sub(r"//(0\.0\.0\.0|\*|\[::\]):", f"//{socket.gethostname()}:", endpoint)
+    given = {
+        "kv_connector": "BlendHubConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"blendhub": {"endpoint": endpoint}},
+    }
+    return f"vllm serve MODEL --kv-transfer-config '{msgspec.json.encode(given).decode()}'"
+
+
+def _shown(rows: list[Row]) -> str:
+    """Two columns; in a terminal the first stands out."""
+    if not sys.stdout.isatty():
+        return "\n".join(f"{name:<10}{value}" for name, value in rows)
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    with console.capture() as captured:
+        for name, value in rows:
+            # Not wrapped: what is shown is copied.
+            console.print(Text.assemble((f"{name:<10}", "bold cyan"), value), soft_wrap=True)
+    return captured.get().rstrip("\n")
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError:  # a hub goes on without readers
+        stop_printing()
+
+
+def stop_printing() -> None:
+    """Whoever read what is printed is gone; without this the interpreter complains of it when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

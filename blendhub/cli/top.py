@@ -1,0 +1,227 @@
+"""``blendhub top``: what a hub does, while it does it."""
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from blendhub.cli.serve import default_endpoint, stop_printing
+from blendhub.errors import HubError, OptionError, TransportError
+from blendhub.host import PluginHost
+from blendhub.wire import Numbers
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+TIMEOUT_S = 2.0
+SHORTEST_S, LONGEST_S = 0.1, 3600.0
+GIVES_MATCHES = ("requests_lookup", "requests_prefetch", "requests_acquire")
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "top",
+        help="show what a running hub does",
+        description="Show hit rates, memory, leases and latencies of a running hub, again and again. "
+        "A table in a terminal, plain lines elsewhere.",
+    )
+    parser.add_argument("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
+    parser.add_argument("--options", metavar="JSON", default="{}", help="the transport's options, such as keys")
+    parser.add_argument("--interval", metavar="S", type=float, default=1.0, help="seconds between samples (default 1)")
+    parser.add_argument("--once", action="store_true", help="show one sample; exits with 2 if no hub answers")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if not SHORTEST_S <= arguments.interval <= LONGEST_S:
+        raise OptionError(
+            f"--interval {arguments.interval} should be {SHORTEST_S} to {LONGEST_S:.0f} seconds; leave it out for 1"
+        )
+    hub = Watched(arguments.endpoint or default_endpoint(), _options(arguments.options))
+    if arguments.once:
+        _show_once(hub)
+        return 0
+    try:
+        _show_on(hub, arguments.interval)
+    except KeyboardInterrupt:
+        pass
+    except BrokenPipeError:
+        stop_printing()
+    return 0
+
+
+def _options(text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise OptionError(f"--options {text!r} is not a JSON object: {error}") from None
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A hub's numbers at one moment."""
+
+    at: float
+    numbers: Numbers
+
+    def counter(self, name: str) -> float:
+        """Zero for what has not happened yet: a hub names only what it has counted."""
+        return self.numbers.counters.get(name, 0)
+
+    def gauge(self, name: str) -> float:
+        return self.numbers.gauges.get(name, 0)
+
+
+class View:
+    """A sample as text, beside the one before it."""
+
+    def __init__(self, now: Sample, before: Sample | None = None) -> None:
+        self._now = now
+        self._before = before
+
+    def rows(self) -> list[tuple[str, str]]:
+        count, gauge = self._now.counter, self._now.gauge
+        looked, found = sum(map(count, GIVES_MATCHES)), count("lookups_that_found")
+        size, free, quarantined = gauge("arena_bytes"), gauge("arena_free_bytes"), gauge("arena_quarantined_bytes")
+        used = size - free - quarantined
+        refused = {name: n for name, n in self._now.numbers.counters.items() if name.startswith("refused_") and n}
+        return [
+            ("lookups", f"{looked:,.0f}{self._rate(*GIVES_MATCHES)}, hit rate {_share(found, looked)}"),
+            ("exact", f"{count('tokens_exact'):,.0f} tokens{self._rate('tokens_exact')}"),
+            ("moved", f"{count('tokens_moved'):,.0f} tokens{self._rate('tokens_moved')}"),
+            ("arena", f"{_bytes(used)} of {_bytes(size)} ({_share(used, size)}), {_bytes(quarantined)} quarantined"),
+            ("chunks", f"{gauge('chunks'):,.0f}, {gauge('chunks_in_arena'):,.0f} of them in the arena"),
+            (
+                "evictions",
+                f"{count('evictions'):,.0f}{self._rate('evictions')}, {count('forgotten_chunks'):,.0f} forgotten",
+            ),
+            ("leases", f"{gauge('read_leases'):,.0f} for reading, {gauge('write_leases'):,.0f} for writing"),
+            ("sessions", f"{gauge('sessions'):,.0f} of {gauge('engines'):,.0f} engines"),
+            ("models", f"{len(self._now.numbers.namespaces)}, matchers hold {_bytes(gauge('matcher_bytes'))}"),
+            ("store", self._store()),
+            ("refused", ", ".join(f"{n:,.0f} {name[8:]}" for name, n in sorted(refused.items())) or "nothing"),
+        ]
+
+    def latencies(self) -> list[tuple[str, str, str, str]]:
+        """Kind of request, how many there were, median and 99th percentile of the last ones."""
+        kinds = sorted(
+            name[8:-4] for name in self._now.numbers.gauges if name.startswith("seconds_") and "_p50" in name
+        )
+        return [
+            (
+                kind,
+                f"{self._now.counter(f'requests_{kind}'):,.0f}{self._rate(f'requests_{kind}')}",
+                _seconds(self._now.gauge(f"seconds_{kind}_p50")),
+                _seconds(self._now.gauge(f"seconds_{kind}_p99")),
+            )
+            for kind in kinds
+        ]
+
+    def _store(self) -> str:
+        count, gauge = self._now.counter, self._now.gauge
+        return (
+            f"{_bytes(gauge('store_bytes'))}, {gauge('store_waiting_chunks'):,.0f} chunks waiting, "
+            f"{count('store_saves'):,.0f} saved, {count('store_loads'):,.0f} loaded, "
+            f"{count('store_failures'):,.0f} failed, {count('store_corrupted'):,.0f} corrupted"
+        )
+
+    def _rate(self, *names: str) -> str:
+        """How fast counters grew since the sample before; nothing if the hub was restarted meanwhile."""
+        if self._before is None:
+            return ""
+        grown = sum(self._now.counter(name) - self._before.counter(name) for name in names)
+        return f" ({grown / (self._now.at - self._before.at):,.0f}/s)" if grown >= 0 else ""
+
+    def plain(self) -> str:
+        rows = [*self.rows(), *((kind, f"{n}, p50 {p50}, p99 {p99}") for kind, n, p50, p99 in self.latencies())]
+        return "\n".join(f"{name:<10} {text}" for name, text in rows)
+
+    def table(self, endpoint: str) -> "Group":
+        from rich.console import Group
+        from rich.table import Table
+        from rich.text import Text
+
+        facts = Table.grid(padding=(0, 2))
+        for name, text in self.rows():
+            facts.add_row(Text(name, style="bold cyan"), Text(text))
+        times = Table("request", "answered", "p50", "p99", box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
+        for cells in self.latencies():
+            times.add_row(*cells)
+        return Group(Text(f"{endpoint}  {time.strftime('%H:%M:%S')}", style="bold"), "", facts, "", times)
+
+
+class Watched:
+    """A hub that is asked for its numbers, over a new connection each time: it may have died in between."""
+
+    def __init__(self, endpoint: str, options: dict[str, Any]) -> None:
+        self.endpoint = endpoint
+        self._options = options
+        self._host = PluginHost.discover()
+
+    def sample(self) -> Sample:
+        from blendhub.client import HubClient
+
+        with HubClient(self.endpoint, options=self._options, host=self._host, timeout=TIMEOUT_S) as client:
+            try:
+                return Sample(time.monotonic(), client.stats())
+            except TransportError as error:
+                raise HubError(f"no hub at {self.endpoint}: {error}; start one there with: blendhub serve") from error
+
+
+def _show_once(hub: Watched) -> None:
+    view = View(hub.sample())
+    if not sys.stdout.isatty():
+        print(view.plain())
+        return
+    from rich.console import Console
+
+    Console().print(view.table(hub.endpoint))
+
+
+def _show_on(hub: Watched, interval: float) -> None:
+    if not sys.stdout.isatty():
+        for view in _views(hub, interval):
+            print(view if isinstance(view, HubError) else view.plain(), end="\n\n", flush=True)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(auto_refresh=False) as live:
+        for view in _views(hub, interval):
+            live.update(Text(str(view)) if isinstance(view, HubError) else view.table(hub.endpoint), refresh=True)
+
+
+def _views(hub: Watched, interval: float) -> Iterator[View | HubError]:
+    """Without end; an error where no hub answered, and the next one may."""
+    before: Sample | None = None
+    while True:
+        try:
+            now = hub.sample()
+        except HubError as error:
+            before = None
+            yield error
+        else:
+            yield View(now, before)
+            before = now
+        time.sleep(interval)
+
+
+def _share(part: float, whole: float) -> str:
+    return f"{part / whole:.0%}" if whole else "-"
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:,.4g} {unit}"
+        n /= 1024
+    return f"{n:,.2f} GiB"
+
+
+def _seconds(seconds: float) -> str:
+    for unit, scale in (("us", 1e-6), ("ms", 1e-3)):
+        if seconds < 1000 * scale:
+            return f"{seconds / scale:.3g} {unit}"
+    return f"{seconds:.3g} s"

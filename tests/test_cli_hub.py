@@ -1,0 +1,466 @@
+"""The commands that run and watch a hub, most of them with real processes; and the document of its configuration."""
+
+import contextlib
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+import tomllib
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from blendhub.arena_view import SHM, read_header
+from blendhub.cli import main
+from blendhub.cli.serve import default_endpoint
+from blendhub.cli.top import Sample, View
+from blendhub.client import HubClient
+from blendhub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
+from blendhub.errors import HubError
+from blendhub.layout import KVLayout, Namespace
+from blendhub.options import describe_options
+from blendhub.plan import Span
+from blendhub.wire import Numbers
+
+DOCS = Path(__file__).parent.parent / "docs"
+BLENDHUB = [sys.executable, "-m", "blendhub.cli"]
+SOON_S = 20.0
+SPACE = Namespace(
+    model="a-model",
+    layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128),
+)
+
+
+# Configuration.
+
+
+def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
+    file = tmp_path / "hub.toml"
+    file.write_text('arena_gib = 2\nread_lease_s = 5\nstore = {options = {path = "/x", capacity_gib = 1.5}}\n')
+    flags = ["--endpoint", "ipc:///a/b", "--arena-gib", "0.5", "--store", "/y", "--policy", "s3fifo"]
+    assert main(["serve", "--config", str(file), *flags, "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    file.write_text(printed)
+    assert load_config(file) == HubConfig(
+        listen=(Listen(endpoint="ipc:///a/b"),),
+        arena_gib=0.5,
+        read_lease_s=5,
+        store=StoreChoice(options={"path": "/y", "capacity_gib": 1.5}),
+        policy="s3fifo",
+    )
+    assert main(["serve", "--config", str(file), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
+    assert main(["serve", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == as_toml(HubConfig())
+    assert all(re.search(rf"^(# )?\[*{key['name']}\b", printed, re.M) for key in describe_options(HubConfig))
+
+
+@pytest.mark.parametrize(
+    "text, flags, complaint",
+    [
+        ("arena_gb = 1", [], "has no option 'arena_gb' (did you mean 'arena_gib'?)"),
+        ("arena_gib =", [], "is not TOML"),
+        ("", ["--arena-gib", "-1"], "the command line: option arena_gib = -1.0 is not valid"),
+        ("", ["--arena-gib", "nan"], "the command line: option arena_gib = nan is not valid"),
+        ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
+        ("", ["--endpoint", ""], "the command line: option listen = "),
+        ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
+        ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),
+        ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
+        ('[store]\nname = "dsk"', [], "did you mean 'disk'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, text, flags, complaint):
+    file = tmp_path / "hub.toml"
+    file.write_text(text)
+    small = ["--endpoint", f"ipc://{tmp_path}/hub.sock", "--arena-gib", "0.001"]
+    assert main(["serve", "--config", str(file), *small, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+
+
+def test_the_default_socket_is_in_a_directory_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_endpoint() == default_endpoint() == f"ipc://{tmp_path}/blendhub/hub.sock"
+    assert stat.S_IMODE((tmp_path / "blendhub").stat().st_mode) == 0o700
+
+
+def test_a_default_directory_that_others_rule_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "blendhub"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HubError, match="it is no directory"):
+        default_endpoint()
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o770)
+    with pytest.raises(HubError, match="with mode 770"):
+        default_endpoint()
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(HubError, match=f"only uid {folder.stat().st_uid + 1} can enter"):
+        default_endpoint()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    with pytest.raises(HubError, match="cannot make the directory"):
+        default_endpoint()
+
+
+def row_of_the_document(key: dict) -> str:
+    bounds = "".join(f", {name} {limit}" for name, limit in key["bounds"].items() if name != "enum")
+    type_name = {"array of any": "array of tables", "any or null": "table"}.get(key["type"], key["type"])
+    default = "none" if key["default"] is None else f"`{msgspec.json.encode(key['default']).decode()}`"
+    return f"| `{key['name']}` | {type_name}{bounds} | {default} | {key['description']} |"
+
+
+@pytest.mark.parametrize(
+    "title, struct",
+    [("hub.toml", HubConfig), ("[[listen]]", Listen), ("[store]", StoreChoice)],
+    ids=["hub", "listen", "store"],
+)
+def test_every_key_is_documented(title, struct):
+    section = (DOCS / "hub.md").read_text(encoding="utf-8").split(f"\n### `{title}`\n")[1].split("\n#")[0]
+    heading = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    expected = [*heading, *map(row_of_the_document, describe_options(struct))]
+    assert [line for line in section.splitlines() if line.startswith("|")] == expected, "\n".join(expected)
+
+
+def test_every_room_is_documented():
+    rooms = {file.name for file in (DOCS.parent / "blendhub" / "hub").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "hub.md").read_text(encoding="utf-8"), re.M)) == rooms
+
+
+# Keys.
+
+
+def test_keys_are_their_owners_alone_and_never_overwritten(tmp_path, capsys):
+    folder = tmp_path / "keys"
+    assert main(["keys", str(folder)]) == 0
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert {str(file.relative_to(folder)) for file in files} == {
+        "server.secret", "client.secret", "server.public", "clients/client.public"
+    }  # fmt: skip
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    printed = capsys.readouterr().out
+    assert all(str(file) in printed for file in files)
+    kept = {file: file.read_bytes() for file in files}
+    assert main(["keys", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and "never overwritten" in error and error.count("\n") == 1
+    assert {file: file.read_bytes() for file in files} == kept
+
+
+def test_keys_have_a_default_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["keys"]) == 0
+    assert (tmp_path / "blendhub" / "keys" / "server.secret").exists()
+
+
+def test_keys_where_nothing_can_be_written(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["keys", str(tmp_path / "file" / "keys")]) == 2
+    error = capsys.readouterr().err
+    assert "cannot write keys to" in error and error.count("\n") == 1
+
+
+def test_keys_without_the_transports_says_what_to_install(tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "blendhub_transports.keys", None)
+    assert main(["keys", str(tmp_path)]) == 2
+    assert "pip install blendhub-transports" in capsys.readouterr().err
+
+
+# What `top` makes of numbers.
+
+
+def sample(at: float, **counters: float) -> Sample:
+    return Sample(
+        at, Numbers(counters=counters, gauges={"seconds_lookup_p50": 25e-6, "seconds_lookup_p99": 0.5}, namespaces={})
+    )
+
+
+def test_rates_are_between_two_samples():
+    before = sample(10.0, requests_lookup=10, lookups_that_found=5, tokens_exact=100)
+    now = sample(12.0, requests_lookup=20, lookups_that_found=15, tokens_exact=400, tokens_moved=30, refused_Busy=2)
+    rows = dict(View(now, before).rows())
+    assert rows["lookups"] == "20 (5/s), hit rate 75%"
+    assert rows["exact"] == "400 tokens (150/s)" and rows["moved"] == "30 tokens (15/s)"
+    assert rows["refused"] == "2 Busy"
+    assert View(now, before).latencies() == [("lookup", "20 (5/s)", "25 us", "500 ms")]
+    assert dict(View(now).rows())["exact"] == "400 tokens"
+
+
+def test_a_hub_that_was_restarted_has_no_rate_and_an_idle_one_no_hit_rate():
+    rows = dict(View(sample(2.0), sample(1.0, requests_lookup=9, tokens_exact=9)).rows())
+    assert rows["lookups"] == "0, hit rate -" and rows["exact"] == "0 tokens"
+
+
+@pytest.mark.parametrize(
+    "flags, complaint",
+    [
+        (["--interval", "0"], "--interval 0.0 should be"),
+        (["--interval", "nan"], "--interval nan should be"),
+        (["--options", "{"], "--options '{' is not a JSON object"),
+        (["--endpoint", "tcp://far.example:1"], "so it needs keys"),
+        ([], "no hub at ipc://"),
+    ],
+)
+def test_what_top_cannot_show_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, flags, complaint):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert main(["top", "--once", *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+
+
+# Real processes.
+
+
+class Served:
+    """A hub that `blendhub serve` runs, and what it printed when it was up."""
+
+    def __init__(self, *flags: str, **environment: str) -> None:
+        self.process = subprocess.Popen(
+            [*BLENDHUB, "serve", "--arena-gib", "0.01", *flags],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+
+    def wait_until_up(self) -> None:
+        lines = []
+        for line in self.process.stdout:
+            lines.append(line)
+            if line.startswith("vllm serve "):
+                break
+        self.screen = "".join(lines)
+        self.rows = dict(re.findall(r"^([a-z]+) +(.*)$", self.screen, re.M))
+        assert lines and lines[-1].startswith("vllm serve "), f"it did not start: {self.screen}"
+
+    @property
+    def segment(self) -> Path:
+        return SHM / Path(self.rows["arena"]).name
+
+    def stop(self, number: int = signal.SIGTERM) -> str:
+        """The last words of a hub that ended well."""
+        self.process.send_signal(number)
+        words, _ = self.process.communicate(timeout=SOON_S)
+        assert self.process.returncode == 0
+        return words
+
+
+@pytest.fixture
+def serve(tmp_path) -> Iterator:
+    started: list[Served] = []
+
+    def start(*flags: str, **environment: str) -> Served:
+        flags = flags or ("--endpoint", f"ipc://{tmp_path}/hub.sock")
+        started.append(Served(*flags, **environment))
+        started[-1].wait_until_up()
+        return started[-1]
+
+    yield start
+    for served in started:
+        if served.process.poll() is None:
+            served.process.terminate()
+        served.process.communicate(timeout=SOON_S)
+
+
+def top(*flags: str, **environment: str) -> dict[str, str]:
+    done = subprocess.run(
+        [*BLENDHUB, "top", "--once", *flags], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(None, 1) for line in done.stdout.splitlines())
+
+
+def store_a_chunk(endpoint: str) -> None:
+    """And find it, where it was and behind other text."""
+    tokens = np.arange(128, dtype=np.uint32)
+    with HubClient(endpoint) as client:
+        client.register("an-engine", SPACE, rank=0)
+        reserved = client.reserve(tokens, Span(0, 128))
+        with client.writing(reserved.lease):
+            client.shard(reserved.slots[0].slot)[:] = 7
+        client.commit(reserved.lease, 128)
+        assert client.lookup(tokens).pieces[0].exact
+        assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).pieces
+
+
+def page(served: Served, path: str) -> str:
+    with urllib.request.urlopen(served.rows["metrics"].removesuffix("/metrics") + path, timeout=SOON_S) as answer:
+        return answer.read().decode()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: number.name)
+def test_serve_is_seen_by_top_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, number):
+    served = serve()
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    assert served.rows["endpoint"] == endpoint and f'{{"blendhub":{{"endpoint":"{endpoint}"}}}}' in served.screen
+    assert served.rows["arena"].startswith("0.01 GiB, ") and "rolling_hash" in served.rows["matchers"]
+    store_a_chunk(endpoint)
+    rows = top("--endpoint", endpoint)
+    assert rows["lookups"] == "2, hit rate 100%" and rows["exact"] == "128 tokens"
+    assert rows["chunks"] == "1, 1 of them in the arena" and rows["sessions"] == "0 of 0 engines"
+    assert rows["lookup"].startswith("2, p50 ")
+    assert served.segment.exists()
+    assert served.stop(number).endswith("\nstopped\n")
+    assert not served.segment.exists() and list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_hub_that_is_stopped_while_it_starts_leaves_nothing(tmp_path):
+    before = set(SHM.iterdir())
+    served = Served("--endpoint", f"ipc://{tmp_path}/hub.sock")
+    deadline = time.monotonic() + SOON_S
+    while not (made := [path for path in set(SHM.iterdir()) - before if owner_of(path) == served.process.pid]):
+        assert time.monotonic() < deadline and served.process.poll() is None
+        time.sleep(0.005)
+    assert served.stop().endswith("stopped\n")
+    assert not made[0].exists() and list(tmp_path.iterdir()) == []
+
+
+def owner_of(path: Path) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return read_header(path).owner.pid
+    return None
+
+
+@pytest.mark.slow
+def test_what_is_stored_is_there_after_a_restart(serve, tmp_path):
+    flags = ["--endpoint", f"ipc://{tmp_path}/hub.sock", "--store", str(tmp_path / "store")]
+    served = serve(*flags)
+    store_a_chunk(served.rows["endpoint"])
+    served.stop()
+    again = serve(*flags)
+    assert again.rows["store"] == f"disk in {tmp_path}/store, 1 chunks restored"
+    assert again.rows["models"] == "a-model"
+
+
+@pytest.mark.slow
+def test_what_a_killed_hub_left_is_gone_when_the_next_one_runs(serve, tmp_path):
+    killed = serve()
+    killed.process.kill()
+    killed.process.wait()
+    assert killed.segment.exists() and (tmp_path / "hub.sock").exists()
+    again = serve()
+    assert not killed.segment.exists() and again.segment.exists()
+    assert top("--endpoint", again.rows["endpoint"])["lookups"] == "0, hit rate -"
+    again.stop()
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_health_and_metrics_answer_on_loopback(serve):
+    served = serve()
+    store_a_chunk(served.rows["endpoint"])
+    assert served.rows["metrics"].startswith("http://127.0.0.1:")
+    assert page(served, "/healthz") == "ok\n"
+    metrics = page(served, "/metrics")
+    assert "\nblendhub_requests_lookup_total 2\n" in metrics and "\nblendhub_chunks_in_arena 1\n" in metrics
+    documented = set(re.findall(r"`(blendhub_\w+)`", (DOCS / "operate.md").read_text(encoding="utf-8")))
+    shown = set(re.findall(r"^# TYPE (\w+)", metrics, re.M))
+    general = {re.sub(r"(requests|seconds|refused)_[A-Za-z]+", r"\1_KIND", name) for name in shown}
+    assert documented == {*general, "blendhub_refused_KIND_total"}
+    with pytest.raises(urllib.error.HTTPError, match="404"):
+        page(served, "/else")
+
+
+@pytest.mark.slow
+def test_without_an_endpoint_serve_and_top_meet(serve, tmp_path):
+    served = serve("--policy", "lru", XDG_RUNTIME_DIR=str(tmp_path))
+    assert served.rows["endpoint"] == f"ipc://{tmp_path}/blendhub/hub.sock"
+    assert top(XDG_RUNTIME_DIR=str(tmp_path))["lookups"] == "0, hit rate -"
+
+
+@pytest.mark.slow
+def test_the_keys_that_were_made_open_the_door_they_were_made_for(serve, tmp_path, capsys):
+    assert main(["keys", str(tmp_path / "keys")]) == 0
+    printed = capsys.readouterr().out
+    door = re.search(r"\[\[listen\]\].*?\n\n", printed, re.S).group().replace("0.0.0.0:7070", "127.0.0.1:0")
+    options = re.search(r"--options '(.*)'", printed).group(1)
+    file = tmp_path / "hub.toml"
+    file.write_text(door)
+    assert set(tomllib.loads(door)["listen"][0]["options"]) == {"secret_key", "client_keys"}
+    endpoint = serve("--config", str(file)).rows["endpoint"]
+    assert top("--endpoint", endpoint, "--options", options)["sessions"] == "0 of 0 engines"
+    assert main(["top", "--once", "--endpoint", endpoint]) == 2
+
+
+@pytest.mark.slow
+def test_top_goes_on_while_the_hub_is_down(serve, tmp_path):
+    killed = serve()
+    endpoint = killed.rows["endpoint"]
+    watching = subprocess.Popen(
+        [*BLENDHUB, "top", "--endpoint", endpoint, "--interval", "0.1"], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        wait_for_line(watching, "lookups")
+        killed.process.kill()
+        wait_for_line(watching, "no hub at ")
+        serve()
+        wait_for_line(watching, "lookups")
+        watching.send_signal(signal.SIGINT)
+        watching.communicate(timeout=SOON_S)
+        assert watching.returncode == 0
+    finally:
+        watching.kill()
+        watching.communicate()
+
+
+def wait_for_line(process: subprocess.Popen, beginning: str) -> None:
+    assert any(line.startswith(beginning) for line in process.stdout), f"no line began with {beginning!r}"
+
+
+@pytest.mark.slow
+def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(tmp_path):
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    served = subprocess.Popen(
+        [*BLENDHUB, "serve", "--arena-gib", "0.01", "--endpoint", endpoint],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    served.stdout.close()
+    try:
+        with HubClient(endpoint, timeout=SOON_S) as client:
+            client.stats()
+        served.terminate()
+        assert served.wait(SOON_S) == 0 and served.stderr.read() == b""
+    finally:
+        served.kill()
+        served.wait()
+        served.stderr.close()
+
+
+@pytest.mark.slow
+def test_in_a_terminal_both_are_in_colour_and_nothing_is_cut(serve, tmp_path):
+    ours, theirs = os.openpty()
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60"}
+    run = [*BLENDHUB, "serve", "--arena-gib", "0.01", "--endpoint", endpoint]
+    served = subprocess.Popen(run, stdout=theirs, env=environment)
+    try:
+        with HubClient(endpoint, timeout=SOON_S) as client:
+            client.stats()
+        done = subprocess.run([*BLENDHUB, "top", "--once", "--endpoint", endpoint], stdout=theirs, env=environment)
+        assert done.returncode == 0
+        served.terminate()
+        assert served.wait(SOON_S) == 0
+        shown = os.read(ours, 2**16).decode()
+    finally:
+        served.kill()
+        served.wait()
+        os.close(theirs)
+        os.close(ours)
+    assert "\x1b[" in shown and f'"endpoint":"{endpoint}"' in shown and "0 of 0 engines" in shown
