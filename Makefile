@@ -44,6 +44,7 @@ format: setup ## Rewrite the code in the project's style
 bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
 	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
+	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
 
 soak: setup ## For a minute, hold every byte that clients read against what was written
 	$(BIN)/python -m benchmarks.soak

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks import echo
+from benchmarks.peer import PeerProcess
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub import PluginHost, Span, wire
 from blendhub.client import HubClient
@@ -36,6 +37,8 @@ SMALL = bytes(64)
 # A slot of 32 MiB: 256 tokens of a model of 8 billion parameters.
 LARGE = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8")
+AS_PEER = KVLayout(layers=8, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16")
+PEER_CHUNKS = 8
 PEER_BARS = {"rtt_vs_peer": 0.5, "store_vs_peer": 0.5, "retrieve_vs_peer": 0.7}
 
 
@@ -51,10 +54,13 @@ def main() -> None:
             rows += lookups(endpoint, bare, repeats=200 // scale + 3)
             rows += pipelined(endpoint, bare, seconds=2.0 / scale + 0.3, rounds=3)
             rows += copies(endpoint, repeats=60 // scale + 3)
+            if options.peer_python:
+                rows += beside_the_peer(endpoint, options.peer_python, repeats=20 // scale + 2)
     rows += growth(10_000 // scale, 1_000_000 // scale)
     rows += decoding(seconds=6.0 / scale + 1)
-    why = "the peer's server was not measured in this run"
-    rows += [missing_row(id, why, "x", bar, "lower") for id, bar in PEER_BARS.items()]
+    if not options.peer_python:
+        why = "not measured: name the peer's interpreter with --peer-python"
+        rows += [missing_row(id, why, "x", bar, "lower") for id, bar in PEER_BARS.items()]
     finish("hub", rows, ["python", "numpy", "pyzmq", "msgspec", "blendhub", "blendhub-transports"], options.json)
 
 
@@ -190,6 +196,53 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
         row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, by numpy between ordinary arrays", "x", into, 0.9),
         row("arena_out_vs_memcpy", "the same out of the arena", "x", out, 0.9),
     ]
+
+
+def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
+    """Round trips, and eight chunks of 8 MiB stored and read back, in turn with the peer's server and client."""
+    peer = PeerProcess(python, "peer_hub.py")
+    source, target = (np.full(AS_PEER.shard_bytes, fill, np.uint8) for fill in (1, 2))
+    trips, stored, read = [], [], []
+    with HubClient(endpoint) as client:
+        client.register("beside", _space(AS_PEER, "beside"), rank=0)
+        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
+        for turn in track(range(repeats), "beside the peer", console=_progress()):
+            theirs = statistics.median(peer("round_trips", 200))
+            ours = statistics.median(_sorted_times(lambda: client._connection.call(ping, 5.0), 200))
+            text = np.arange(turn * 10_000, turn * 10_000 + PEER_CHUNKS * 256, dtype=np.uint32)
+            storing = peer("store", turn * 10_000, PEER_CHUNKS)
+            ours_storing = _seconds(lambda: _store_whole(client, text, source))  # noqa: B023
+            reading = peer("retrieve", turn * 10_000, PEER_CHUNKS)
+            ours_reading = _seconds(lambda: _read_whole(client, text, target))  # noqa: B023
+            if turn:  # the first one warms up
+                trips.append(ours / theirs)
+                stored.append(ours_storing / storing)
+                read.append(ours_reading / reading)
+            client.clear()
+    peer.close()
+    size = f"{PEER_CHUNKS} chunks of 8 MiB through shared memory"
+    return [
+        row("rtt_vs_peer", "round trip of a small request, by the peer's", "x", trips, PEER_BARS["rtt_vs_peer"], "lower"),
+        row("store_vs_peer", f"time to store {size}, by the peer's", "x", stored, PEER_BARS["store_vs_peer"], "lower"),
+        row("retrieve_vs_peer", f"time to look up and read {size}, by the peer's", "x", read,
+            PEER_BARS["retrieve_vs_peer"], "lower"),
+    ]  # fmt: skip
+
+
+def _store_whole(client: HubClient, text: np.ndarray, source: np.ndarray) -> None:
+    reserved = client.reserve(text, Span(0, len(text)))
+    assert reserved.lease is not None and len(reserved.slots) == PEER_CHUNKS
+    with client.writing(reserved.lease):
+        for slot in reserved.slots:
+            np.copyto(client.shard(slot.slot), source)
+    client.commit(reserved.lease, len(text))
+
+
+def _read_whole(client: HubClient, text: np.ndarray, target: np.ndarray) -> None:
+    with client.reading(client.lookup(text)) as pieces:
+        assert len(pieces) == PEER_CHUNKS
+        for piece in pieces:
+            np.copyto(target, client.shard(piece.slot))
 
 
 def growth(few: int, many: int) -> list[Row]:

@@ -3,11 +3,8 @@
 Everything runs on one core. With ``--peer-python`` the peer does the same work in the same run, in turn with ours.
 """
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from rich.progress import track
 
+from benchmarks.peer import PeerProcess
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub import PluginHost, Span
 from blendhub.contracts import Matcher
@@ -54,28 +52,12 @@ def main() -> None:
 PEER_BARS = {"match_vs_peer": 5.0, "coverage_vs_peer": 1.3, "add_vs_peer": 1.0, "discard_vs_peer": 1.0}
 
 
-class Peer:
-    """The peer's matcher in its own interpreter, on the same core; only one side works at a time."""
+class Peer(PeerProcess):
+    """The peer's matcher, on the same core."""
 
     def __init__(self, python: str, core: int, folder: Path) -> None:
-        script = Path(__file__).with_name("peer_matcher.py")
+        super().__init__(python, "peer_matcher.py", str(core))
         self._folder = folder
-        self._process = subprocess.Popen(
-            [python, str(script), str(core)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=sys.stderr,
-            text=True,
-        )
-
-    def __call__(self, command: str, *given: Any) -> Any:
-        assert self._process.stdin and self._process.stdout
-        self._process.stdin.write(json.dumps([command, *given]) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
-        if not answer:
-            raise SystemExit("the peer's process ended; its messages stand above")
-        return json.loads(answer)
 
     def file(self, name: str, tokens: Array) -> str:
         """Where the peer can read these tokens."""

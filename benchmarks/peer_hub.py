@@ -1,0 +1,128 @@
+"""The peer's server and client behind a pipe: started with the peer's interpreter, it does what it is told and times it.
+
+Commands come as lines of JSON, answers go back likewise. Needs only numpy, torch and the peer, nothing of BlendHub.
+"""
+
+import json
+import logging
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from typing import Any
+
+CHUNK = 256
+LAYERS = 8
+HIDDEN = 1024
+MODEL = "a model"
+TIMEOUT_S = 60.0
+
+
+class Peer:
+    """One server in a process of its own, and a worker's client of it here."""
+
+    def __init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self._server = subprocess.Popen(
+            [sys.executable, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port),
+             "--l1-size-gb", "2", "--chunk-size", str(CHUNK), "--eviction-policy", "LRU", "--disable-observability",
+             "--supported-transfer-mode", "auto", "--shm-name", f"peer-{secrets.token_hex(6)}"],
+            stdout=sys.stderr,
+        )  # fmt: skip
+        logging.disable(logging.CRITICAL)
+        import torch
+        from lmcache.v1.distributed.api import MemoryLayoutDesc
+        from lmcache.v1.multiprocess.custom_types import RegisterEngineDrivenContextPayload
+        from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata
+        from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
+        from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
+
+        self._client = RequestClientFactory.create(f"tcp://127.0.0.1:{port}")
+        self._client.noop().result(timeout=TIMEOUT_S)
+        registered = self._client.register_kv_cache_engine_driven_context(
+            RegisterEngineDrivenContextPayload(1, MODEL, 1, 16, LAYERS, HIDDEN, "bfloat16", False, CHUNK)
+        ).result(timeout=TIMEOUT_S)
+        shape = torch.Size([2, LAYERS, CHUNK, HIDDEN])
+        metadata = EngineDrivenContextMetadata(MemoryLayoutDesc(shapes=[shape], dtypes=[torch.bfloat16]), 16, False)
+        self._context = EngineDrivenContextShm(
+            metadata, self._client, TIMEOUT_S, registered.shm_name, registered.pool_size
+        )
+        self._source = torch.ones(shape, dtype=torch.bfloat16)
+        self._target = torch.zeros(shape, dtype=torch.bfloat16)
+
+    def round_trips(self, repeats: int) -> list[float]:
+        """Seconds of each of so many requests that ask for nothing."""
+        seconds = []
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            self._client.noop().result(timeout=TIMEOUT_S)
+            seconds.append(time.perf_counter() - begun)
+        return seconds
+
+    def store(self, first: int, chunks: int) -> float:
+        """Get slots for new chunks, fill them, and say so."""
+        key = self._key(first, chunks)
+        begun = time.perf_counter()
+        prepared = self._context.prepare_store(key, 1)
+        if prepared is None or len(prepared[0]) != chunks:
+            raise SystemExit(f"the peer gave {prepared and len(prepared[0])} slots for {chunks} chunks")
+        for slot in prepared[0]:
+            slot.copy_(self._source)
+        if not self._context.commit_store(key, 1, prepared[0]):
+            raise SystemExit("the peer did not commit")
+        return time.perf_counter() - begun
+
+    def retrieve(self, first: int, chunks: int) -> float:
+        """Look chunks up, copy them out, and let them go."""
+        key = self._key(first, chunks)
+        begun = time.perf_counter()
+        self._client.lookup(key, 1).result(timeout=TIMEOUT_S)
+        found = self._client.wait_prefetch_status(key.request_id, TIMEOUT_S).result(timeout=TIMEOUT_S)
+        slots = self._context.prepare_retrieve(key, 1)
+        if not slots or len(slots) != chunks:
+            raise SystemExit(f"the peer found {found} and gave {slots and len(slots)} of {chunks} chunks")
+        for slot in slots:
+            self._target.copy_(slot)
+        self._context.commit_retrieve(key, 1)
+        return time.perf_counter() - begun
+
+    def close(self) -> None:
+        self._context.close()
+        self._server.terminate()
+        self._server.wait(30)
+
+    def _key(self, first: int, chunks: int) -> Any:
+        from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
+
+        length = chunks * CHUNK
+        return IPCCacheServerKey(
+            MODEL,
+            1,
+            0,
+            tuple(range(first, first + length)),
+            0,
+            length,
+            request_id=f"{time.time_ns()}",
+            num_kv_readers=1,
+        )
+
+
+def main() -> None:
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever the peer prints must not end up among the answers
+    peer = Peer()
+    try:
+        for line in sys.stdin:
+            command: list[Any] = json.loads(line)
+            answers.write(json.dumps(getattr(peer, command[0])(*command[1:])) + "\n")
+            answers.flush()
+    finally:
+        peer.close()
+
+
+if __name__ == "__main__":
+    main()
