@@ -6,6 +6,7 @@ The hub and the bare echo run in processes of their own; every ratio is taken in
 import contextlib
 import multiprocessing
 import resource
+import statistics
 import tempfile
 import threading
 import time

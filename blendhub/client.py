@@ -282,7 +282,8 @@ class HubClient:
                 self._join(before)
             raise
         except PeerGone:
-            self._trouble.set()
+            if self._registered:  # otherwise nobody pings, and would notice that the hub is back
+                self._trouble.set()
             raise
         return parcel
 

@@ -9,7 +9,7 @@ import secrets
 
 from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of, read_header
 from blendhub.errors import HubError
-from blendhub.hub.extents import Extents
+from blendhub.hub.extents import GRAIN, Extents
 from blendhub.processes import ProcessId
 
 log = logging.getLogger(__name__)
@@ -21,6 +21,7 @@ class Arena:
 
     def __init__(self, size: int) -> None:
         remove_leftovers()
+        size = size // GRAIN * GRAIN
         _check_room(size)
         self.name = ArenaName(f"blendhub-{os.getuid()}-{secrets.token_hex(8)}", secrets.token_hex(16), size)
         self._path = SHM / self.name.segment
