@@ -241,17 +241,18 @@ class ZmqConnection(Connection):
     # What any thread may do.
 
     def _frame(self, request: Parcel, number: int, timeout: float) -> bytes:
-        body = self._codec.encode(request.message)
-        sizes = [frames.HEADER_BYTES + len(body), *frames.payload_sizes(request.payload)]
-        frames.check_frames(sizes, self._options.max_frame_bytes, self._options.max_payload_frames)
         # Rounded up, so that a server on the same clock never gives up before the caller does.
         header = frames.request_header(self._codec.version, number, math.ceil(timeout * 1000), time.time())
-        return header + body
+        frame = header + self._codec.encode(request.message)
+        options = self._options
+        frames.check_sendable(frame, request.payload, options.max_frame_bytes, options.max_payload_frames)
+        return frame
 
     def _settle(self, pending: ZmqPending, outcome: _Answer | BlendHubError) -> None:
         if self._pending.pop(pending.number, None):
             pending.outcome = outcome
-            ring(pending.bells)
+            if pending.bells:
+                ring(pending.bells)
 
     def _expire(self, pending: ZmqPending) -> None:
         self._settle(

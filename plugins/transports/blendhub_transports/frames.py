@@ -57,7 +57,7 @@ def read_header(frame: memoryview) -> Header:
     """The header of a frame; raises ProtocolError if these bytes never were one."""
     if len(frame) < HEADER_BYTES:
         raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than the header of {HEADER_BYTES}")
-    header = Header._make(_HEADER.unpack_from(frame))
+    header = Header(*_HEADER.unpack_from(frame))
     if header.magic != MAGIC:
         raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: its sender is no BlendHub")
     return header
@@ -75,17 +75,17 @@ def check_versions(header: Header, codec: int, reader: str, writer: str) -> None
 
 def check_frames(sizes: Sequence[int], max_frame_bytes: int, max_payload_frames: int) -> None:
     """Raise ProtocolError if a message of frames this large, header first, is more than the options allow."""
-    if len(sizes) == 1 and sizes[0] <= max_frame_bytes:
-        return
     if len(sizes) - 1 > max_payload_frames:
         raise ProtocolError(f"{len(sizes) - 1} payload frames, more than max_payload_frames = {max_payload_frames}")
     if max(sizes) > max_frame_bytes:
         raise ProtocolError(f"a frame of {max(sizes)} bytes, more than max_frame_bytes = {max_frame_bytes}")
 
 
-def payload_sizes(payload: Sequence[Buffer]) -> list[int]:
-    """The bytes in each buffer; raises InvalidInput for what cannot be sent as it lies in memory."""
-    sizes: list[int] = []
+def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int, max_payload_frames: int) -> None:
+    """Raise InvalidInput for what cannot be sent as it lies in memory, ProtocolError for what is too much."""
+    if not payload and len(frame) <= max_frame_bytes:
+        return
+    sizes = [len(frame)]
     for buffer in payload:
         try:
             view = memoryview(buffer)
@@ -94,7 +94,7 @@ def payload_sizes(payload: Sequence[Buffer]) -> list[int]:
         if not view.contiguous:
             raise InvalidInput("a payload's buffers must be contiguous; copy this one first")
         sizes.append(view.nbytes)
-    return sizes
+    check_frames(sizes, max_frame_bytes, max_payload_frames)
 
 
 def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -> None:

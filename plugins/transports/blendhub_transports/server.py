@@ -96,24 +96,23 @@ class ZmqServer(Server):
 
     def _answer(self, routing_id: bytes, number: int, outcome: Parcel | BlendHubError) -> None:
         """Send a reply or an error. A peer that is gone, or does not read, loses it."""
-        kind, body, payload = self._encoded(outcome)
-        head = frames.answer_header(self._service.codec.version, number, kind)
+        frame, payload = self._encoded(number, outcome)
         self._router.send(routing_id, frames.MORE)
-        frames.send(self._router, head + body, payload)
+        frames.send(self._router, frame, payload)
         self._requests.look()
 
-    def _encoded(self, outcome: Parcel | BlendHubError) -> tuple[int, bytes, Sequence[Buffer]]:
-        """Kind, body and payload of an answer, known to be sendable before its first frame is sent."""
-        if isinstance(outcome, BlendHubError):
-            return frames.FAULT, encode_fault(outcome), ()
-        try:
-            body = self._service.codec.encode(outcome.message)
-            sizes = [frames.HEADER_BYTES + len(body), *frames.payload_sizes(outcome.payload)]
-            frames.check_frames(sizes, self._options.max_frame_bytes, self._options.max_payload_frames)
-        except Exception as error:
-            log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
-            return frames.FAULT, encode_fault(service_failure(error)), ()
-        return frames.REPLY, body, outcome.payload
+    def _encoded(self, number: int, outcome: Parcel | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
+        """The frame and the payload of an answer, known to be sendable before the first is sent."""
+        codec, options = self._service.codec, self._options
+        if isinstance(outcome, Parcel):
+            try:
+                frame = frames.answer_header(codec.version, number, frames.REPLY) + codec.encode(outcome.message)
+                frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)
+                return frame, outcome.payload
+            except Exception as error:
+                log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
+                outcome = service_failure(error)
+        return frames.answer_header(codec.version, number, frames.FAULT) + encode_fault(outcome), ()
 
     def _refuse(self, reason: object) -> None:
         self.refused += 1
