@@ -27,6 +27,7 @@ T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Parcel
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 DONE = wire.Done()
+AT_ONCE = (wire.Message, Parcel)
 KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
 
 
@@ -66,7 +67,7 @@ class HubService(Service):
             self._refused(kind, error)
             raise
         # Not the other way round: whether something is awaitable takes long to find out.
-        if isinstance(answer, wire.Message | Parcel):
+        if isinstance(answer, AT_ONCE):
             self.counters.took(kind, self._clock() - started)
             return _parcel(answer)
         return self._finish(kind, started, answer)
