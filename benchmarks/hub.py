@@ -4,13 +4,15 @@ The hub and the bare echo run in processes of their own; every ratio is taken in
 """
 
 import contextlib
+import gc
 import multiprocessing
-import resource
+import os
 import statistics
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -220,6 +222,7 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
                 stored.append(ours_storing / storing)
                 read.append(ours_reading / reading)
             client.clear()
+            peer("clear")
     peer.close()
     size = f"{PEER_CHUNKS} chunks of 8 MiB through shared memory"
     return [
@@ -252,9 +255,9 @@ def growth(few: int, many: int) -> list[Row]:
     space = _space(TINY, "growth")
     hubs = {}
     for n_chunks in (few, many):
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = _resident()
         hubs[n_chunks] = _filled(space, n_chunks)
-        grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+        grown = _resident() - before
     prompts = {
         n: np.concatenate([_text(10_000_000 + run, 2048) if run % 2 else _text(run, 2048) for run in range(16)])
         for n in hubs
@@ -272,6 +275,12 @@ def growth(few: int, many: int) -> list[Row]:
         row("bytes_per_chunk", f"memory a chunk of {TINY.chunk_tokens} tokens, all told, without its KV", "bytes",
             [grown / many - slot], better="lower"),
     ]  # fmt: skip
+
+
+def _resident() -> int:
+    """Bytes of this process in memory now; the highest they ever were also counts what was only passing through."""
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Filled:

@@ -32,6 +32,7 @@ class Peer:
              "--l1-size-gb", "2", "--chunk-size", str(CHUNK), "--eviction-policy", "LRU", "--disable-observability",
              "--supported-transfer-mode", "auto", "--shm-name", f"peer-{secrets.token_hex(6)}"],
             stdout=sys.stderr,
+            env={**os.environ, "LMCACHE_TRACK_USAGE": "false"},  # it reports to its makers otherwise
         )  # fmt: skip
         logging.disable(logging.CRITICAL)
         import torch
@@ -89,6 +90,10 @@ class Peer:
             self._target.copy_(slot)
         self._context.commit_retrieve(key, 1)
         return time.perf_counter() - begun
+
+    def clear(self) -> None:
+        """Forget what was stored, so that the next is stored where it was: in memory that was touched before."""
+        self._client.clear(True).result(timeout=TIMEOUT_S)
 
     def close(self) -> None:
         self._context.close()
