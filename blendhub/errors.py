@@ -74,3 +74,7 @@ class LayoutMismatch(HubError):
 
 class ArenaFull(HubError):
     """No slot is free and nothing may be evicted now; try again later or give the hub more memory."""
+
+
+class Unsupported(BlendHubError):
+    """A model, a page format or a feature that cannot be served; the sentence says what is, and what still works."""

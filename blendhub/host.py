@@ -13,14 +13,16 @@ import msgspec
 import pluggy
 
 from blendhub import hookspecs
-from blendhub.contracts import Matcher, Store, Transport
+from blendhub.contracts import Device, Matcher, Selector, Store, Transport
 from blendhub.errors import BlendHubError, PluginError
 from blendhub.faults import fault_of
 from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.options import describe_options, parse_options
 from blendhub.suggest import did_you_mean
 
-CONTRACTS: Mapping[str, type] = MappingProxyType({"matcher": Matcher, "transport": Transport, "store": Store})
+CONTRACTS: Mapping[str, type] = MappingProxyType(
+    {"matcher": Matcher, "transport": Transport, "device": Device, "selector": Selector, "store": Store}
+)
 """The contract that the objects of each kind must meet."""
 
 
@@ -142,6 +144,12 @@ KNOWN_HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("matcher", "prefix"): "blendhub-matchers",
         ("matcher", "separator"): "blendhub-matchers",
         ("matcher", "rolling_hash"): "blendhub-matchers",
+        ("device", "cpu"): "blendhub-cpu",
+        ("selector", "all"): "blendhub-selectors",
+        ("selector", "first_k"): "blendhub-selectors",
+        ("selector", "hkvd"): "blendhub-selectors",
+        ("selector", "none"): "blendhub-selectors",
+        ("selector", "random"): "blendhub-selectors",
         ("store", "disk"): "blendhub-stores",
         ("transport", "inproc"): "blendhub-transports",
         ("transport", "zmq"): "blendhub-transports",

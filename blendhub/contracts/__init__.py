@@ -1,19 +1,28 @@
 """What each kind of plugin must do; the docstrings are the specification."""
 
+from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.contracts.matcher import Matcher
+from blendhub.contracts.selector import Selector
 from blendhub.contracts.store import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Codec, Connection, Parcel, Pending, Server, Service, Transport
 
 __all__ = [
     "Codec",
     "Connection",
+    "Device",
     "Matcher",
+    "PageFormat",
+    "PagedLayer",
     "Parcel",
     "Pending",
+    "Rotation",
     "RunKey",
+    "Segment",
+    "Selector",
     "Server",
     "Service",
     "Store",
     "StoredRun",
+    "Transfer",
     "Transport",
 ]
