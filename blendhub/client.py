@@ -177,8 +177,11 @@ class HubClient:
         """This rank's part of a slot, in place."""
         if self.arena is None:
             raise HubError("the hub's arena is on another machine; use fetch and put")
-        size = self.namespace.layout.shard_bytes
-        return self.arena.slot(slot + self._rank * size, size)
+        return self.arena.slot(self.shard_at(slot), self.namespace.layout.shard_bytes)
+
+    def shard_at(self, slot: int) -> int:
+        """Where in the arena this rank's part of a slot begins."""
+        return slot + self._rank * self.namespace.layout.shard_bytes
 
     def fetch(self, lease: int) -> list[Buffer]:
         """This rank's shards of a lease's pieces, through the transport; for hubs on other machines."""

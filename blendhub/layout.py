@@ -1,7 +1,8 @@
 """The geometry of stored KV: one helper that lookup, prefetch and store all ask.
 
 A *slot* holds the KV of one chunk. The shards of the ranks follow each other; a shard has one part a layer for
-keys and one for values, and a part has a row a token. A chunk with fewer tokens leaves the ends of its parts unused.
+keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
+leaves the ends of its parts unused.
 """
 
 import itertools

@@ -1,6 +1,8 @@
 """The documents say what the code does: signatures, options, dependencies, links and examples are compared."""
 
+import ast
 import inspect
+import json
 import re
 import subprocess
 import sys
@@ -11,7 +13,10 @@ import msgspec
 import pytest
 
 from blendhub import PluginHost, hookspecs
+from blendhub.layout import MatcherChoice
+from blendhub.options import describe_options
 from blendhub.testing import SUITES
+from blendhub.vllm.settings import Choice, Policy, RequestSettings, Settings, read_request, read_settings
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -102,6 +107,115 @@ def test_every_kind_with_a_suite_is_documented():
     text = read(DOCS / "conformance.md")
     for kind, suite in SUITES.items():
         assert f"`{kind}`" in text and suite.__name__ in text
+
+
+NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"
+
+
+def table_under(heading: str) -> list[str]:
+    """The rows of the table of a section of vllm.md, after its own two lines."""
+    section = read(DOCS / "vllm.md").split(f"\n{heading}\n")[1].split("\n#")[0]
+    return [line for line in section.splitlines() if line.startswith("|")][2:]
+
+
+def as_written(value: object) -> object:
+    """A default as a person would write it: only what differs from the defaults within it."""
+    if isinstance(value, tuple):
+        return [as_written(one) for one in value]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = msgspec.structs.fields(value)
+    values = {field.name: getattr(value, field.name) for field in fields}
+    return {field.name: as_written(values[field.name]) for field in fields if values[field.name] != _default(field)}
+
+
+def _default(field: msgspec.structs.FieldInfo) -> object:
+    return field.default if field.default_factory is msgspec.NODEFAULT else field.default_factory()
+
+
+def rows_of(struct: type[msgspec.Struct]) -> list[str]:
+    defaults = {field.name: _default(field) for field in msgspec.structs.fields(struct)}
+    rows = []
+    for option in describe_options(struct):
+        default = defaults[option["name"]]
+        bounds = _bounds({name: limit for name, limit in option["bounds"].items() if name != "enum"})
+        shown = "none" if default in (None, msgspec.NODEFAULT) else f"`{json.dumps(as_written(default))}`"
+        type_name = option["type"].removesuffix(" or null").replace("any", "object")
+        rows.append(f"| `{option['name']}` | {type_name}{bounds} | {shown} | {option['description']} |")
+    return rows
+
+
+@pytest.mark.parametrize(
+    "heading, struct",
+    [
+        ("### `blendhub`", Settings),
+        ("### `transport`, `device`, `selector`, and each of `matchers`", Choice),
+        ("### `policy`", Policy),
+        ("## What a request may say", RequestSettings),
+    ],
+    ids=["settings", "choice", "policy", "request"],
+)
+def test_every_setting_of_the_adapter_is_documented(heading, struct):
+    assert table_under(heading) == rows_of(struct), "\n".join(rows_of(struct))
+
+
+def test_a_matcher_is_chosen_as_other_plugins_are():
+    assert MatcherChoice.__struct_fields__ == Choice.__struct_fields__
+
+
+def test_every_metric_of_the_adapter_is_documented():
+    pytest.importorskip("vllm", reason=NEEDS_VLLM)
+    from blendhub.vllm.stats import LABELLED, TOLD
+
+    told = [*TOLD.items(), *LABELLED.values()]
+    rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in told]
+    assert table_under("## Metrics") == rows, "\n".join(rows)
+
+
+def test_everything_that_a_response_tells_is_documented():
+    pytest.importorskip("vllm", reason=NEEDS_VLLM)
+    from vllm import SamplingParams
+    from vllm.v1.request import Request
+
+    from blendhub.layout import KVLayout, Namespace
+    from blendhub.vllm.decision import Refusal
+    from blendhub.vllm.tracking import Tracked
+
+    space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
+    request = Request("r", [1], SamplingParams(max_tokens=1), None)
+    report = Tracked(request, space, "off", 0.0, Refusal("off", "mode is off"), False).report()
+    documented = [row.split("`")[1] for row in table_under("## What the response tells")]
+    assert documented == list(report)
+    (example,) = re.findall(r"```json\n(.*?)```", read(DOCS / "vllm.md"), re.S)
+    assert list(json.loads(example)["blendhub"]) == [name for name in report if name != "reason"]
+
+
+def test_every_reason_for_refusing_a_request_is_documented():
+    codes = {"model"}  # counted where there is no request to look at
+    for file in (ROOT / "blendhub" / "vllm").glob("*.py"):
+        for node in ast.walk(ast.parse(read(file))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
+                codes.add(ast.literal_eval(node.args[0]))
+    section = read(DOCS / "vllm.md").split("\n| reason | what happened |")[1].split("\n\n")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == codes
+
+
+def test_what_the_adapter_s_document_says_to_write_is_understood():
+    host, text = PluginHost.discover(), read(DOCS / "vllm.md")
+    flags = [json.loads(flag) for flag in re.findall(r"--kv-transfer-config '(.*?)'\n", text, re.S)]
+    bodies = [json.loads(body) for body in re.findall(r" -d '(.*?)'\n", text, re.S)]
+    (script,) = re.findall(r"```py\n(.*?)```", text, re.S)
+    for node in ast.walk(ast.parse(script)):
+        if isinstance(node, ast.keyword) and node.arg == "kv_transfer_config":
+            flags.append(ast.literal_eval(node.value))
+        if isinstance(node, ast.keyword) and node.arg == "extra_args":
+            bodies.append(ast.literal_eval(node.value))
+    assert len(flags) == 4 and len(bodies) == 2
+    for flag in flags:
+        assert (flag["kv_connector"], flag["kv_role"]) == ("BlendHubConnector", "kv_both")
+        read_settings(flag.get("kv_connector_extra_config", {}), host, "cpu")
+    for body in bodies:
+        assert read_request(body["kv_transfer_params"]) != RequestSettings()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=ids_of(PAGES))

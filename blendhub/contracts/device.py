@@ -56,7 +56,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     span: Span
     shard: int
-    """Byte offset in the arena of this rank's shard of the chunk."""
+    """Byte offset in the arena of this rank's shard of the chunk: a multiple of the item's size."""
     row: int
     """Which row of the shard is the span's first token."""
     source_start: int
@@ -84,7 +84,8 @@ class Device(ABC):
     *Exactness.* Values are copied bit for bit, and so are keys that stay at their position and keys of layers
     without rotation. Keys that move are turned by the angle between the two positions: their rotated part, pair by
     pair, with ``cos = (cn*co + sn*so)/(co*co + so*so)`` and ``sin = (sn*co - cn*so)/(co*co + so*so)`` of the old and
-    the new row of ``cos_sin``, in float32, rounded once to the cache's type. The rest of them stays bit for bit.
+    the new row of ``cos_sin``, in float32, rounded once to the cache's type; what is too large for an 8-bit type
+    becomes its largest number. The rest of them stays bit for bit.
 
     *What is written.* ``load`` writes the tokens of its segments from position ``skip_prefix_n_tokens`` on, and nothing
     else. Other requests may be reading the skipped prefix, holes, the rest of a block and other blocks: they are not

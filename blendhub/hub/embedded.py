@@ -47,7 +47,8 @@ class HubInThread(EmbeddedHub):
     """A hub with a thread and an event loop of its own; clients of this process exchange objects with it."""
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
-        self._inproc = f"inproc://blendhub-{secrets.token_hex(8)}"
+        self.inproc_endpoint = f"inproc://blendhub-{secrets.token_hex(8)}"
+        """The same hub for clients of this process, without a socket."""
         self._host = host or PluginHost.discover()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)
@@ -61,7 +62,7 @@ class HubInThread(EmbeddedHub):
         self.metrics_address = self.hub.metrics_address
 
     def connect(self) -> HubClient:
-        return HubClient(self._inproc, "inproc", host=self._host)
+        return HubClient(self.inproc_endpoint, "inproc", host=self._host)
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -70,7 +71,7 @@ class HubInThread(EmbeddedHub):
 
     async def _begin(self, config: HubConfig) -> Hub:
         hub = await Hub(config, self._host).__aenter__()
-        await hub.serve_also("inproc", self._inproc)
+        await hub.serve_also("inproc", self.inproc_endpoint)
         return hub
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:

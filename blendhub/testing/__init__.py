@@ -9,24 +9,39 @@ import pytest
 
 # Before the imports below: pytest explains the failing asserts only of modules that it rewrote.
 pytest.register_assert_rewrite(
-    "blendhub.testing.checks", "blendhub.testing.matchers", "blendhub.testing.stores", "blendhub.testing.transports"
+    "blendhub.testing.checks",
+    "blendhub.testing.devices",
+    "blendhub.testing.matchers",
+    "blendhub.testing.selectors",
+    "blendhub.testing.stores",
+    "blendhub.testing.transports",
 )
 
 from blendhub.testing.checks import check_complete, check_matches  # noqa: E402
+from blendhub.testing.devices import DeviceSuite  # noqa: E402
 from blendhub.testing.matchers import MatcherSuite  # noqa: E402
 from blendhub.testing.reference import ReferenceMatcher  # noqa: E402
+from blendhub.testing.selectors import SelectorSuite  # noqa: E402
 from blendhub.testing.stores import StoreSuite  # noqa: E402
 from blendhub.testing.transports import TransportSuite  # noqa: E402
 
 __all__ = [
     "SUITES",
+    "DeviceSuite",
     "MatcherSuite",
     "ReferenceMatcher",
+    "SelectorSuite",
     "StoreSuite",
     "TransportSuite",
     "check_complete",
     "check_matches",
 ]
 
-SUITES: dict[str, Any] = {"matcher": MatcherSuite, "store": StoreSuite, "transport": TransportSuite}
+SUITES: dict[str, Any] = {
+    "device": DeviceSuite,
+    "matcher": MatcherSuite,
+    "selector": SelectorSuite,
+    "store": StoreSuite,
+    "transport": TransportSuite,
+}
 """The suite of each kind, which offers ``of_installed``. A new kind is one more line here."""

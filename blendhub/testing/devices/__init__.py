@@ -1,0 +1,12 @@
+"""The conformance suite of devices: every sentence of :mod:`blendhub.contracts.device`, tested."""
+
+from blendhub.testing.devices.copying import CopyingTests
+from blendhub.testing.devices.formats import FormatTests
+from blendhub.testing.devices.lifecycle import LifecycleTests
+from blendhub.testing.devices.random import RandomTests
+from blendhub.testing.devices.refusing import RefusingTests
+from blendhub.testing.devices.turning import TurningTests
+
+
+class DeviceSuite(CopyingTests, FormatTests, TurningTests, RefusingTests, LifecycleTests, RandomTests):
+    """Subclass it as ``class TestMine(DeviceSuite)`` with a ``create`` that makes a device."""

@@ -1,0 +1,93 @@
+"""Any layout and any segments, beside the reference: what hypothesis thinks up, and shrinks when it fails."""
+
+from typing import Any, cast, get_args
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from blendhub.contracts import PageFormat, Segment
+from blendhub.testing.devices.base import NUMBERS, DeviceTests
+from blendhub.testing.devices.world import Setup, Turning, World
+
+N_SHARDS = 4
+
+
+@st.composite
+def turnings(draw: st.DrawFn, key_dim: int) -> Turning | None:
+    if draw(st.booleans()):
+        return None
+    width = 2 * draw(st.integers(1, key_dim // 2))
+    return Turning(
+        width=width,
+        neox=draw(st.booleans()),
+        offset=draw(st.integers(0, key_dim - width)),
+        scale=draw(st.sampled_from([1.0, 0.7, 1.4])),
+    )
+
+
+@st.composite
+def setups(draw: st.DrawFn, formats: tuple[PageFormat, ...], dtypes: tuple[str, ...]) -> Setup:
+    key_dim = draw(st.integers(2, 20))
+    return Setup(
+        format=draw(st.sampled_from(formats)),
+        dtype=draw(st.sampled_from(dtypes)),
+        block_size=draw(st.integers(1, 20)),
+        chunk_tokens=draw(st.integers(1, 40)),
+        kv_heads=draw(st.integers(1, 3)),
+        key_dim=key_dim,
+        value_dim=draw(st.integers(1, 20)),
+        turnings=tuple(draw(st.lists(turnings(key_dim), min_size=1, max_size=2))),
+        strided=draw(st.booleans()),
+        n_blocks=draw(st.integers(3, 8)),
+        n_shards=N_SHARDS,
+    )
+
+
+@st.composite
+def tilings(draw: st.DrawFn, world: World) -> list[Segment]:
+    """Segments that do not overlap, of any rows, in any order."""
+    segments: list[Segment] = []
+    at = 0
+    while at < world.n_tokens and len(segments) < 5:
+        start = at + draw(st.integers(0, 12))
+        row = draw(st.integers(0, world.layout.chunk_tokens - 1))
+        longest = min(world.layout.chunk_tokens - row, world.n_tokens - start)
+        if longest < 1:
+            break
+        at = start + draw(st.integers(1, longest))
+        source = draw(st.sampled_from([start, start + 1, 500, 0]))
+        segments.append(world.segment(start, at, shard=draw(st.integers(0, N_SHARDS - 1)), row=row, source=source))
+    return draw(st.permutations(segments))
+
+
+class RandomTests(DeviceTests):
+    def test_any_transfers(self) -> None:
+        formats = tuple(format for format in get_args(PageFormat) if format in self.formats)
+        dtypes = tuple(dtype for dtype in NUMBERS if dtype in self.dtypes)
+
+        @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @given(data=st.data())
+        def transfers(data: Any) -> None:
+            setup = data.draw(setups(formats, dtypes), label="setup")
+            device = self.create()
+            try:
+                world = World(device, self.torch_device, setup)
+                skipped = data.draw(st.integers(0, 30), label="skipped")
+                world.load(data.draw(tilings(world), label="loaded"), skipped)
+                world.overwrite_pages()
+                world.save(self._apart(world, data.draw(tilings(world), label="saved")))
+            finally:
+                device.close()
+
+        cast(Any, transfers)()
+
+    def _apart(self, world: World, segments: list[Segment]) -> list[Segment]:
+        """Those of the segments that no other one of them is saved on top of."""
+        taken: set[tuple[int, int]] = set()
+        apart = []
+        for segment in segments:
+            rows = {(segment.shard, segment.row + index) for index in range(len(segment.span))}
+            if not taken & rows:
+                apart.append(segment)
+            taken |= rows
+        return apart

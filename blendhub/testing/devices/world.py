@@ -1,0 +1,238 @@
+"""A device and the reference side by side, on pages and arenas that are equal to the last bit."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.layout import ITEM_SIZES, KVLayout
+from blendhub.plan import Span
+from blendhub.testing.device_reference import (
+    ReferenceDevice,
+    bits_of,
+    decoded,
+    encoded,
+    page_shapes,
+    torch_type,
+)
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Turning(msgspec.Struct, frozen=True):
+    """A rotation in numbers."""
+
+    width: int = 8
+    neox: bool = True
+    offset: int = 0
+    scale: float = 1.0
+    positions: int = 1024
+    base: float = 10_000.0
+
+    def rotation(self) -> Rotation:
+        return Rotation(_table(self.width, self.scale, self.positions, self.base), self.neox, self.offset)
+
+
+@lru_cache(maxsize=32)
+def _table(width: int, scale: float, positions: int, base: float) -> "torch.Tensor":
+    """One tensor for all who ask for the same, as layers of a model share theirs."""
+    import torch
+
+    half = width // 2
+    angles = np.outer(np.arange(positions), base ** (-np.arange(half) / half))
+    table = scale * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    return torch.from_numpy(table.astype(np.float32))
+
+
+class Setup(msgspec.Struct, frozen=True, kw_only=True):
+    """What pages and arena look like."""
+
+    format: PageFormat = "packed_heads"
+    dtype: str = "float32"
+    block_size: int = 8
+    chunk_tokens: int = 24
+    kv_heads: int = 3
+    key_dim: int = 12
+    value_dim: int = 12
+    turnings: tuple[Turning | None, ...] = (None, None)
+    """One a layer."""
+    strided: bool = False
+    """Whether pages are a view of a larger allocation."""
+    n_blocks: int = 13
+    n_shards: int = 5
+
+    def layout(self) -> KVLayout:
+        latent = self.format == "latent"
+        return KVLayout(
+            layers=len(self.turnings),
+            kv_heads=1 if latent else self.kv_heads,
+            key_dim=self.key_dim,
+            value_dim=0 if latent else self.key_dim if self.format == "kv_first" else self.value_dim,
+            dtype=self.dtype,
+            chunk_tokens=self.chunk_tokens,
+        )
+
+
+class World:
+    """What is done here is done by both; then every byte of pages and arena is compared.
+
+    All bytes are random before anything is copied, also those between and around the pages of strided tensors.
+    """
+
+    def __init__(self, device: Device, torch_device: str, setup: Setup, seed: int = 1) -> None:
+        self.device = device
+        self.reference = ReferenceDevice()
+        self.setup = setup
+        self.layout = setup.layout()
+        self._random = np.random.default_rng(seed)
+        self._layers = [self._layer(index, turning) for index, turning in enumerate(setup.turnings)]
+        self.expected_arena = self._random_arena()
+        self.arena = self.expected_arena.copy()
+        self.block_ids = self._random.permutation(setup.n_blocks)[:-2].astype(np.int64)
+        self.layers = _moved(self._layers, torch_device)
+        device.attach(self.layers, setup.block_size, self.layout)
+        self.reference.attach(self._layers, setup.block_size, self.layout)
+        device.pin(self.arena)
+        self.reference.pin(self.expected_arena)
+
+    @property
+    def n_tokens(self) -> int:
+        """How many tokens the block table has room for."""
+        return len(self.block_ids) * self.setup.block_size
+
+    def segment(self, start: int, end: int, *, shard: int = 0, row: int = 0, source: int | None = None) -> Segment:
+        """Tokens ``[start, end)``, from row ``row`` of the shard with this number on."""
+        return Segment(Span(start, end), self.shard(shard), row, start if source is None else source)
+
+    def shard(self, number: int) -> int:
+        # Neither the first shard nor the distance of two is a multiple of a cache line.
+        return ITEM_SIZES[self.layout.dtype] * (3 + number) + number * self.layout.shard_bytes
+
+    def chunks(self, start: int, end: int, *, source: int | None = None) -> list[Segment]:
+        """A run's chunks, one shard each, the first of which begins at ``start``."""
+        size = self.layout.chunk_tokens
+        return [
+            self.segment(at, min(at + size, end), shard=number, source=None if source is None else source + at - start)
+            for number, at in enumerate(range(start, end, size))
+        ]
+
+    def load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> None:
+        self.start_load(segments, skip_prefix_n_tokens).wait()
+        self.check()
+
+    def save(self, segments: Sequence[Segment]) -> None:
+        self.start_save(segments).wait()
+        self.check()
+
+    def start_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> Transfer:
+        self.reference.load(segments, self.block_ids, skip_prefix_n_tokens).wait()
+        return self.device.load(segments, self.block_ids, skip_prefix_n_tokens)
+
+    def start_save(self, segments: Sequence[Segment]) -> Transfer:
+        self.reference.save(segments, self.block_ids).wait()
+        return self.device.save(segments, self.block_ids)
+
+    def pin_another(self) -> None:
+        """Replace the arena by one with other bytes."""
+        self.expected_arena = self._random_arena()
+        self.arena = self.expected_arena.copy()
+        self.device.pin(self.arena)
+        self.reference.pin(self.expected_arena)
+
+    def overwrite_pages(self) -> None:
+        """Write other bytes to all pages, as an engine does."""
+        for layer, expected in zip(self.layers, self._layers, strict=True):
+            for tensor, twin in zip(layer.tensors, expected.tensors, strict=True):
+                fresh = self._random_bits(twin.shape)
+                bits_of(twin)[...] = fresh
+                tensor.copy_(twin)
+
+    def check(self) -> None:
+        """Raise unless pages and arena are what the reference made of them."""
+        wrong = np.flatnonzero(self.arena != self.expected_arena)
+        assert not len(wrong), f"{len(wrong)} bytes of the arena differ, the first at {wrong[0]}"
+        for index, (layer, expected) in enumerate(zip(self.layers, self._layers, strict=True)):
+            for number, (tensor, twin) in enumerate(zip(layer.tensors, expected.tensors, strict=True)):
+                self._check_pages(f"layer {index}, tensor {number}", _on_cpu(tensor), twin, index, number)
+        self.reference.all_equal()
+
+    def _check_pages(self, name: str, found: "torch.Tensor", expected: "torch.Tensor", layer: int, number: int) -> None:
+        got, wanted = bits_of(found), bits_of(expected)
+        slack = self.reference.slack[layer][number]
+        wrong = np.argwhere((got != wanted) & (slack == 0))
+        assert not len(wrong), f"{name}: {len(wrong)} numbers should be equal bit for bit, the first at {wrong[0]}"
+        turned = slack > 0
+        if turned.any():
+            exact = self.reference.exact[layer][number][turned]
+            missed = np.abs(decoded(got[turned], self.layout.dtype) - exact)
+            worst = np.max(np.where(np.isnan(missed), np.inf, missed / slack[turned]))
+            assert worst <= 1, f"{name}: a turned key is {worst:.3g} times as far from the exact one as rounding allows"
+            wanted[turned] = got[turned]
+        outside = _bytes_of(found) != _bytes_of(expected)
+        assert not outside.any(), f"{name}: {np.count_nonzero(outside)} bytes beside the pages were written"
+
+    def _layer(self, index: int, turning: Turning | None) -> PagedLayer:
+        setup = self.setup
+        shapes = page_shapes(setup.format, setup.n_blocks, setup.block_size, self.layout)
+        tensors = tuple(self._tensor(shape) for shape in shapes)
+        return PagedLayer(f"layer {index}", setup.format, tensors, turning.rotation() if turning else None)
+
+    def _tensor(self, shape: tuple[int, ...]) -> "torch.Tensor":
+        import torch
+
+        room = tuple(size + 3 for size in shape) if self.setup.strided else shape
+        whole = torch.from_numpy(self._random_bits(room).view(np.uint8)).view(torch_type(self.setup.dtype))
+        return whole[tuple(slice(2, 2 + size) for size in shape)] if self.setup.strided else whole
+
+    def _random_bits(self, shape: Sequence[int]) -> npt.NDArray[Any]:
+        size = ITEM_SIZES[self.setup.dtype]
+        return self._random.integers(0, 2 ** (8 * size), tuple(shape), {1: np.uint8, 2: np.uint16, 4: np.uint32}[size])
+
+    def _random_arena(self) -> npt.NDArray[np.uint8]:
+        n_items = (self.shard(self.setup.n_shards) + 64) // ITEM_SIZES[self.setup.dtype]
+        if any(self.setup.turnings):
+            # What turns must be numbers; what is only copied may be any bits.
+            return encoded(self._random.normal(0, 2, n_items), self.setup.dtype).view(np.uint8)
+        return self._random_bits((n_items,)).view(np.uint8)
+
+
+def _moved(layers: Sequence[PagedLayer], torch_device: str) -> list[PagedLayer]:
+    """Copies of the layers there: of the same strides, in allocations of the same size, and tables shared as before."""
+    import torch
+
+    tables: dict[int, torch.Tensor] = {}
+
+    def moved(tensor: "torch.Tensor") -> "torch.Tensor":
+        whole = torch.from_numpy(_bytes_of(tensor).copy()).to(torch_device).view(tensor.dtype)
+        return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+    def moved_rotation(rotation: Rotation | None) -> Rotation | None:
+        if rotation is None:
+            return None
+        table = tables.setdefault(id(rotation.cos_sin), rotation.cos_sin.to(torch_device))
+        return Rotation(table, rotation.neox, rotation.offset)
+
+    return [
+        PagedLayer(layer.name, layer.format, tuple(map(moved, layer.tensors)), moved_rotation(layer.rotation))
+        for layer in layers
+    ]
+
+
+def _on_cpu(tensor: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    whole = torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(tensor.untyped_storage())
+    return whole.cpu().as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+
+
+def _bytes_of(tensor: "torch.Tensor") -> npt.NDArray[np.uint8]:
+    """All bytes of a tensor's allocation."""
+    import torch
+
+    shown: npt.NDArray[np.uint8] = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage()).numpy()
+    return shown

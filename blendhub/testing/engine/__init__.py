@@ -1,0 +1,161 @@
+"""vLLM engines in processes of their own, for tests and benchmarks of what runs inside vLLM."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+PATIENCE_S = 300.0
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 32,
+    "enforce_eager": True,
+    "distributed_executor_backend": "uni",
+    "max_model_len": 2048,
+    "max_num_batched_tokens": 2048,
+    "max_num_seqs": 64,
+}
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Without a connector vLLM computes on one core of two.
+    "VLLM_CPU_OMP_THREADS_BIND": "0-1",
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+KV = npt.NDArray[np.float32]
+
+
+class Answer:
+    """What an engine answered to one prompt."""
+
+    def __init__(self, engine: "Engine", told: dict[str, Any]) -> None:
+        self._engine = engine
+        self.id: str = told["id"]
+        self.tokens: list[int] = told["tokens"]
+        self.logprobs: dict[int, float] = told["logprobs"]
+        """Of the first token, the most likely ones."""
+        self.told: dict[str, Any] = told["told"]
+        """BlendHub's report."""
+        self.first_token_s: float = told["first_token_s"]
+
+    def kv(self, n: int) -> KV:
+        """``[layers, 2, n, heads, width]`` of the prompt's first tokens; ask before other prompts need the blocks."""
+        kv: KV = self._engine.call("kv", self.id, n)
+        return kv
+
+
+class Engine:
+    """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM."""
+
+    def __init__(
+        self,
+        model: Path,
+        blendhub: dict[str, Any] | None = None,
+        *,
+        kv_role: str = "kv_both",
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+        **options: Any,
+    ) -> None:
+        if blendhub is not None:
+            options["kv_transfer_config"] = {
+                "kv_connector": "BlendHubConnector",
+                "kv_role": kv_role,
+                "kv_connector_extra_config": {"blendhub": blendhub},
+            }
+        self._place = tempfile.TemporaryDirectory(prefix="bh-engine-")
+        self._log = Path(self._place.name) / "log"
+        with Listener(f"{self._place.name}/line", "AF_UNIX") as listener, self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [python, "-P", str(Path(__file__).with_name("host.py")), str(listener.address), str(model)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | ENVIRONMENT | (environment or {}),
+            )
+            self._line = listener.accept()
+        self._line.send(OPTIONS | options)
+        self._answer()
+
+    def ask(
+        self,
+        *prompts: Sequence[int],
+        tokens: int = 1,
+        abort_after: float | None = None,
+        each: Sequence[dict[str, Any]] | None = None,
+        **asked: Any,
+    ) -> list[Answer]:
+        """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
+
+        ``cache_salt`` and ``lora``, an adapter's directory, go to vLLM itself.
+
+        What was aborted before it had an answer is left out.
+        """
+        told = self.call("ask", list(map(list, prompts)), list(each or [asked] * len(prompts)), tokens, abort_after)
+        return [Answer(self, one) for one in told if one is not None]
+
+    def one(self, prompt: Sequence[int], tokens: int = 1, **asked: Any) -> Answer:
+        """Ask one prompt."""
+        return self.ask(prompt, tokens=tokens, **asked)[0]
+
+    def forget(self) -> None:
+        """Empty vLLM's own cache, so that only what was stored can help."""
+        if not self.call("forget"):
+            raise RuntimeError("blocks of vLLM are still held")
+
+    @property
+    def log(self) -> str:
+        """What it has written to its output."""
+        return self._log.read_text(errors="replace")
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Another of the host's methods."""
+        self._line.send((method, arguments))
+        return self._answer()
+
+    def close(self) -> None:
+        """End it; raises if it ended badly."""
+        try:
+            self.call("close")
+            if self.process.wait(60):
+                raise RuntimeError(f"the engine ended with exit code {self.process.returncode}:\n{self.log[-3000:]}")
+        finally:
+            self.process.kill()
+            self.process.wait()
+            self._place.cleanup()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _answer(self) -> Any:
+        if not self._line.poll(PATIENCE_S):
+            raise TimeoutError(f"the engine did not answer in {PATIENCE_S:.0f} s:\n{self.log[-3000:]}")
+        try:
+            answer = self._line.recv()
+        except (EOFError, ConnectionResetError):
+            raise RuntimeError(f"the engine died:\n{self.log[-5000:]}") from None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+def deviation(given: KV, expected: KV) -> float:
+    """How far KV is from what it should be, relative to its size."""
+    return float(np.linalg.norm(given - expected) / np.linalg.norm(expected))
+
+
+def largest_difference(given: KV, expected: KV) -> float:
+    """The largest difference of a number, relative to the largest number."""
+    return float(np.abs(given - expected).max() / np.abs(expected).max())

@@ -1,0 +1,207 @@
+"""A process with one vLLM engine in it, which does what is asked through a pipe.
+
+vLLM makes one engine in a process well, and no second one after it. Run by path, so that it also works with an
+interpreter that has vLLM but not BlendHub.
+"""
+
+import sys
+import time
+import zlib
+from multiprocessing.connection import Client
+from typing import Any
+
+
+class Host:
+    """The engine, and a look at what it does inside."""
+
+    def __init__(self, model: str, options: dict[str, Any]) -> None:
+        from vllm import LLM
+
+        self._engine = LLM(model, skip_tokenizer_init=True, **options).llm_engine
+        core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009  (only the client of this process has it)
+        self._scheduler = core.scheduler
+        # With several ranks the workers are in processes of their own.
+        driver = getattr(core.model_executor, "driver_worker", None)
+        self._runner = driver.worker.model_runner if driver else None
+        self._blocks: dict[str, list[int]] = {}
+        self._preempted = 0
+        self._hook_s = 0.0
+        self._number = 0
+        self._remember_blocks()
+        self._time_hooks()
+
+    def ask(
+        self, prompts: list[list[int]], asked: list[dict[str, Any]], tokens: int, abort_after: float | None
+    ) -> list[dict[str, Any] | None]:
+        """All prompts at once; None in place of what was aborted before it had an answer."""
+        started = time.perf_counter()
+        first: dict[str, float] = {}
+        finished: dict[str, Any] = {}
+        ids = [self._add(prompt, one, tokens) for prompt, one in zip(prompts, asked, strict=True)]
+        while self._engine.has_unfinished_requests():
+            if abort_after is not None and time.perf_counter() - started > abort_after:
+                self._engine.abort_request(ids)
+                abort_after = None
+            for output in self._engine.step():
+                first.setdefault(output.request_id, time.perf_counter() - started)
+                if output.finished:
+                    finished[output.request_id] = output
+        self.settle()
+        return [self._told(finished.get(id), first.get(id)) for id in ids]
+
+    def settle(self) -> None:
+        """Step until everything that has ended is saved, and its blocks are free."""
+        until = time.monotonic() + 30
+        while self._scheduler.has_requests() and time.monotonic() < until:
+            self._engine.step()
+
+    def timeline(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> list[tuple[float, float]]:
+        """Of each step of one request: how long it took, and how much of that the connector."""
+        steps = []
+        self._add(prompt, asked, tokens)
+        while self._engine.has_unfinished_requests():
+            self._hook_s, started = 0.0, time.perf_counter()
+            self._engine.step()
+            steps.append((time.perf_counter() - started, self._hook_s))
+        self.settle()
+        return steps
+
+    def gaps(self, decoding: list[list[int]], prompt: list[int], asked: dict[str, Any]) -> tuple[float, float]:
+        """The worst time between two tokens of requests that are decoding: alone, and while a long prompt comes in."""
+        others = [self._add(one, {"store": False, "mode": "off"}, 10_000) for one in decoding]
+        for _ in range(8):
+            self._engine.step()
+        alone = max(self._step_s() for _ in range(8))
+        long, worst = self._add(prompt, asked, 1), 0.0
+        while long:
+            started = time.perf_counter()
+            outputs = self._engine.step()
+            worst = max(worst, time.perf_counter() - started)
+            if any(output.request_id == long and output.finished for output in outputs):
+                long = ""
+        self._engine.abort_request(others)
+        self.settle()
+        return alone, worst
+
+    def kv(self, request: str, n: int) -> Any:
+        """``[layers, 2, n, heads, width]`` of a request's first ``n`` tokens, from the blocks that it had."""
+        import numpy as np
+        import torch
+
+        from blendhub.plan import Span
+        from blendhub.vllm.model import EngineModel
+        from blendhub.vllm.pages import layout_of, paged_layer, read
+
+        model = EngineModel(self._runner, self._engine.vllm_config)
+        layout = layout_of(model, 256)
+        slots = model.slots(np.asarray(self._blocks[request], np.int64), [Span(0, n)])
+        layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
+        both = [torch.stack(read(layer, layout, model.block_size, slots)) for layer in layers]
+        return torch.stack(both).float().numpy()
+
+    def forget(self) -> bool:
+        """Empty vLLM's own prefix cache; false if blocks are still held."""
+        return bool(self._scheduler.reset_prefix_cache())
+
+    def forget_stored(self) -> bool:
+        """Empty what the connector has stored."""
+        return bool(self._scheduler.reset_connector_cache())
+
+    def preemptions(self) -> int:
+        return self._preempted
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+
+    def _add(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> str:
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        self._number += 1
+        asked = dict(asked)
+        salt, lora = asked.pop("cache_salt", None), asked.pop("lora", None)
+        sampling = SamplingParams(
+            max_tokens=tokens,
+            temperature=0,
+            ignore_eos=True,
+            logprobs=20,
+            extra_args={"kv_transfer_params": {"blendhub": asked}} if asked else None,
+        )
+        request: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
+        adapter = LoRARequest(lora, zlib.crc32(lora.encode()) % 10_000 + 1, lora) if lora else None
+        self._engine.add_request(f"request-{self._number}-", request, sampling, lora_request=adapter)
+        return f"request-{self._number}-"
+
+    def _step_s(self) -> float:
+        started = time.perf_counter()
+        self._engine.step()
+        return time.perf_counter() - started
+
+    def _remember_blocks(self) -> None:
+        manager, free = self._scheduler.kv_cache_manager, self._scheduler.kv_cache_manager.free
+
+        def remember(request: Any) -> None:
+            self._blocks[request.request_id] = list(manager.get_block_ids(request.request_id)[0])
+            self._preempted += not request.is_finished()
+            free(request)
+
+        manager.free = remember
+
+    def _time_hooks(self) -> None:
+        """Count the time that vLLM's worker spends in the connector."""
+        from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
+
+        if self._runner is None or not has_kv_transfer_group():
+            return
+        connector = get_kv_transfer_group()
+        for name in ("start_load_kv", "wait_for_save", "get_finished", "save_kv_layer", "wait_for_layer_load"):
+            setattr(connector, name, self._timed(getattr(connector, name)))
+
+    def _timed(self, work: Any) -> Any:
+        def timed(*given: Any, **named: Any) -> Any:
+            started = time.perf_counter()
+            try:
+                return work(*given, **named)
+            finally:
+                self._hook_s += time.perf_counter() - started
+
+        return timed
+
+    def _told(self, output: Any, first_token_s: float | None) -> dict[str, Any] | None:
+        if output is None or not output.outputs[0].token_ids:
+            return None
+        answer = output.outputs[0]
+        return {
+            "id": next(id for id in self._blocks if id.startswith(output.request_id)),
+            "tokens": list(answer.token_ids),
+            "logprobs": {token: one.logprob for token, one in answer.logprobs[0].items()},
+            "told": (output.kv_transfer_params or {}).get("blendhub", {}),
+            "first_token_s": first_token_s,
+            "cached": output.num_cached_tokens,
+        }
+
+
+def main() -> None:
+    line = Client(sys.argv[1], "AF_UNIX")
+    try:
+        host = Host(sys.argv[2], line.recv())
+    except Exception as error:
+        line.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        raise
+    line.send("ready")
+    while True:
+        try:
+            method, arguments = line.recv()
+        except EOFError:
+            return
+        try:
+            answer = getattr(host, method)(*arguments)
+        except Exception as error:
+            answer = RuntimeError(f"{type(error).__name__}: {error}")
+        line.send(answer)
+        if method == "close":
+            return
+
+
+if __name__ == "__main__":
+    main()

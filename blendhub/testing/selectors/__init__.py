@@ -1,0 +1,11 @@
+"""The conformance suite of selectors: every sentence of :mod:`blendhub.contracts.selector`, tested."""
+
+from blendhub.testing.selectors.agreeing import AgreeingTests
+from blendhub.testing.selectors.picking import PickingTests
+from blendhub.testing.selectors.probing import ProbingTests
+from blendhub.testing.selectors.refusing import RefusingTests
+from blendhub.testing.selectors.scoring import ScoringTests
+
+
+class SelectorSuite(PickingTests, ProbingTests, ScoringTests, AgreeingTests, RefusingTests):
+    """Subclass it as ``class TestMine(SelectorSuite)`` with a ``create`` that returns a new selector."""

@@ -1,0 +1,114 @@
+"""What all parts of the selector suite share: how to make a selector, moved spans, and how an answer is judged."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from math import ceil
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from blendhub.contracts import Selector
+from blendhub.host import PluginHost
+from blendhub.plan import Span, gaps
+
+Scores: TypeAlias = npt.NDArray[np.float32]
+
+MOVED = {
+    "one span": [Span(0, 64)],
+    "a span in the middle": [Span(100, 163)],
+    "several spans": [Span(5, 30), Span(40, 41), Span(60, 200), Span(201, 250)],
+    "spans that touch": [Span(8, 24), Span(24, 57), Span(57, 80), Span(90, 100)],
+    "one token": [Span(7, 8)],
+    "single tokens": [Span(at, at + 1) for at in range(3, 60, 3)],
+    "single tokens that touch": [Span(at, at + 1) for at in range(9, 40)],
+    "a short span and a long one": [Span(1, 3), Span(1000, 2003)],
+}
+RATIOS = (0.0, 1e-9, 0.1, 0.15, 0.5, 0.99, 1.0)
+BLOCKS = (1, 16, 10**6)
+
+
+def tokens_of(spans: Sequence[Span]) -> int:
+    return sum(len(span) for span in spans)
+
+
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """Ascending spans with those that touch made one."""
+    made: list[Span] = []
+    for span in spans:
+        start = made.pop().start if made and made[-1].end == span.start else span.start
+        made.append(Span(start, span.end))
+    return made
+
+
+def check_picks(picks: Any, moved: Sequence[Span]) -> None:
+    """Raise AssertionError unless the spans could be an answer to a prompt in which these ones moved."""
+    assert type(picks) is list and all(type(span) is Span for span in picks), f"{picks!r} is no list of spans"
+    for span in picks:
+        assert type(span.start) is type(span.end) is int, f"the ends of {span} must be plain integers"
+        assert len(span), f"{span} is empty"
+        outside = list(gaps(span, moved))
+        assert not outside, f"{outside} of {span} did not move"
+    for span, following in pairwise(picks):
+        assert span.end <= following.start, f"{span} and {following} overlap or descend"
+        assert span.end < following.start, f"{span} and {following} touch and should be one"
+
+
+class SelectorTests(ABC):
+    """Base of the parts of the suite. A subclass's ``create`` makes the selector under test."""
+
+    capabilities: ClassVar[tuple[str, ...]] = ()
+    """What the selector's PluginSpec says it has. Of an installed selector they are taken from there."""
+
+    @abstractmethod
+    def create(self) -> Selector:
+        """A new selector, always with the same options."""
+
+    @classmethod
+    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
+        """The suite of an installed selector; raises if it cannot be created with these options."""
+
+        def create(suite: object) -> Any:
+            return host.create("selector", name, options)
+
+        create(None)
+        capabilities = host.spec("selector", name).capabilities
+        return type("TestInstalledSelector", (cls,), {"create": create, "capabilities": capabilities})
+
+    @pytest.fixture
+    def selector(self) -> Selector:
+        return self.create()
+
+    def scores(self, selector: Selector, moved: Sequence[Span], seed: int = 3) -> Scores | None:
+        """Scores as a selector that probes would get them; None for one that does not."""
+        if selector.probe_layer == 0:
+            return None
+        length = moved[-1].end if moved else 0
+        return np.random.default_rng(seed).exponential(size=length).astype(np.float32)
+
+    def picks(
+        self,
+        selector: Selector,
+        moved: Sequence[Span],
+        ratio: float,
+        block_tokens: int = 1,
+        scores: Scores | None = None,
+    ) -> list[Span]:
+        """The selector's answer, found to be in order, and within the budget if it keeps one."""
+        if scores is None:
+            scores = self.scores(selector, moved)
+        picks = selector.select(moved, ratio, block_tokens, scores)
+        check_picks(picks, moved)
+        if "no_ratio" not in self.capabilities:
+            budget = ceil(ratio * tokens_of(moved))
+            if ratio in (0, 1):
+                assert tokens_of(picks) == budget, f"picked {tokens_of(picks)} of {tokens_of(moved)} tokens at {ratio}"
+            elif "own_ratio" not in self.capabilities:
+                assert tokens_of(picks) <= budget, f"picked {tokens_of(picks)} tokens, but may pick {budget}"
+        return picks
+
+    def needs_probe(self, selector: Selector) -> None:
+        if selector.probe_layer == 0:
+            pytest.skip("a selector whose probe_layer is 0 asks for no scores")

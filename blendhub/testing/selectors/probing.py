@@ -1,0 +1,68 @@
+"""What a selector that probes makes of its scores."""
+
+import numpy as np
+import pytest
+
+from blendhub.contracts import Selector
+from blendhub.plan import Span
+from blendhub.testing.selectors.base import MOVED, Scores, SelectorTests, tokens_of
+
+TWINS = [Span(10, 74), Span(80, 144)]
+
+
+def high_in(spans: list[Span], value: float) -> Scores:
+    """Scores of a prompt in which both twins moved: ``value`` in these spans, and about 1 elsewhere."""
+    scores = np.random.default_rng(5).uniform(0.5, 1.5, TWINS[-1].end).astype(np.float32)
+    for span in spans:
+        scores[span.start : span.end] = value
+    return scores
+
+
+class ProbingTests(SelectorTests):
+    """The higher a score, the more is gained; what is broken counts as the highest."""
+
+    @pytest.mark.parametrize("value", [100.0, 1e38, np.inf, -np.inf, np.nan], ids=str)
+    @pytest.mark.parametrize("high", TWINS, ids=["the first", "the second"])
+    def test_more_is_picked_where_scores_are_high(self, selector: Selector, high: Span, value: float) -> None:
+        self.needs_probe(selector)
+        picks = self.picks(selector, TWINS, 0.5, 1, high_in([high], value))
+        inside = tokens_of([span for span in picks if high.start <= span.start < high.end])
+        assert inside > tokens_of(picks) - inside, f"picked {picks}, but scores are high in {high}"
+
+    @pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf], ids=str)
+    def test_scores_that_are_not_finite_are_all_the_same(self, selector: Selector, broken: float) -> None:
+        self.needs_probe(selector)
+        highest = float(np.finfo(np.float32).max)
+        for ratio in (0.1, 0.5, 0.9):
+            expected = self.picks(selector, TWINS, ratio, 1, high_in([TWINS[1]], highest))
+            assert self.picks(selector, TWINS, ratio, 1, high_in([TWINS[1]], broken)) == expected
+
+    @pytest.mark.parametrize("value", [0.0, 1.0, 1e38, np.inf, np.nan], ids=str)
+    def test_equal_scores(self, selector: Selector, value: float) -> None:
+        self.needs_probe(selector)
+        for moved in MOVED.values():
+            scores = np.full(moved[-1].end, value, np.float32)
+            for ratio in (0.0, 0.2, 0.5, 1.0):
+                assert self.picks(selector, moved, ratio, 16, scores) == self.picks(selector, moved, ratio, 16, scores)
+
+    def test_scores_outside_of_what_moved_mean_nothing(self, selector: Selector) -> None:
+        self.needs_probe(selector)
+        for moved in MOVED.values():
+            scores = self.scores(selector, moved)
+            assert scores is not None
+            expected = self.picks(selector, moved, 0.3, 16, scores)
+            outside = np.ones(len(scores) + 50, bool)
+            for span in moved:
+                outside[span.start : span.end] = False
+            for value in (0.0, 1e38, np.nan):
+                others = np.concatenate([scores, np.zeros(50, np.float32)])
+                others[outside] = value
+                assert self.picks(selector, moved, 0.3, 16, others) == expected
+
+    def test_scores_may_be_a_view(self, selector: Selector) -> None:
+        self.needs_probe(selector)
+        moved = MOVED["several spans"]
+        scores = self.scores(selector, moved)
+        assert scores is not None
+        spread = np.repeat(scores, 2)
+        assert self.picks(selector, moved, 0.3, 16, spread[::2]) == self.picks(selector, moved, 0.3, 16, scores)

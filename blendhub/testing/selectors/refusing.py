@@ -1,0 +1,67 @@
+"""Bad input is refused with InvalidInput, in a sentence, and the selector works on."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from blendhub.contracts import Selector
+from blendhub.errors import InvalidInput
+from blendhub.plan import Span
+from blendhub.testing.selectors.base import MOVED, SelectorTests
+
+BAD_MOVED: dict[str, Any] = {
+    "spans that overlap": [Span(0, 10), Span(9, 20)],
+    "a span twice": [Span(0, 10), Span(0, 10)],
+    "spans that descend": [Span(30, 40), Span(0, 10)],
+    "an empty span": [Span(0, 10), Span(12, 12), Span(20, 30)],
+    "pairs instead of spans": [(0, 10), (20, 30)],
+    "nothing in the list": [Span(0, 10), None],
+}
+BAD_RATIOS: list[Any] = [-0.1, -1e-12, 1.0000001, 15, float("nan"), float("inf"), "0.5", None]
+BAD_BLOCKS: list[Any] = [0, -1, 1.5, "16", None]
+BAD_SCORES: dict[str, Any] = {
+    "none": None,
+    "too few": np.zeros(249, np.float32),
+    "a list": [0.0] * 250,
+    "float64": np.zeros(250),
+    "integers": np.zeros(250, np.int64),
+    "two dimensions": np.zeros((250, 1), np.float32),
+    "no dimension": np.float32(1),
+}
+
+
+class RefusingTests(SelectorTests):
+    """Every bad argument beside good ones."""
+
+    @pytest.mark.parametrize("moved", BAD_MOVED.values(), ids=BAD_MOVED)
+    def test_refuses_moved_spans(self, selector: Selector, moved: Any) -> None:
+        self.refuses(selector, moved=moved, scores=self.scores(selector, [Span(0, 50)]))
+
+    @pytest.mark.parametrize("ratio", BAD_RATIOS, ids=repr)
+    def test_refuses_ratios(self, selector: Selector, ratio: Any) -> None:
+        self.refuses(selector, ratio=ratio)
+
+    @pytest.mark.parametrize("block_tokens", BAD_BLOCKS, ids=repr)
+    def test_refuses_block_tokens(self, selector: Selector, block_tokens: Any) -> None:
+        self.refuses(selector, block_tokens=block_tokens)
+
+    @pytest.mark.parametrize("scores", BAD_SCORES.values(), ids=BAD_SCORES)
+    def test_refuses_scores(self, selector: Selector, scores: Any) -> None:
+        self.needs_probe(selector)
+        self.refuses(selector, scores=scores)
+
+    def test_refuses_scores_that_were_not_asked_for(self, selector: Selector) -> None:
+        if selector.probe_layer:
+            pytest.skip("this selector asks for scores")
+        self.refuses(selector, scores=np.zeros(250, np.float32))
+
+    def refuses(self, selector: Selector, **bad: Any) -> None:
+        """That the selector refuses a good call with something bad in it, and answers the good one as before."""
+        moved = MOVED["several spans"]
+        scores = self.scores(selector, moved)
+        good: dict[str, Any] = {"moved": moved, "ratio": 0.4, "block_tokens": 16, "scores": scores}
+        expected = selector.select(**good)
+        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+            selector.select(**{**good, **bad})
+        assert selector.select(**good) == expected

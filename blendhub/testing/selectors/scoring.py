@@ -1,0 +1,120 @@
+"""How far stored KV is from the fresh one. Needs torch; skipped without it, and for selectors that do not probe."""
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from blendhub.contracts import Selector
+from blendhub.errors import InvalidInput
+from blendhub.testing.selectors.base import SelectorTests
+
+if TYPE_CHECKING:
+    from blendhub.contracts.selector import KeysAndValues
+
+TYPES = ("float32", "bfloat16", "float16")
+TOKENS, HEADS = 37, 6
+
+
+def _import_torch() -> Any:
+    return pytest.importorskip("torch", reason="scores are taken of tensors: pip install torch")
+
+
+def _kv(seed: int, dtype: str = "float32", tokens: int = TOKENS) -> "KeysAndValues":
+    torch = _import_torch()
+    generator = torch.Generator().manual_seed(seed)
+    # Keys and values of different widths, as some models have them.
+    keys, values = (torch.randn(tokens, HEADS, width, generator=generator) for width in (16, 24))
+    return keys.to(getattr(torch, dtype)), values.to(getattr(torch, dtype))
+
+
+def _heads(kv: "KeysAndValues", part: slice) -> "KeysAndValues":
+    return kv[0][:, part], kv[1][:, part]
+
+
+class ScoringTests(SelectorTests):
+    """Shape and type of scores, and that ranks may add up theirs."""
+
+    def test_the_probe_layer_is_a_layer(self, selector: Selector) -> None:
+        assert type(selector.probe_layer) is int and selector.probe_layer >= 0
+
+    def test_without_a_probe_there_is_no_score(self, selector: Selector) -> None:
+        if selector.probe_layer:
+            pytest.skip("this selector probes")
+        kv = _kv(1)
+        with pytest.raises(TypeError, match="score"):
+            selector.score(kv, kv)
+
+    @pytest.mark.parametrize("tokens", [0, 1, TOKENS])
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_one_float32_a_token(self, selector: Selector, dtype: str, tokens: int) -> None:
+        self.needs_probe(selector)
+        score = selector.score(_kv(1, dtype, tokens), _kv(2, dtype, tokens))
+        assert score.shape == (tokens,)
+        assert str(score.dtype) == "torch.float32"
+        assert (score >= 0).all()
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_equal_kv_has_the_score_0(self, selector: Selector, dtype: str) -> None:
+        self.needs_probe(selector)
+        assert (selector.score(_kv(1, dtype), _kv(1, dtype)) == 0).all()
+
+    def test_kv_that_differs_has_a_score(self, selector: Selector) -> None:
+        self.needs_probe(selector)
+        stored = _kv(1)
+        fresh = stored[0].clone(), stored[1].clone()
+        for tensor in fresh:
+            tensor[11] += 1
+        score = selector.score(fresh, stored)
+        assert score[11] > 0
+        assert score.count_nonzero() == 1
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_ranks_may_add_up_their_scores(self, selector: Selector, dtype: str) -> None:
+        torch = _import_torch()
+        self.needs_probe(selector)
+        fresh, stored = _kv(1, dtype), _kv(2, dtype)
+        whole = selector.score(fresh, stored)
+        for cuts in [(0, 3, 6), (0, 1, 2, 3, 4, 5, 6), (0, 5, 6)]:
+            parts = [slice(*ends) for ends in pairwise(cuts)]
+            added = sum(selector.score(_heads(fresh, part), _heads(stored, part)) for part in parts)
+            torch.testing.assert_close(added, whole, rtol=1e-4, atol=1e-6)
+
+    def test_large_values_of_half_precision_do_not_overflow(self, selector: Selector) -> None:
+        self.needs_probe(selector)
+        fresh, stored = _kv(1, "float16"), _kv(2, "float16")
+        score = selector.score((fresh[0] * 3000, fresh[1] * 3000), (stored[0] * 3000, stored[1] * 3000))
+        assert score.isfinite().all() and (score > 0).all()
+
+    @pytest.mark.parametrize("dtype", TYPES)
+    def test_tensors_are_not_changed(self, selector: Selector, dtype: str) -> None:
+        self.needs_probe(selector)
+        fresh, stored = _kv(1, dtype), _kv(2, dtype)
+        selector.score(fresh, stored)
+        for tensor, before in zip((*fresh, *stored), (*_kv(1, dtype), *_kv(2, dtype)), strict=True):
+            assert tensor.equal(before)
+
+    def test_tensors_may_be_views(self, selector: Selector) -> None:
+        """Keys and values are often parts of one tensor."""
+        self.needs_probe(selector)
+        fresh, stored = _kv(1), _kv(2)
+        views = [(keys.mT.contiguous().mT, values.mT.contiguous().mT) for keys, values in (fresh, stored)]
+        _import_torch().testing.assert_close(selector.score(*views), selector.score(fresh, stored))
+
+    def test_no_value_is_waited_for(self, selector: Selector) -> None:
+        """Meta tensors have a shape and no values: whatever asks for one fails."""
+        self.needs_probe(selector)
+        fresh, stored = ((keys.to("meta"), values.to("meta")) for keys, values in (_kv(1), _kv(2)))
+        score = selector.score(fresh, stored)
+        assert score.device.type == "meta", "the score left the tensors' device"
+        assert score.shape == (TOKENS,)
+
+    @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
+    @pytest.mark.parametrize("axis", [0, 1, 2], ids=["tokens", "heads", "width"])
+    def test_tensors_of_different_shapes_are_refused(self, selector: Selector, axis: int, which: int) -> None:
+        """One of size 1 is the worst: torch would stretch it."""
+        self.needs_probe(selector)
+        fresh, stored = _kv(1), list(_kv(2))
+        stored[which] = stored[which].narrow(axis, 0, 1)
+        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+            selector.score(fresh, (stored[0], stored[1]))

@@ -1,0 +1,259 @@
+"""``BlendHubConnector``: what vLLM creates, once in its scheduler and once in each worker."""
+
+import logging
+import threading
+from collections import Counter
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorBase_V1,
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorRole,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+    PromMetric,
+    PromMetricT,
+)
+from vllm.platforms import current_platform
+
+from blendhub.errors import Unsupported
+from blendhub.host import PluginHost
+from blendhub.hub.embedded import EmbeddedHub, HubInThread
+from blendhub.layout import Namespace
+from blendhub.vllm.fingerprint import fingerprint
+from blendhub.vllm.gate import Gate, closed, examine
+from blendhub.vllm.messages import Address, Introduction, StepPlan, WorkerReport
+from blendhub.vllm.model import EngineModel, find_runner
+from blendhub.vllm.requests import Admission
+from blendhub.vllm.rotary import digest
+from blendhub.vllm.scheduler import SchedulerSide
+from blendhub.vllm.settings import read_settings
+from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
+from blendhub.vllm.worker import Worker
+
+if TYPE_CHECKING:
+    from vllm.forward_context import ForwardContext
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks, KVCacheManager
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
+    from vllm.v1.request import Request
+
+log = logging.getLogger(__name__)
+
+
+class BlendHubConnector(KVConnectorBase_V1):
+    """Stores and reuses KV through a hub. The two sides do their work in ``scheduler.py`` and ``worker.py``."""
+
+    def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        _log_where_vllm_logs()
+        self._host = PluginHost.discover()
+        self._settings = read_settings(
+            self._kv_transfer_config.kv_connector_extra_config, self._host, current_platform.device_type
+        )
+        # What cannot be loaded is computed; by default vLLM would fail the request.
+        self._kv_transfer_config.kv_load_failure_policy = "recompute"
+        self._engine_id = str(self._kv_transfer_config.engine_id)
+        self._scheduler: SchedulerSide | None = None
+        self._hub: EmbeddedHub | None = None
+        self._worker: Worker | None = None
+        self._model: EngineModel | None = None
+        self._gate: Gate | None = None
+        self._unserved: Counter[str] = Counter()
+        """Requests that came while this model is served without reuse, and why that is."""
+        self._reasons: tuple[str, ...] = ()
+        # An engine within somebody's script is not shut down but by the end of the script. By the time of ``atexit``
+        # Python takes no work for threads any more, which a hub needs to end well.
+        threading._register_atexit(self.shutdown)  # type: ignore[attr-defined]
+
+    # In a worker.
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        try:
+            self._model = EngineModel(find_runner(), self._vllm_config)
+        except Unsupported as error:
+            self._gate = closed(str(error))
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        """Called when the model has been warmed up, and vLLM serves nobody yet: the time to examine it."""
+        if self._model is None:
+            return Introduction(self._gate or closed("vLLM registered no KV caches"), "", "")
+        gate = examine(self._model, self._settings.chunk_tokens)
+        if gate.layout:
+            try:
+                self._worker = Worker(self._model, gate, self._settings, self._host, self._engine_id)
+            except Unsupported as error:
+                gate = closed(str(error))
+        self._gate = gate
+        rotary = " ".join(dict.fromkeys(map(digest, gate.rotations)))
+        # The rotations are tensors, and of no use to the scheduler.
+        told = Gate(gate.layout, gate.blends, gate.reasons)
+        return Introduction(told, fingerprint(self._model.module), rotary)
+
+    def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
+        if self._worker:
+            self._worker.load(self._plan)
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        """Nothing to wait for: loads are asynchronous, and complete before a request is scheduled."""
+
+    def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
+        """All layers are saved together, after the forward."""
+
+    def wait_for_save(self) -> None:
+        if self._worker:
+            self._worker.save(self._plan)
+
+    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
+        if self._worker:
+            self._worker.settle_saves()
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        if not self._worker:
+            return None, None
+        saved, loaded = self._worker.finished()
+        return saved or None, loaded or None
+
+    def get_block_ids_with_load_errors(self) -> set[int]:
+        return self._worker.take_bad_blocks() if self._worker else set()
+
+    def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
+        return self._worker.take_report() if self._worker else None
+
+    @property
+    def _plan(self) -> StepPlan:
+        plan = self._get_connector_metadata()
+        assert isinstance(plan, StepPlan)
+        return plan
+
+    # In the scheduler.
+
+    def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
+        """What the workers found out about the model: now the hub can be told who this engine is."""
+        met = [one for _, one in sorted(metadata.items()) if isinstance(one, Introduction)]
+        gates = [one.gate for one in met]
+        worst = next((gate for gate in gates if not gate.layout), None) or next(
+            (gate for gate in gates if not gate.blends), gates[0]
+        )
+        for reason in worst.reasons:
+            log.warning("BlendHub: %s", reason)
+        if worst.layout is None:
+            self._reasons = worst.reasons
+            return
+        namespace = Namespace(
+            model=self._vllm_config.model_config.model,
+            revision=self._vllm_config.model_config.revision or "",
+            weights=blake2b(" ".join(one.weights for one in met).encode(), digest_size=16).hexdigest(),
+            rotary=met[0].rotary,
+            world_size=len(met),
+            layout=worst.layout,
+            matchers=self._settings.matchers,
+        )
+        admission = Admission(self._vllm_config, self._settings, worst, namespace)
+        self._scheduler = SchedulerSide(
+            self._vllm_config, self._settings, admission, self._reach_hub(), self._engine_id, self._host
+        )
+        if self._kv_cache_manager:
+            self.bind_kv_cache_manager(self._kv_cache_manager)
+        log.info(
+            "BlendHub: %s, hub at %s", "text is reused anywhere" if worst.blends else "exact prefixes are reused",
+            self._settings.endpoint or "home: it is this engine's own",
+        )  # fmt: skip
+
+    def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
+        super().bind_kv_cache_manager(kv_cache_manager)
+        if self._scheduler:
+            self._scheduler.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
+
+    def on_new_request(self, request: "Request") -> None:
+        if self._scheduler:
+            self._scheduler.arrived(request)
+        else:
+            self._unserved["refused_model"] += 1
+
+    def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
+        return self._scheduler.matched(request, num_computed_tokens) if self._scheduler else (0, False)
+
+    def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        if self._scheduler:
+            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan(Address("", ""))
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        if not self._scheduler:
+            return
+        if isinstance(connector_output.kv_connector_worker_meta, WorkerReport):
+            self._scheduler.heard(connector_output.kv_connector_worker_meta)
+        self._scheduler.freed(connector_output.finished_sending or set())
+
+    def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        if self._scheduler:
+            return self._scheduler.ended(request, block_ids)
+        return False, {"blendhub": {"reason": "; ".join(self._reasons)}}
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return BlendHubStats.taken_from(self._scheduler.counters if self._scheduler else self._unserved)
+
+    def reset_cache(self) -> bool | None:
+        return self._scheduler.clear() if self._scheduler else None
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        return BlendHubStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: VllmConfig,
+        metric_types: dict[type[PromMetric], type[PromMetricT]],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics:
+        return BlendHubMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @property
+    def requires_kv_delivery(self) -> bool:
+        """A save that is dropped is only a later cache miss."""
+        return False
+
+    def _reach_hub(self) -> Address:
+        if self._settings.endpoint:
+            return Address(self._settings.transport.name, self._settings.endpoint, self._settings.transport.options)
+        self._hub = HubInThread(self._settings.hub, self._host)
+        if self._vllm_config.parallel_config.world_size == 1 and _workers_live_here(self._vllm_config):
+            return Address("inproc", self._hub.inproc_endpoint)
+        return Address("zmq", self._hub.endpoint)
+
+    # In both.
+
+    def shutdown(self) -> None:
+        worker, self._worker = self._worker, None
+        if worker:
+            worker.close()
+        scheduler, self._scheduler = self._scheduler, None
+        if scheduler:
+            scheduler.close()
+        hub, self._hub = self._hub, None
+        if hub:
+            hub.close()
+
+
+def _log_where_vllm_logs() -> None:
+    ours, theirs = logging.getLogger("blendhub"), logging.getLogger("vllm")
+    ours.handlers, ours.propagate = theirs.handlers, False
+    ours.setLevel(theirs.level)
+
+
+def _workers_live_here(config: VllmConfig) -> bool:
+    """Whether the one worker runs in the scheduler's process."""
+    return config.parallel_config.distributed_executor_backend == "uni"

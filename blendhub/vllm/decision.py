@@ -1,0 +1,113 @@
+"""What of a request is reused: pure arithmetic on what the hub found, and on what vLLM has already."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from blendhub.plan import Match, Span, gaps, join
+from blendhub.vllm.runs import total
+from blendhub.vllm.settings import Policy
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Tokens ``[start, end)`` come from BlendHub: some loaded, the holes between them computed."""
+
+    start: int
+    """What vLLM's own cache holds already."""
+    end: int
+    matches: tuple[Match, ...]
+    """What is loaded: ascending, each with tokens at or after ``start``."""
+    ratio: float
+    """The share of moved tokens to recompute."""
+
+    @property
+    def _claimed(self) -> Span:
+        return Span(self.start, self.end)
+
+    @property
+    def exact(self) -> list[Span]:
+        return [clipped(match.span, self._claimed) for match in self.matches if match.exact]
+
+    @property
+    def moved(self) -> list[Span]:
+        """Where reused text stands elsewhere than where it was computed; neighbours are not joined."""
+        return [clipped(match.span, self._claimed) for match in self.matches if not match.exact]
+
+    @property
+    def holes(self) -> list[Span]:
+        return list(gaps(self._claimed, (match.span for match in self.matches)))
+
+    @property
+    def first_approximate(self) -> int | None:
+        """From which position on KV is not what the model alone would compute; None if all of it is."""
+        return self.moved[0].start if self.moved else None
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why nothing is reused: ``code`` to count by, ``reason`` to read."""
+
+    code: str
+    reason: str
+
+
+def clipped(span: Span, limits: Span) -> Span:
+    start = max(span.start, limits.start)
+    return Span(start, max(start, min(span.end, limits.end)))
+
+
+def decide(
+    matches: Sequence[Match], n_tokens: int, local: int, policy: Policy, *, blend: bool, holes: bool, ratio: float
+) -> Decision | Refusal:
+    """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
+
+    ``blend``: moved text may be used. ``holes``: holes may be computed apart from the engine's own prefill; if not,
+    only what continues vLLM's own cache without a gap can be used.
+    """
+    # The last token is always left to the engine, which needs its logits.
+    open = Span(min(local, n_tokens - 1), n_tokens - 1)
+    usable = [match for match in _within(matches, open) if match.exact or blend]
+    best = _claim(usable, open, ratio)
+    too_much = ""
+    if best.moved:
+        share = (total(best.holes) + ratio * total(best.moved)) / (best.end - best.start)
+        if share > policy.max_recompute_share:
+            too_much = (
+                f"blending would recompute {share:.0%}, policy.max_recompute_share is {policy.max_recompute_share:.0%}"
+            )
+            best = _claim([match for match in usable if match.exact], open, ratio)
+    if not holes:
+        best = _claim(_unbroken(best.matches, open.start), open, ratio)
+    reused = total(best.exact) + total(best.moved)
+    if not matches:
+        return Refusal("nothing_stored", "nothing of this prompt is stored")
+    if too_much and reused < policy.min_reused_tokens:
+        return Refusal("too_much", too_much)
+    if reused < policy.min_reused_tokens:
+        beyond = f" beyond the {local} in vLLM's own cache" if local else ""
+        least = policy.min_reused_tokens
+        return Refusal("too_little", f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
+    return best
+
+
+def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
+    kept = []
+    for match in matches:
+        span = clipped(match.span, limits)
+        if len(span):
+            kept.append(match.part(span.start, span.end))
+    return join(kept)
+
+
+def _claim(matches: Sequence[Match], open: Span, ratio: float) -> Decision:
+    end = matches[-1].span.end if matches else open.start
+    return Decision(open.start, end, tuple(matches), ratio)
+
+
+def _unbroken(matches: Sequence[Match], at: int) -> list[Match]:
+    kept = []
+    for match in matches:
+        if match.span.start > at:
+            break
+        kept.append(match)
+        at = match.span.end
+    return kept

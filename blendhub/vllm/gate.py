@@ -1,0 +1,187 @@
+"""What may be reused on this model: proved at start-up, on the model as loaded.
+
+Everything is tried in block 0, which vLLM never gives to a request.
+"""
+
+import logging
+
+import msgspec
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+
+from blendhub.contracts import PagedLayer, Rotation
+from blendhub.errors import Unsupported
+from blendhub.layout import KVLayout
+from blendhub.plan import Span
+from blendhub.vllm.model import EngineModel
+from blendhub.vllm.pages import layout_of, paged_layer, read
+from blendhub.vllm.rotary import rotations_of, turned
+
+log = logging.getLogger(__name__)
+BLOCK = np.zeros(1, np.int64)
+TOKEN = 7
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+COARSE = 2e-1
+"""For quantised KV."""
+
+
+class Gate(msgspec.Struct, frozen=True):
+    """The outcome."""
+
+    layout: KVLayout | None
+    """None: nothing can be reused."""
+    blends: bool
+    """Whether moved text may be reused, and holes be computed apart."""
+    reasons: tuple[str, ...]
+    """A sentence for each thing that is refused."""
+    rotations: tuple[Rotation | None, ...] = ()
+    """How each layer turns its keys, in the model's order."""
+
+
+def closed(reason: str) -> Gate:
+    return Gate(None, False, (reason,))
+
+
+def examine(model: EngineModel, chunk_tokens: int) -> Gate:
+    """Prove the layout, then that moving keys works."""
+    refusal = _nothing_at_all(model.config)
+    if refusal:
+        return closed(refusal)
+    try:
+        layout = layout_of(model, chunk_tokens)
+        layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
+        _prove_layout(model, layout, layers)
+    except Unsupported as error:
+        return closed(str(error))
+    try:
+        _refuse_to_blend(model.config)
+        rotations = _prove_rotation(model, layout, layers)
+        _prove_runs(model, layout, layers)
+    except Unsupported as error:
+        return Gate(layout, False, (f"{error}; exact prefixes are reused all the same",))
+    return Gate(layout, True, (), rotations)
+
+
+def _nothing_at_all(config: VllmConfig) -> str | None:
+    """Why nothing can be reused with this configuration of vLLM."""
+    parallel = config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        return "pipeline parallelism is not supported; use tensor parallelism, or serve without BlendHub"
+    if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        return "context parallelism is not supported; its ranks hold parts of a block"
+    if config.model_config.is_encoder_decoder:
+        return "encoder-decoder models are not supported"
+    return None
+
+
+def _refuse_to_blend(config: VllmConfig) -> None:
+    """Raise for what rules out a forward of our own over chosen tokens."""
+    parallel, speculative = config.parallel_config, config.speculative_config
+    if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
+        raise Unsupported("experts are spread over data-parallel engines, which must compute in step")
+    if config.model_config.uses_mrope:
+        raise Unsupported("the model has positions of several dimensions (M-RoPE)")
+    if speculative is not None and speculative.method not in (None, "ngram", "ngram_gpu", "suffix"):
+        raise Unsupported("the speculative draft model keeps KV of its own, which recomputing would not fill")
+
+
+def _prove_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+    """What a layer writes must be read back where BlendHub expects it."""
+    if layers[0].format == "latent":
+        return  # it has no keys and values to write apart; the rotation's proof reads what a forward wrote
+    generator = torch.Generator().manual_seed(1)
+    slots = torch.arange(model.block_size)
+    for index, layer in enumerate(layers):
+        dtype = model.config.model_config.dtype
+        keys, values = (
+            torch.rand((model.block_size, layout.kv_heads, width), generator=generator).to(dtype).to(model.device)
+            for width in (layout.key_dim, layout.value_dim)
+        )
+        model.write(index, keys, values, slots)
+        for what, given, found in zip(
+            ("keys", "values"), (keys, values), read(layer, layout, model.block_size, slots), strict=True
+        ):
+            same = torch.equal(given, found) if found.dtype is dtype else _error(found, given) < COARSE
+            if not same:
+                raise Unsupported(
+                    f"{layer.name}: {what} are not where BlendHub expects them in pages of format {layer.format!r} "
+                    f"(attention backend {model.layer(layer.name).get_attn_backend().get_name()}); "
+                    "nothing is reused with this backend"
+                )
+
+
+def _prove_rotation(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> tuple[Rotation | None, ...]:
+    """Find each layer's rotation, by a token that is alone: attention then returns its value whatever its position.
+
+    So hidden states are the same at all positions, and keys must be too, but for the rotation.
+    """
+    candidates: list[Rotation | None] = [None, *rotations_of(model.module, layout.key_dim)]
+    longest = model.config.model_config.max_model_len - 1
+    places = sorted({min(3, longest), min(1234, longest), longest // 2, longest})
+    seen = [_keys_of_one_token(model, layout, layers, place) for place in places]
+    found = []
+    for index, layer in enumerate(layers):
+        keys = [keys[index] for keys, _ in seen]
+        values = [values[index] for _, values in seen]
+        errors = [_worst_turn(keys, places, rotation) for rotation in candidates]
+        errors_of_values = max(_error(value, values[0]) for value in values)
+        best = min(range(len(candidates)), key=errors.__getitem__)
+        allowed = _tolerance(keys[0].dtype)
+        if max(errors[best], errors_of_values) > allowed:
+            raise Unsupported(
+                f"keys of {layer.name} cannot be moved: turned to another position they are off by "
+                f"{max(errors[best], errors_of_values):.1%} (allowed {allowed:.1%})"
+            )
+        found.append(candidates[best])
+    return tuple(found)
+
+
+def _keys_of_one_token(
+    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], place: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    model.forward(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)], positions=torch.tensor([place]))
+    slots = torch.zeros(1, dtype=torch.int64)
+    both = [read(layer, layout, model.block_size, slots) for layer in layers]
+    return [keys for keys, _ in both], [values for _, values in both]
+
+
+def _worst_turn(keys: list[torch.Tensor], places: list[int], rotation: Rotation | None) -> float:
+    if rotation is not None and places[-1] >= len(rotation.cos_sin):
+        return float("inf")
+    return max(
+        _error(turned(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
+        for first, old in zip(keys, places, strict=True)
+        for second, new in zip(keys, places, strict=True)
+        if old != new
+    ) if len(places) > 1 else 0.0  # fmt: skip
+
+
+def _prove_runs(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+    """Tokens computed as several runs must get the keys that they get as one."""
+    n = min(model.block_size, 12, model.config.model_config.max_model_len)
+    tokens, slots = np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97, torch.arange(n)
+    if n < 4:
+        return
+    model.forward(tokens, BLOCK, [Span(0, n)])
+    whole = [read(layer, layout, model.block_size, slots) for layer in layers]
+    for runs in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
+        model.forward(tokens, BLOCK, runs)
+    for layer, expected in zip(layers, whole, strict=True):
+        for one, other in zip(read(layer, layout, model.block_size, slots), expected, strict=True):
+            if one.numel() and _error(one, other) > _tolerance(one.dtype):
+                off = f"{_error(one, other):.1%}"
+                raise Unsupported(
+                    f"{layer.name}: tokens computed in parts are off by {off} from those computed at once"
+                )
+
+
+def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest number."""
+    scale = float(expected.float().abs().max()) or 1.0
+    error = float((given.float() - expected.float()).abs().max()) / scale
+    return error if error == error else float("inf")
+
+
+def _tolerance(dtype: torch.dtype) -> float:
+    return TOLERANCE.get(dtype, COARSE)

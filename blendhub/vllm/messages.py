@@ -1,0 +1,112 @@
+"""What the two sides of the connector tell each other: the scheduler side in each step, the worker side in return."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+
+from blendhub.layout import Namespace
+from blendhub.plan import Span
+from blendhub.tokens import Tokens
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.gate import Gate
+from blendhub.wire import Slot
+
+
+class Address(msgspec.Struct, frozen=True):
+    """Where the hub is."""
+
+    transport: str
+    endpoint: str
+    options: dict[str, Any] = {}
+
+
+class Load(msgspec.Struct, frozen=True):
+    """Bring in what was decided for a request, and compute what is missing between."""
+
+    request: str
+    space: str
+    """The namespace's digest."""
+    tokens: Tokens
+    """The prompt up to the end of what was decided."""
+    blocks: npt.NDArray[np.int64]
+    decision: Decision
+
+
+class Save(msgspec.Struct, frozen=True):
+    """Store the KV of ``span``, which this step has computed; slots that it fills are committed."""
+
+    request: str
+    space: str
+    lease: int
+    slots: tuple[Slot, ...]
+    """Those that the span touches."""
+    span: Span
+    blocks: npt.NDArray[np.int64]
+    """From that of position 0 on, as far as the span needs."""
+
+
+@dataclass
+class StepPlan(KVConnectorMetadata):
+    """From the scheduler's side to the workers'."""
+
+    address: Address
+    spaces: dict[str, Namespace] = field(default_factory=dict)
+    """The namespaces that the jobs below name."""
+    loads: list[Load] = field(default_factory=list)
+    saves: list[Save] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    """Requests that were aborted while they were loading."""
+    ending: set[str] = field(default_factory=set)
+    """Requests that have ended, whose blocks are kept until all of their saves are done."""
+    budget: int = 0
+    """How many tokens may be recomputed in this step."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """How a load went."""
+
+    recomputed: tuple[Span, ...] = ()
+    """Moved tokens that were computed anew."""
+    holes: int = 0
+    seconds: float = 0.0
+    error: str = ""
+    """Why it failed; empty if it did not."""
+
+
+@dataclass
+class WorkerReport(KVConnectorWorkerMetadata):
+    """From a worker to the scheduler's side; all ranks' reports of a step become one."""
+
+    loads: dict[str, Outcome] = field(default_factory=dict)
+    saved_tokens: int = 0
+    failed_saves: dict[str, int] = field(default_factory=dict)
+    """How many saves failed, by reason."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
+        assert isinstance(other, WorkerReport)
+        loads = dict(self.loads)
+        for request, outcome in other.loads.items():
+            if request not in loads or outcome.error:
+                loads[request] = outcome
+        failed = dict(self.failed_saves)
+        for reason, count in other.failed_saves.items():
+            failed[reason] = failed.get(reason, 0) + count
+        # Every rank saves its shard of the same tokens.
+        return WorkerReport(loads, max(self.saved_tokens, other.saved_tokens), failed)
+
+
+@dataclass
+class Introduction(KVConnectorHandshakeMetadata):
+    """What a worker knows about its model once it is loaded."""
+
+    gate: Gate
+    weights: str
+    rotary: str

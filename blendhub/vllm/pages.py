@@ -1,0 +1,89 @@
+"""How vLLM's attention backends lay out their pages, and the tokens of a page as plain tensors."""
+
+from typing import Any
+
+import torch
+
+from blendhub.contracts import PagedLayer, Rotation
+from blendhub.errors import Unsupported
+from blendhub.layout import KVLayout
+from blendhub.vllm.model import EngineModel
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+    torch.float8_e4m3fn: "float8_e4m3",
+    torch.float8_e5m2: "float8_e5m2",
+}
+FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+PACKED_HEADS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+
+
+def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None) -> PagedLayer:
+    """The pages of one layer; raises Unsupported for a backend whose pages are not known."""
+    name = model.layer_names[index]
+    layer = model.layer(name)
+    pages = layer.kv_cache
+    if not isinstance(pages, torch.Tensor):
+        raise Unsupported(f"{name} keeps its KV in a {type(pages).__name__}, not in one tensor of pages")
+    cache_dtype = model.config.cache_config.cache_dtype
+    if pages.dtype is torch.uint8:
+        if cache_dtype not in FP8:
+            raise Unsupported(f"the KV cache dtype {cache_dtype!r} is not known to BlendHub")
+        pages = pages.view(FP8[cache_dtype])
+    backend = layer.get_attn_backend().get_name()
+    if backend == "CPU_ATTN":
+        blocks, heads, tokens, width = pages.shape
+        return PagedLayer(name, "packed_transposed", (pages.view(blocks, heads, tokens * width),), rotation)
+    if backend in PACKED_HEADS:
+        return PagedLayer(name, "packed_heads", (pages,), rotation)
+    if "MLA" in backend:
+        return PagedLayer(name, "latent", (pages,), rotation)
+    raise Unsupported(f"{name} uses the attention backend {backend}, whose pages BlendHub does not know")
+
+
+def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
+    """What one rank keeps of each token; raises Unsupported if the layers do not keep the same."""
+    shapes = set()
+    for index, name in enumerate(model.layer_names):
+        layer, pages = model.layer(name), paged_layer(model, index)
+        if pages.format == "latent":
+            shapes.add((1, pages.tensors[0].shape[-1], 0, pages.tensors[0].dtype))
+        else:
+            shapes.add((layer.num_kv_heads, layer.head_size, _value_width(layer), pages.tensors[0].dtype))
+    if len(shapes) != 1:
+        raise Unsupported(f"the layers keep KV of {len(shapes)} shapes: {sorted(map(str, shapes))}")
+    heads, key_dim, value_dim, dtype = shapes.pop()
+    return KVLayout(
+        layers=len(model.layer_names),
+        kv_heads=heads,
+        key_dim=key_dim,
+        value_dim=value_dim,
+        dtype=DTYPES[dtype],
+        chunk_tokens=chunk_tokens,
+    )
+
+
+def _value_width(layer: Any) -> int:
+    return int(getattr(layer, "head_size_v", None) or layer.head_size)
+
+
+def read(
+    layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values of the tokens at these slots, each ``[n, heads, width]``, as copies."""
+    pages, width = layer.tensors[0], layout.key_dim
+    if layer.format == "packed_transposed":
+        split = block_size * width
+        blocks, heads, _ = pages.shape
+        keys = pages[..., :split].view(blocks, heads, width, block_size).permute(0, 3, 1, 2)
+        values = pages[..., split:].view(blocks, heads, block_size, layout.value_dim).transpose(1, 2)
+    elif layer.format == "packed_heads":
+        keys, values = pages.transpose(1, 2)[..., :width], pages.transpose(1, 2)[..., width:]
+    elif layer.format == "latent":
+        keys, values = pages[:, :, None, :], pages[:, :, None, width:]
+    else:
+        raise Unsupported(f"vLLM has no pages of format {layer.format!r}")
+    at = slots.to(pages.device)
+    return keys[at // block_size, at % block_size], values[at // block_size, at % block_size]

@@ -1,0 +1,115 @@
+"""The work of one request on a worker: load, choose what to recompute, recompute; a bounded piece at a time."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blendhub.contracts import Device, PagedLayer, Selector
+from blendhub.layout import KVLayout
+from blendhub.plan import Span
+from blendhub.vllm.messages import Load, Outcome
+from blendhub.vllm.model import EngineModel, positions_of
+from blendhub.vllm.pages import read
+from blendhub.vllm.runs import joined, pieces, total
+
+Reduce = Callable[[torch.Tensor], torch.Tensor]
+
+
+class Engine:
+    """What all loads of a worker share."""
+
+    def __init__(
+        self,
+        model: EngineModel,
+        layers: list[PagedLayer],
+        layout: KVLayout,
+        device: Device,
+        selector: Selector,
+        sum_over_ranks: Reduce,
+    ) -> None:
+        self.model = model
+        self.layers = layers
+        self.layout = layout
+        self.device = device
+        self.selector = selector
+        self.sum_over_ranks = sum_over_ranks
+
+
+class Blend:
+    """One request, whose stored KV has arrived. Call ``step`` until ``outcome`` is there.
+
+    Work is counted in tokens that go through the whole model, and never cut by the clock: all ranks of a
+    tensor-parallel group must compute the same tokens together.
+    """
+
+    def __init__(self, engine: Engine, job: Load) -> None:
+        self.job = job
+        self.outcome: Outcome | None = None
+        self._engine = engine
+        self._budget = 0
+        self._seconds = 0.0
+        self._recomputed: tuple[Span, ...] = ()
+        self._work = self._pieces()
+
+    def step(self, budget: int) -> int:
+        """Do a piece of at most ``budget`` tokens' work; returns how much it was."""
+        self._budget = budget
+        started = time.perf_counter()
+        done = next(self._work, None)
+        self._seconds += time.perf_counter() - started
+        if done is None:
+            self.outcome = Outcome(self._recomputed, total(self.job.decision.holes), self._seconds)
+        return done or 0
+
+    def _pieces(self) -> Iterator[int]:
+        decision, model = self.job.decision, self._engine.model
+        chosen: list[Span] = []
+        if decision.moved and decision.ratio > 0:
+            scores = None
+            if self._engine.selector.probe_layer and decision.ratio < 1:
+                scores = np.zeros(len(self.job.tokens), np.float32)
+                yield from self._probe(scores)
+            chosen = self._select(scores)
+        self._recomputed = tuple(chosen)
+        for piece in self._cut(joined([*decision.holes, *chosen])):
+            model.forward(self.job.tokens, self.job.blocks, piece)
+            yield total(piece)
+
+    def _cut(self, runs: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
+        """Pieces of the budget that is left when each is asked for. ``weight`` is what a token costs."""
+        model = self._engine.model
+        while runs:
+            piece = next(pieces(runs, max(1, min(model.max_tokens, int(self._budget / weight))), model.max_runs))
+            yield piece
+            done = piece[-1].end
+            runs = [Span(max(run.start, done), run.end) for run in runs if run.end > done]
+
+    def _select(self, scores: npt.NDArray[np.float32] | None) -> list[Span]:
+        decision, selector = self.job.decision, self._engine.selector
+        if selector.probe_layer and scores is None:
+            return decision.moved  # at a ratio of 1 there is nothing to choose from
+        return selector.select(decision.moved, decision.ratio, self._engine.device.block_tokens, scores)
+
+    def _probe(self, scores: npt.NDArray[np.float32]) -> Iterator[int]:
+        """Compute the first layers of all that is not exact, and score the moved tokens by what they keep after."""
+        engine, decision = self._engine, self.job.decision
+        layer = engine.selector.probe_layer
+        weight = (layer + 0.5) / len(engine.layers)
+        moved = np.zeros(len(self.job.tokens), bool)
+        for span in decision.moved:
+            moved[span.start : span.end] = True
+        for piece in self._cut(joined([*decision.moved, *decision.holes]), weight):
+            fresh = engine.model.forward_until(layer, self.job.tokens, self.job.blocks, piece)
+            slots = engine.model.slots(self.job.blocks, piece)
+            with torch.inference_mode():
+                stored = read(engine.layers[layer], engine.layout, engine.model.block_size, slots)
+                found = engine.sum_over_ranks(engine.selector.score(fresh, stored)).cpu().numpy()
+                # The probed layer's KV follows from complete layers, so it is exact too.
+                engine.model.write(layer, *fresh, slots)
+            at = positions_of(piece)
+            scores[at[moved[at]]] = found[moved[at]]
+            yield math.ceil(len(at) * weight)

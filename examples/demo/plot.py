@@ -1,0 +1,58 @@
+"""The prompts as bars, coloured by what became of each token."""
+
+import statistics
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from examples.demo.experiment import WAYS, Measured
+from examples.demo.fates import Fate
+from examples.demo.report import Report
+
+MOST_PROMPTS = 4
+BAR = 0.8
+# Okabe and Ito's colours, which people of every colour vision tell apart: cold ones are reused, warm ones computed.
+COLOURS = {
+    Fate.CACHED: "#0072B2",
+    Fate.EXACT: "#56B4E9",
+    Fate.MOVED: "#009E73",
+    Fate.RECOMPUTED: "#F0E442",
+    Fate.HOLE: "#D55E00",
+    Fate.COMPUTED: "#BBBBBB",
+}
+
+
+def draw(report: Report, file: Path) -> None:
+    """For each of the first prompts, a bar for each way."""
+    shown = [one for one in report.measured if one.prompt <= MOST_PROMPTS]
+    figure = Figure(figsize=(13, 1.6 + 0.3 * len(shown)), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    heights = [row + one.prompt / 2 for row, one in enumerate(shown)]
+    for height, one in zip(heights, shown, strict=True):
+        _draw_bar(axes, height, one)
+    axes.set_yticks(heights, [f"prompt {one.prompt}, {WAYS[one.way].title}" for one in shown])
+    axes.invert_yaxis()
+    axes.margins(x=0.01, y=0.02)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(left=False)
+    axes.set_xlabel("token of the prompt; beside each bar the median time to the first token")
+    figure.suptitle("What became of each token")
+    figure.legend(
+        handles=[Patch(color=COLOURS[fate], label=fate.label) for fate in Fate],
+        loc="outside lower center",
+        ncols=len(Fate),
+        frameon=False,
+    )
+    figure.savefig(file, dpi=150)
+
+
+def _draw_bar(axes: Axes, height: float, one: Measured) -> None:
+    for fate in Fate:
+        spans = [(stretch.span.start, len(stretch.span)) for stretch in one.plan if stretch.fate is fate]
+        axes.broken_barh(spans, (height - BAR / 2, BAR), color=COLOURS[fate], linewidth=0)
+    seconds = statistics.median(one.first_token_s)
+    axes.annotate(f"{seconds:.2f} s", (one.plan[-1].span.end, height), (4, 0), textcoords="offset points", va="center")

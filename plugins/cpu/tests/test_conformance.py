@@ -1,0 +1,12 @@
+"""The conformance suite of devices, run on this one."""
+
+from blendhub_cpu.device import CpuDevice
+from blendhub_cpu.options import CpuOptions
+
+from blendhub.contracts import Device
+from blendhub.testing.devices import DeviceSuite
+
+
+class TestCpu(DeviceSuite):
+    def create(self) -> Device:
+        return CpuDevice(CpuOptions())

@@ -1,0 +1,198 @@
+"""What is this device's own: its options, its threads, and what it refuses beyond the contract."""
+
+import os
+import threading
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+from blendhub_cpu import device as module
+from blendhub_cpu.device import CpuDevice, run_on, usable_cores
+from blendhub_cpu.options import CpuOptions
+
+from blendhub.contracts import PagedLayer, Rotation
+from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.testing.devices.world import Setup, Turning, World
+
+replace = msgspec.structs.replace
+
+
+def world_of(setup=None, **options):
+    return World(CpuDevice(CpuOptions(**options)), "cpu", setup or Setup())
+
+
+@pytest.fixture
+def world():
+    made = world_of()
+    yield made
+    made.device.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+def test_any_number_of_threads(threads):
+    world = world_of(Setup(turnings=(Turning(), None)), threads=threads)
+    assert world.device.describe() == {"threads": threads, "blocks": world.setup.n_blocks}
+    world.load(world.chunks(3, 60, source=100))
+    world.save(world.chunks(3, 60))
+    world.device.close()
+
+
+def test_block_tokens_is_an_option():
+    assert CpuDevice(CpuOptions(block_tokens=5)).block_tokens == 5
+
+
+def test_shards_may_begin_at_any_byte(world):
+    at = world.shard(1) + 1
+    segment = replace(world.segment(3, 20), shard=at)
+    world.device.save([segment], world.block_ids).wait()
+    keys = np.frombuffer(world.arena[at : at + world.layout.key_row_bytes].tobytes(), np.float32)
+    block, slot = world.block_ids[0], 3
+    np.testing.assert_array_equal(keys, world.layers[0].tensors[0][block, :, slot, :12].numpy().ravel())
+
+
+def test_a_copy_that_failed_raises_where_it_is_waited_for(world, monkeypatch):
+    def fail(*_):
+        raise MemoryError("no room for a block of keys")
+
+    monkeypatch.setattr(module.kernels, "rows_to_pages", fail)
+    transfer = world.device.load(world.chunks(0, 60), world.block_ids)
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            transfer.wait()
+    assert transfer.done()
+
+
+def test_a_read_only_arena_serves_loads_only(world):
+    arena = world.arena.copy()
+    arena.flags.writeable = False
+    world.device.pin(arena)
+    world.load(world.chunks(3, 60))
+    with pytest.raises(InvalidInput, match="read-only"):
+        world.device.save(world.chunks(3, 60), world.block_ids)
+
+
+@pytest.mark.parametrize(
+    "arena", [np.zeros(9, np.int8), np.zeros((3, 3), np.uint8), np.zeros(9, np.uint8)[::2]], ids=["type", "2d", "gaps"]
+)
+def test_an_arena_is_flat_bytes(world, arena):
+    with pytest.raises(InvalidInput, match="flat array of bytes"):
+        world.device.pin(arena)
+
+
+def test_a_negative_prefix_is_refused(world):
+    with pytest.raises(InvalidInput, match="skip_prefix_n_tokens"):
+        world.device.load(world.chunks(3, 60), world.block_ids, -1)
+
+
+@pytest.mark.parametrize("block_ids", [np.zeros(20), np.zeros((20, 1), np.int64)], ids=["floats", "2d"])
+def test_a_block_table_is_a_flat_array_of_integers(world, block_ids):
+    with pytest.raises(InvalidInput, match="flat array of integers"):
+        world.device.load(world.chunks(3, 60), block_ids)
+
+
+def test_nothing_is_copied_before_attach_or_after_close(world):
+    for device, told in ((CpuDevice(CpuOptions()), "needs attach and pin"), (world.device, "is closed")):
+        world.device.close()
+        with pytest.raises(InvalidInput, match=told):
+            device.load([], world.block_ids)
+        with pytest.raises(InvalidInput, match=told):
+            device.save([], world.block_ids)
+    with pytest.raises(InvalidInput, match="is closed"):
+        world.device.pin(world.arena)
+
+
+def test_a_device_is_attached_once(world):
+    with pytest.raises(InvalidInput, match="attached once"):
+        world.device.attach(world.layers, world.setup.block_size, world.layout)
+
+
+def refused(error, told, setup=None, rotation=None, **changes):
+    device = CpuDevice(CpuOptions())
+    made = world_of(setup)
+    made.device.close()
+    layers = [replace(layer, rotation=rotation, **changes) for layer in made.layers]
+    with pytest.raises(error, match=told):
+        device.attach(layers, made.setup.block_size, made.layout)
+
+
+def test_integers_cannot_be_turned():
+    refused(Unsupported, "cannot be turned", Setup(dtype="int8"), Turning().rotation())
+
+
+@pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
+def test_what_turns_lies_within_the_key(width, offset):
+    refused(LayoutMismatch, "cos_sin of shape", rotation=Rotation(torch.zeros(100, width), True, offset))
+
+
+def test_cos_sin_is_float32():
+    refused(Unsupported, "must be float32", rotation=Rotation(torch.zeros(100, 8, dtype=torch.float64), True))
+
+
+def test_the_last_axis_is_contiguous():
+    pages = torch.zeros(13, 3, 24, 8).transpose(2, 3)
+    refused(Unsupported, "the last one must be 1", tensors=(pages,))
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2", "int8"])
+def test_numbers_of_8_bits_may_be_kept_as_bytes(dtype):
+    world = world_of(Setup(dtype=dtype, turnings=(None if dtype == "int8" else Turning(), None)))
+    world.device.close()
+    world.device = CpuDevice(CpuOptions())
+    as_bytes = [replace(layer, tensors=tuple(t.view(torch.uint8) for t in layer.tensors)) for layer in world.layers]
+    world.device.attach(as_bytes, world.setup.block_size, world.layout)
+    world.device.pin(world.arena)
+    world.load(world.chunks(3, 60, source=None if dtype == "int8" else 100))
+    world.device.close()
+
+
+def test_a_rotation_table_may_be_part_of_a_larger_one():
+    whole = Turning(width=12).rotation()
+    wide = torch.zeros(1024, 20)
+    wide[:, :12] = whole.cos_sin
+    world = world_of(Setup(turnings=(Turning(width=12), Turning(width=12))))
+    world.device.close()
+    world.device = CpuDevice(CpuOptions())
+    layers = [replace(layer, rotation=Rotation(wide[:, :12], True)) for layer in world.layers]
+    world.device.attach(layers, world.setup.block_size, world.layout)
+    world.device.pin(world.arena)
+    world.load(world.chunks(3, 60, source=100))
+    world.device.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity of threads")
+def test_threads_run_where_any_thread_of_the_process_may():
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) < 2:
+        pytest.skip("there is one core only")
+    release, found = threading.Event(), []
+    free = threading.Thread(target=release.wait)
+    free.start()
+    try:
+        os.sched_setaffinity(0, {min(allowed)})
+        assert usable_cores() == allowed
+        pinned = threading.Thread(target=lambda: (run_on(allowed), found.append(os.sched_getaffinity(0))))
+        pinned.start()
+        pinned.join()
+    finally:
+        os.sched_setaffinity(0, allowed)
+        release.set()
+        free.join()
+    assert found == [allowed]
+
+
+def test_pages_may_share_one_allocation():
+    """Layer beside layer in each block, as engines with several groups of layers have them."""
+    world = world_of(Setup(format="packed_tokens"))
+    world.device.close()
+    shared = torch.stack([layer.tensors[0] for layer in world.layers], dim=1)
+    layers = [PagedLayer(layer.name, layer.format, (shared[:, i],)) for i, layer in enumerate(world.layers)]
+    device = CpuDevice(CpuOptions())
+    device.attach(layers, world.setup.block_size, world.layout)
+    device.pin(world.arena)
+    world.device = device
+    world.start_load(world.chunks(3, 60)).wait()
+    for index, layer in enumerate(world.layers):
+        layer.tensors[0].copy_(shared[:, index])
+    world.check()
+    device.close()

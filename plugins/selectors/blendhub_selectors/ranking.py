@@ -1,0 +1,100 @@
+"""Selectors that put blocks in an order, and take the first of them until the budget is used up."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from math import ceil
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.contracts import Selector
+from blendhub.errors import InvalidInput
+from blendhub.plan import Span
+from blendhub_selectors.blocks import Blocks, Positions
+from blendhub_selectors.checking import check_input
+from blendhub_selectors.options import HkvdOptions, RandomOptions
+
+if TYPE_CHECKING:
+    import torch
+
+    from blendhub.contracts.selector import KeysAndValues
+
+Scores = npt.NDArray[np.float32]
+
+
+class RankingSelector(Selector):
+    """Cuts moved spans into blocks and picks ``ceil(ratio * tokens)`` tokens, the best blocks first."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self._block_tokens = block_tokens
+
+    @abstractmethod
+    def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
+        """The indices of all blocks, best first. The same whatever the budget, so that more of it only adds."""
+
+    def select(
+        self, moved: Sequence[Span], ratio: float, block_tokens: int = 1, scores: Scores | None = None
+    ) -> list[Span]:
+        check_input(self, moved, ratio, block_tokens, scores)
+        spans = Blocks.of(moved)
+        blocks = spans.split(self._block_tokens or block_tokens)
+        budget = ceil(ratio * int(spans.lengths.sum()))
+        return blocks.within(budget, self.order(blocks, scores)).joined()
+
+
+class HkvdSelector(RankingSelector):
+    """High KV deviation: what the new surroundings changed most at an early layer, they change most at all layers."""
+
+    def __init__(self, options: HkvdOptions) -> None:
+        super().__init__(options.block_tokens)
+        self.probe_layer = options.layer
+        self._signal = options.signal
+
+    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
+        for name, new, old in zip(("keys", "values"), fresh, stored, strict=True):
+            _check_shapes(name, new, old)
+        compared = (pair for name, *pair in zip("kv", fresh, stored, strict=True) if name in self._signal)
+        return sum(_squared_distance(new, old) for new, old in compared)
+
+    def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
+        assert scores is not None, "check_input lets no call without scores pass"
+        return np.argsort(-_means(blocks, scores), kind="stable")
+
+
+class RandomSelector(RankingSelector):
+    """The same blocks whenever the same spans moved, so that ranks agree and measurements can be repeated."""
+
+    def __init__(self, options: RandomOptions) -> None:
+        super().__init__(options.block_tokens)
+        self._seed = options.seed
+
+    def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
+        return np.random.default_rng(self._seed).permutation(len(blocks.starts))
+
+
+def _means(blocks: Blocks, scores: Scores) -> npt.NDArray[np.float64]:
+    """The mean score of each block of ascending ones; infinite where a score is not finite."""
+    if not len(blocks.starts):
+        return np.empty(0)
+    lengths = blocks.lengths
+    first = np.cumsum(lengths) - lengths
+    # The tokens between blocks are left out: reduceat adds up to where the next block begins.
+    positions = np.arange(lengths.sum()) + np.repeat(blocks.starts - first, lengths)
+    moved = scores[positions].astype(np.float64)
+    moved[~np.isfinite(moved)] = np.inf
+    return np.add.reduceat(moved, first) / lengths
+
+
+def _squared_distance(fresh: "torch.Tensor", stored: "torch.Tensor") -> "torch.Tensor":
+    # In float32: squares of half precision overflow, and sums of them lose the small ones.
+    return (fresh.float() - stored.float()).square_().sum((1, 2))
+
+
+def _check_shapes(name: str, fresh: "torch.Tensor", stored: "torch.Tensor") -> None:
+    """Torch would stretch the smaller one to fit."""
+    if fresh.shape != stored.shape or fresh.dim() != 3:
+        raise InvalidInput(
+            f"fresh {name} have the shape {tuple(fresh.shape)} and stored ones {tuple(stored.shape)}, "
+            "but both must be [tokens, heads, width]; compare the same tokens and heads"
+        )

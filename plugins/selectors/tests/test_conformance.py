@@ -1,0 +1,53 @@
+"""The conformance suite, run on each built-in selector."""
+
+from blendhub import PluginHost
+from blendhub.contracts import Selector
+from blendhub.testing import SelectorSuite
+
+HOST = PluginHost.discover()
+
+
+class TestHkvd(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "hkvd")
+
+
+class TestHkvdOfKeys(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "hkvd", {"signal": "k", "layer": 3})
+
+
+class TestHkvdOfValuesInBlocks(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "hkvd", {"signal": "v", "block_tokens": 32})
+
+
+class TestRandom(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "random")
+
+
+class TestRandomInBlocks(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "random", {"seed": 5, "block_tokens": 8})
+
+
+class TestFirstK(SelectorSuite):
+    capabilities = ("own_ratio",)
+
+    def create(self) -> Selector:
+        return HOST.create("selector", "first_k")
+
+
+class TestAll(SelectorSuite):
+    capabilities = ("no_ratio",)
+
+    def create(self) -> Selector:
+        return HOST.create("selector", "all")
+
+
+class TestNone(SelectorSuite):
+    capabilities = ("no_ratio",)
+
+    def create(self) -> Selector:
+        return HOST.create("selector", "none")

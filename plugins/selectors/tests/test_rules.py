@@ -1,0 +1,126 @@
+"""Each selector picks by its own rule, held against a twin that goes through the tokens one by one."""
+
+from math import ceil, inf, isfinite
+
+import numpy as np
+import pytest
+from blendhub_selectors.fixed import AllSelector, FirstKSelector, NoneSelector
+from blendhub_selectors.options import FirstKOptions, HkvdOptions, RandomOptions
+from blendhub_selectors.ranking import HkvdSelector, RandomSelector
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import PluginHost, Span
+from blendhub.errors import OptionError
+
+TOUCHING = [Span(4, 10), Span(10, 13), Span(13, 40)]
+
+
+def tokens(spans):
+    return [position for span in spans for position in range(span.start, span.end)]
+
+
+@st.composite
+def moved_spans(draw):
+    spans, at = [], 0
+    for gap, length in draw(st.lists(st.tuples(st.sampled_from([0, 0, 3]), st.integers(1, 20)), min_size=1)):
+        spans.append(Span(at + gap, at + gap + length))
+        at = spans[-1].end
+    return spans
+
+
+def blocks_of(moved, width):
+    return [
+        range(start, min(start + width, span.end)) for span in moved for start in range(span.start, span.end, width)
+    ]
+
+
+def highest_blocks(moved, ratio, width, scores):
+    """What hkvd must pick, token by token."""
+
+    def mean(block):
+        values = [float(scores[position]) for position in block]
+        return sum(values) / len(values) if all(map(isfinite, values)) else inf
+
+    best_first = sorted(blocks_of(moved, width), key=mean, reverse=True)  # keeps the order of equals
+    budget = ceil(ratio * len(tokens(moved)))
+    return sorted([position for block in best_first for position in block][:budget])
+
+
+# Small integers: their sums are the same in any order.
+SCORES = st.sampled_from([0.0, 1.0, 2.0, 7.0, inf, -inf, float("nan")])
+
+
+@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.sampled_from([1, 2, 3, 8, 16]))
+def test_hkvd_picks_the_highest_blocks(data, moved, ratio, width):
+    end = moved[-1].end
+    scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
+    expected = highest_blocks(moved, ratio, width, scores)
+    assert tokens(HkvdSelector(HkvdOptions()).select(moved, ratio, width, scores)) == expected
+    assert tokens(HkvdSelector(HkvdOptions(block_tokens=width)).select(moved, ratio, 5, scores)) == expected
+
+
+def test_hkvd_takes_the_earlier_of_equals():
+    picks = HkvdSelector(HkvdOptions()).select(TOUCHING, 0.2, 4, np.ones(40, np.float32))
+    assert picks == [Span(4, 12)]
+
+
+def test_blocks_end_where_their_span_does():
+    """The block [8, 10) is short, and [10, 13) begins anew though it touches."""
+    scores = np.zeros(40, np.float32)
+    scores[10:13] = 1
+    assert HkvdSelector(HkvdOptions()).select(TOUCHING, 3 / 36, 4, scores) == [Span(10, 13)]
+
+
+@pytest.mark.parametrize("signal", ["k", "v", "kv"])
+def test_hkvd_scores_are_squared_distances(signal):
+    torch = pytest.importorskip("torch", reason="scores are taken of tensors: pip install torch")
+    fresh, stored = ((torch.rand(5, 2, 8), torch.rand(5, 2, 12)) for _ in range(2))
+    score = HkvdSelector(HkvdOptions(signal=signal)).score(fresh, stored)
+    for token in range(5):
+        of_keys = sum((a - b) ** 2 for a, b in zip(fresh[0][token].ravel(), stored[0][token].ravel(), strict=True))
+        of_values = sum((a - b) ** 2 for a, b in zip(fresh[1][token].ravel(), stored[1][token].ravel(), strict=True))
+        expected = of_keys * ("k" in signal) + of_values * ("v" in signal)
+        assert score[token].item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_hkvd_probes_the_layer_of_its_option():
+    assert HkvdSelector(HkvdOptions()).probe_layer == 1
+    assert HkvdSelector(HkvdOptions(layer=7)).probe_layer == 7
+    with pytest.raises(OptionError, match="layer"):
+        PluginHost.discover().create("selector", "hkvd", {"layer": 0})
+
+
+@given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
+def test_first_k_picks_the_beginning_of_every_span(moved, ratio, k):
+    expected = [position for span in moved for position in range(span.start, span.end)[:k]]
+    assert tokens(FirstKSelector(FirstKOptions(k=k)).select(moved, ratio)) == expected
+
+
+def test_first_k_treats_spans_that_touch_each_by_itself():
+    assert FirstKSelector(FirstKOptions(k=4)).select(TOUCHING, 0.5) == [Span(4, 8), Span(10, 17)]
+
+
+def test_all_and_none_do_not_look_at_the_ratio():
+    for ratio in (0.0, 0.3, 1.0):
+        assert AllSelector().select(TOUCHING, ratio) == [Span(4, 40)]
+        assert NoneSelector().select(TOUCHING, ratio) == []
+
+
+@given(moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9), seed=st.integers(0, 5))
+def test_random_picks_whole_blocks_but_for_one(moved, ratio, width, seed):
+    picked = set(tokens(RandomSelector(RandomOptions(seed=seed)).select(moved, ratio, width)))
+    assert len(picked) == ceil(ratio * len(tokens(moved)))
+    blocks = [
+        set(range(start, min(start + width, span.end)))
+        for span in moved
+        for start in range(span.start, span.end, width)
+    ]
+    assert sum(0 < len(block & picked) < len(block) for block in blocks) <= 1
+
+
+def test_random_picks_otherwise_with_another_seed_and_everywhere():
+    moved = [Span(0, 2000)]
+    picks = [set(tokens(RandomSelector(RandomOptions(seed=seed)).select(moved, 0.1))) for seed in range(40)]
+    assert len({frozenset(picked) for picked in picks}) == len(picks)
+    assert len(set.union(*picks)) > 1900

@@ -1,0 +1,88 @@
+"""The demo, small: it runs, and its figures fit together."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+WAYS = ["full", "exact", "blended"]
+
+
+def run_demo(*arguments: str, before: str = "pass") -> "subprocess.CompletedProcess[str]":
+    code = f"import runpy, sys; {before}; runpy.run_module('examples.demo', run_name='__main__', alter_sys=True)"
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True)
+
+
+def test_without_vllm_it_says_what_to_do():
+    done = run_demo(before="sys.modules['vllm'] = None")
+    assert done.returncode == 1 and "needs vllm" in done.stderr and "`make setup`" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("option", ["--prompts", "--rounds", "--layers"])
+def test_a_senseless_size_is_refused(option):
+    done = run_demo(option, "0")
+    assert done.returncode == 2 and option in done.stderr and "1 or more, got '0'" in done.stderr
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
+    out = tmp_path_factory.mktemp("demo")
+    # Three layers: of two, the selector's probe would make both exact.
+    done = run_demo("--prompts", "2", "--rounds", "2", "--layers", "3", "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert all(title in done.stdout for title in ("full prefill", "exact prefix only", "blended", "weights are random"))
+    return out
+
+
+@pytest.fixture(scope="module")
+def report(out: Path) -> dict:
+    return json.loads((out / "report.json").read_text())
+
+
+@pytest.mark.slow
+def test_each_way_reuses_what_it_may(report):
+    full, exact, blended = (report["ways"][way]["tokens"] for way in WAYS)
+    n_tokens = full["computed"]
+    assert [name for name, count in full.items() if count] == ["computed"]
+    assert exact["moved"] == exact["recomputed"] == exact["hole"] == 0 < exact["cached"]
+    assert blended["moved"] > n_tokens / 2 and blended["hole"] > 0
+    assert 0 < blended["recomputed"] <= 0.16 * (blended["moved"] + blended["recomputed"])
+    assert sum(exact.values()) == sum(blended.values()) == n_tokens
+
+
+@pytest.mark.slow
+def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
+    for one in report["measured"]:
+        at, counts = 0, dict.fromkeys(("cached", "exact", "moved", "recomputed", "hole", "computed"), 0)
+        for stretch in one["plan"]:
+            start, end = stretch["span"]
+            assert start == at < end
+            at, counts[stretch["fate"]] = end, counts[stretch["fate"]] + end - start
+        assert 2000 <= at <= 4096
+        assert counts["cached"] == one["told"]["engine_tokens"] and counts["exact"] == one["told"]["exact_tokens"]
+        assert counts["moved"] + counts["recomputed"] == one["told"]["moved_tokens"]
+        assert counts["recomputed"] == one["told"]["recomputed_tokens"]
+        assert counts["hole"] == one["told"]["hole_tokens"]
+
+
+@pytest.mark.slow
+def test_only_blended_kv_deviates(report):
+    deviations = {way: report["ways"][way]["kv_deviation"] for way in WAYS}
+    assert deviations["full"] == 0 and deviations["exact"] < 1e-4 < 1e-2 < deviations["blended"]
+
+
+@pytest.mark.slow
+def test_every_prompt_is_timed_in_every_round(report):
+    assert [(one["prompt"], one["way"]) for one in report["measured"]] == [(n, way) for n in (1, 2) for way in WAYS]
+    assert all(len(one["first_token_s"]) == 2 and min(one["first_token_s"]) > 0 for one in report["measured"])
+    assert report["versions"]["blendhub"] and report["cores"] >= 1
+
+
+@pytest.mark.slow
+def test_the_plan_is_drawn(out):
+    assert (out / "plan.png").read_bytes().startswith(b"\x89PNG")

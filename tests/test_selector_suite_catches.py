@@ -1,0 +1,299 @@
+"""A suite that nothing fails is worth nothing: selectors with one fault each, and the test that must see it."""
+
+import inspect
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import Phase, settings
+
+from blendhub import Span
+from blendhub.contracts import Selector
+from blendhub.errors import InvalidInput
+from blendhub.testing import SelectorSuite
+from blendhub.testing.selectors.base import joined
+
+
+@dataclass
+class Question:
+    """The arguments of one ``select``."""
+
+    moved: Sequence[Span]
+    ratio: float
+    block_tokens: int
+    scores: Any
+
+    @property
+    def positions(self) -> list[int]:
+        return [position for span in self.moved for position in range(span.start, span.end)]
+
+
+class Sound(Selector):
+    """The tokens with the highest scores, one by one: slow, plain, and without a fault."""
+
+    probe_layer = 1
+
+    def score(self, fresh: Any, stored: Any) -> Any:
+        for new, old in zip(fresh, stored, strict=True):
+            if new.shape != old.shape:
+                raise InvalidInput(f"fresh tensors have the shape {new.shape}, but stored ones {old.shape}")
+        return sum((new.float() - old.float()).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True))
+
+    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
+        question = Question(moved, ratio, block_tokens, scores)
+        self.check(question)
+        return self.answer(sorted(self.ranked(question)[: self.limit(question)]))
+
+    def limit(self, question: Question) -> int:
+        return ceil(question.ratio * len(question.positions))
+
+    def check(self, question: Question) -> None:
+        end = 0
+        for span in question.moved:
+            if not isinstance(span, Span) or not end <= span.start < span.end:
+                raise InvalidInput(f"{span} is not a span that ends after {end}")
+            end = span.end
+        if not isinstance(question.ratio, int | float) or not 0 <= question.ratio <= 1:
+            raise InvalidInput(f"the ratio {question.ratio} is not from 0 to 1")
+        if not isinstance(question.block_tokens, int) or question.block_tokens < 1:
+            raise InvalidInput(f"block_tokens is {question.block_tokens}, not 1 or more")
+        self.check_scores(question.scores, end)
+
+    def check_scores(self, scores: Any, end: int) -> None:
+        if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 1 or len(scores) < end:
+            raise InvalidInput(f"the scores {scores} are not float32 for {end} positions")
+
+    def ranked(self, question: Question) -> list[int]:
+        finite = np.nan_to_num(question.scores, nan=np.inf, neginf=np.inf)
+        return sorted(question.positions, key=lambda position: -finite[position])
+
+    def answer(self, picked: list[int]) -> list[Span]:
+        return joined([Span(position, position + 1) for position in picked])
+
+
+class SoundWithoutProbe(Sound):
+    """The first tokens of the prompt that moved."""
+
+    probe_layer = 0
+
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return Selector.score(self, fresh, stored)
+
+    def check_scores(self, scores: Any, end: int) -> None:
+        if scores is not None:
+            raise InvalidInput("scores were given, but nobody asked for them")
+
+    def ranked(self, question: Question) -> list[int]:
+        return question.positions
+
+
+class RoundsUpToBlocks(Sound):
+    def limit(self, question: Question) -> int:
+        return -(-super().limit(question) // question.block_tokens) * question.block_tokens
+
+
+class SparesTheLast(Sound):
+    def limit(self, question: Question) -> int:
+        return min(super().limit(question), len(question.positions) - 1)
+
+
+class AlwaysPicksOne(Sound):
+    def limit(self, question: Question) -> int:
+        return max(1, super().limit(question))
+
+
+class DoesNotJoin(Sound):
+    def answer(self, picked: list[int]) -> list[Span]:
+        return [Span(position, position + 1) for position in picked]
+
+
+class AnswersInNumpy(Sound):
+    def answer(self, picked: list[int]) -> list[Span]:
+        return super().answer([np.int64(position) for position in picked])
+
+
+class GivesUpAboveHalf(Sound):
+    def limit(self, question: Question) -> int:
+        return super().limit(question) // (2 if 0.5 < question.ratio < 1 else 1)
+
+
+class ShufflesAnew(Sound):
+    def ranked(self, question: Question) -> list[int]:
+        return np.random.default_rng().permutation(question.positions).tolist()
+
+
+class RemembersHowOftenItWasAsked(SoundWithoutProbe):
+    asked = 0
+
+    def ranked(self, question: Question) -> list[int]:
+        self.asked += 1
+        return question.positions[:: 1 if self.asked % 2 or question.ratio == 1 else -1]
+
+
+class DependsOnTheHashSeed(SoundWithoutProbe):
+    def ranked(self, question: Question) -> list[int]:
+        return sorted(question.positions, key=lambda position: hash(str(position)))
+
+
+class LovesLowScores(Sound):
+    def ranked(self, question: Question) -> list[int]:
+        return super().ranked(question)[::-1]
+
+
+class TakesBrokenForEqual(Sound):
+    def ranked(self, question: Question) -> list[int]:
+        question.scores = np.nan_to_num(question.scores, nan=0, posinf=0, neginf=0)
+        return super().ranked(question)
+
+
+class LooksAtTheWholePrompt(Sound):
+    def ranked(self, question: Question) -> list[int]:
+        far = np.abs(np.nan_to_num(question.scores, nan=1e9) - np.nan_to_num(question.scores, nan=1e9).mean())
+        return sorted(question.positions, key=lambda position: -far[position])
+
+
+class CleansTheCallersScores(Sound):
+    def ranked(self, question: Question) -> list[int]:
+        question.scores.flags.writeable = True
+        question.scores[~np.isfinite(question.scores)] = np.finfo(np.float32).max
+        return super().ranked(question)
+
+
+class TrustsItsCaller(Sound):
+    def check(self, question: Question) -> None:
+        pass
+
+
+class TakesScoresOfAnyType(Sound):
+    def check_scores(self, scores: Any, end: int) -> None:
+        if scores is None or np.size(scores) < end:
+            raise InvalidInput(f"the scores {scores} are not {end} numbers")
+
+
+class TakesAnyScores(SoundWithoutProbe):
+    def check_scores(self, scores: Any, end: int) -> None:
+        pass
+
+
+class AveragesHeads(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return super().score(fresh, stored) / fresh[0].shape[1]
+
+
+class OverflowsInHalfPrecision(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        super().score(fresh, stored)
+        return sum((new - old).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True)).float()
+
+
+class ComparesNorms(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return super().score(fresh, [0 * old for old in stored]) - super().score(stored, [0 * old for old in stored])
+
+
+class LooksWhetherItIsZero(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        score = super().score(fresh, stored)
+        return score if score.any() else score * 0
+
+
+class SubtractsInPlace(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        score = super().score(fresh, stored)
+        fresh[0].sub_(stored[0])
+        return score
+
+
+class StretchesTensors(Sound):
+    def score(self, fresh: Any, stored: Any) -> Any:
+        return sum((new.float() - old.float()).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True))
+
+
+IN_ORDER = "test_picks_are_in_order_and_within_the_budget"
+FAULTS = [
+    (RoundsUpToBlocks, IN_ORDER),
+    (RoundsUpToBlocks, "test_any_moved_spans"),
+    (SparesTheLast, "test_everything_is_picked_at_1"),
+    (AlwaysPicksOne, "test_nothing_is_picked_at_0"),
+    (DoesNotJoin, IN_ORDER),
+    (DoesNotJoin, "test_a_long_prompt_of_many_spans"),
+    (AnswersInNumpy, IN_ORDER),
+    (GivesUpAboveHalf, "test_a_larger_ratio_never_picks_fewer"),
+    (ShufflesAnew, "test_two_instances_agree"),
+    (RemembersHowOftenItWasAsked, "test_what_was_asked_before_does_not_matter"),
+    (DependsOnTheHashSeed, "test_a_process_with_another_hash_seed_agrees"),
+    (LovesLowScores, "test_more_is_picked_where_scores_are_high"),
+    (TakesBrokenForEqual, "test_scores_that_are_not_finite_are_all_the_same"),
+    (LooksAtTheWholePrompt, "test_scores_outside_of_what_moved_mean_nothing"),
+    (CleansTheCallersScores, "test_arguments_are_not_changed"),
+    (TrustsItsCaller, "test_refuses_moved_spans"),
+    (TrustsItsCaller, "test_refuses_ratios"),
+    (TrustsItsCaller, "test_refuses_block_tokens"),
+    (TakesScoresOfAnyType, "test_refuses_scores"),
+    (TakesAnyScores, "test_refuses_scores_that_were_not_asked_for"),
+    (AveragesHeads, "test_ranks_may_add_up_their_scores"),
+    (OverflowsInHalfPrecision, "test_large_values_of_half_precision_do_not_overflow"),
+    (ComparesNorms, "test_one_float32_a_token"),
+    (LooksWhetherItIsZero, "test_no_value_is_waited_for"),
+    (SubtractsInPlace, "test_tensors_are_not_changed"),
+    (StretchesTensors, "test_tensors_of_different_shapes_are_refused"),
+]
+
+
+@pytest.fixture
+def without_shrinking() -> Iterator[None]:
+    """That a question fails is enough here; the shortest one that does is for authors."""
+    before = settings.default
+    settings.register_profile("without shrinking", phases=[Phase.generate])
+    settings.load_profile("without shrinking")
+    yield
+    settings.register_profile("before", before)
+    settings.load_profile("before")
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_suite_catches(faulty: type[Sound], test: str) -> None:
+    class Suite(SelectorSuite):
+        def create(self) -> Selector:
+            return faulty()
+
+    # The hash-seed test asks in another process, which finds suites in files and not in functions.
+    Suite.__qualname__ = f"SuiteOf{faulty.__name__}"
+    assert not _passes(Suite(), test), f"{test} lets {faulty.__name__} pass"
+
+
+class SuiteOfDependsOnTheHashSeed(SelectorSuite):
+    def create(self) -> Selector:
+        return DependsOnTheHashSeed()
+
+
+class TestSound(SelectorSuite):
+    """Without a fault there is nothing to catch."""
+
+    def create(self) -> Selector:
+        return Sound()
+
+
+class TestSoundWithoutProbe(SelectorSuite):
+    def create(self) -> Selector:
+        return SoundWithoutProbe()
+
+
+def _passes(suite: SelectorSuite, name: str) -> bool:
+    """Run one test of a suite, for all values of its parameters, as pytest would."""
+    test = getattr(suite, name)
+    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+    for values in itertools.product(*(mark.args[1] for mark in marks)):
+        given = {mark.args[0]: value for mark, value in zip(marks, values, strict=True)}
+        if "selector" in inspect.signature(test).parameters:
+            given["selector"] = suite.create()
+        try:
+            test(**given)
+        except (AssertionError, RuntimeError, pytest.fail.Exception):
+            return False
+    return True

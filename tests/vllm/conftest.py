@@ -1,0 +1,40 @@
+"""Engines that several tests use; each is started when the first test asks for it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blendhub.testing.engine import Engine
+from blendhub.testing.tiny_model import make_tiny_model
+
+SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
+"""Of tests: everything that was asked for is blended, whether it pays or not."""
+
+
+class Texts:
+    """Text that nobody has seen before."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+
+    def new(self, n: int) -> list[int]:
+        return self._random.integers(10, 990, n).tolist()
+
+
+@pytest.fixture
+def texts(request: pytest.FixtureRequest) -> Texts:
+    return Texts(sum(request.node.name.encode()))
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def plain(model: Path) -> Iterator[Engine]:
+    """vLLM without BlendHub."""
+    with Engine(model) as engine:
+        yield engine

@@ -1,0 +1,143 @@
+"""What of a prompt is reused, against a twin that looks at one token at a time."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from blendhub import Match, Span
+from blendhub.plan import check_tiling, join
+from blendhub.vllm.decision import Decision, Refusal, clipped, decide
+from blendhub.vllm.settings import Policy
+
+LENGTH = 24
+# Eighths are exact as floats, so that limits can be met to the token.
+eighths = st.integers(0, 8).map(lambda n: n / 8)
+policies = st.builds(Policy, min_reused_tokens=st.integers(1, 8), max_recompute_share=eighths)
+modes = st.sampled_from([(True, True), (False, True), (False, False)])
+"""``blend`` and ``holes``: a model that cannot compute holes apart cannot blend."""
+
+
+@st.composite
+def answers(draw):
+    """What the hub may find in a prompt of LENGTH tokens: disjoint, ascending matches."""
+    borders = sorted(draw(st.sets(st.integers(0, LENGTH), max_size=10)))
+    found = []
+    for start, end in zip(borders[::2], borders[1::2], strict=False):
+        exact = draw(st.booleans())
+        source = start if exact else draw(st.sampled_from([start + 100, start + 200]))
+        found.append(Match(Span(start, end), draw(st.integers(1, 2)), source, exact))
+    return found
+
+
+def tokens_of(matches):
+    """Where each covered token comes from."""
+    return {
+        match.span.start + i: (match.run, match.source_start + i, match.exact)
+        for match in matches
+        for i in range(len(match.span))
+    }
+
+
+def positions(spans):
+    return {position for span in spans for position in range(span.start, span.end)}
+
+
+def decide_token_by_token(matches, local, policy, blend, holes, ratio):
+    """The reused tokens and where they come from, or the code of a refusal."""
+    if not matches:
+        return "nothing_stored"
+    first, last = min(local, LENGTH - 1), LENGTH - 1
+    origin = {p: told for p, told in tokens_of(matches).items() if first <= p < last and (blend or told[2])}
+    code = "too_little"
+    moved = [p for p, (*_, exact) in origin.items() if not exact]
+    if moved:
+        claimed = max(origin) + 1 - first
+        cost = claimed - len(origin) + Fraction(ratio) * len(moved)
+        if cost / claimed > Fraction(policy.max_recompute_share):
+            code = "too_much"
+            origin = {p: told for p, told in origin.items() if told[2]}
+    if not holes:
+        unbroken = first
+        while unbroken in origin:
+            unbroken += 1
+        origin = {p: told for p, told in origin.items() if p < unbroken}
+    return origin if len(origin) >= policy.min_reused_tokens else code
+
+
+@given(answers(), st.integers(0, LENGTH), policies, modes, eighths)
+@example([Match(Span(0, LENGTH), 1, 0, True)], 0, Policy(min_reused_tokens=LENGTH - 1), (False, False), 0.0)
+@example([Match(Span(8, 16), 1, 108, False)], 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0)
+@example(
+    [Match(Span(8, 16), 1, 108, False)], 0, Policy(min_reused_tokens=1, max_recompute_share=0.375), (True, True), 0
+)
+def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, policy, mode, ratio):
+    blend, holes = mode
+    given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio)
+    expected = decide_token_by_token(matches, local, policy, blend, holes, ratio)
+    if isinstance(given, Refusal):
+        assert given.code == expected
+    else:
+        assert tokens_of(given.matches) == expected
+
+
+@given(answers(), st.integers(0, LENGTH), st.booleans(), st.booleans(), eighths)
+def test_what_is_claimed_is_tiled_and_leaves_the_last_token_to_the_engine(matches, local, blend, holes, ratio):
+    policy = Policy(min_reused_tokens=1, max_recompute_share=1.0)
+    given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio)
+    if isinstance(given, Refusal):
+        return
+    assert local == given.start < given.end < LENGTH
+    assert given.ratio == ratio
+    check_tiling(given.end, given.matches)
+    assert list(given.matches) == join(given.matches)
+    tiles = sorted([*given.exact, *given.moved, *given.holes])
+    assert all(len(tile) for tile in tiles)
+    assert [p for tile in tiles for p in range(tile.start, tile.end)] == list(range(given.start, given.end))
+    assert positions(given.exact) == {p for p, (*_, exact) in tokens_of(given.matches).items() if exact}
+    assert given.first_approximate == min(positions(given.moved), default=None)
+    assert blend or not given.moved
+    assert holes or not given.holes
+
+
+def test_a_decision_made_elsewhere_counts_only_what_it_claims():
+    decision = Decision(10, 20, (Match(Span(5, 12), 1, 5, True), Match(Span(15, 30), 1, 100, False)), 0.5)
+    assert decision.exact == [Span(10, 12)]
+    assert decision.holes == [Span(12, 15)]
+    assert decision.moved == [Span(15, 20)]
+
+
+@given(*[st.tuples(st.integers(0, 9), st.integers(0, 9)).map(sorted).map(lambda ends: Span(*ends))] * 2)
+def test_clipped_is_the_intersection(span, limits):
+    assert positions([clipped(span, limits)]) == positions([span]) & positions([limits])
+
+
+@pytest.mark.parametrize(
+    "matches, local, policy, code, reason",
+    [
+        ([], 0, {}, "nothing_stored", "nothing of this prompt is stored"),
+        ([Match(Span(0, 20), 1, 0, True)], 0, {}, "too_little", "20 tokens could be reused; policy.min_reused_tokens"),
+        (
+            [Match(Span(0, 90), 1, 0, True)], 80, {}, "too_little",
+            "10 tokens could be reused beyond the 80 in vLLM's own cache",
+        ),
+        (
+            [Match(Span(20, 100), 1, 0, False)], 0, {"max_recompute_share": 0.2}, "too_much",
+            "blending would recompute 32%, policy.max_recompute_share is 20%",
+        ),
+    ],
+    ids=["nothing_stored", "too_short", "mostly_cached", "too_dear"],
+)  # fmt: skip
+def test_a_refusal_names_the_limit_that_it_met(matches, local, policy, code, reason):
+    refusal = decide(matches, 200, local, Policy(**policy), blend=True, holes=True, ratio=0.15)
+    assert isinstance(refusal, Refusal) and refusal.code == code
+    assert reason in refusal.reason
+
+
+def test_where_blending_is_too_dear_exact_text_is_still_reused():
+    exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
+    policy = Policy(max_recompute_share=0.3)
+    assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15) == Decision(
+        0, 100, (exact,), 0.15
+    )

@@ -1,0 +1,132 @@
+"""What is reused must be what the model would have computed, as far as it claims to be."""
+
+import pytest
+
+from blendhub.testing.engine import Engine, deviation, largest_difference
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROUNDING = 1e-5
+"""float32 computed in another order."""
+
+KINDS = {
+    "eager": {},
+    "chunk is block, prefill in chunks": {"chunk_tokens": 32, "max_num_batched_tokens": 256},
+    "compiled": {"enforce_eager": False},
+    "no prefix caching": {"enable_prefix_caching": False, "chunk_tokens": 96},
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def engine(request, model):
+    options = dict(KINDS[request.param])
+    settings = SETTINGS | {"chunk_tokens": options.pop("chunk_tokens", 256)}
+    with Engine(model, settings, **options) as engine:
+        yield engine
+
+
+def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
+    first, second, third = texts.new(300), texts.new(130), texts.new(300)
+    engine.one([*first, *second, *third])
+    prompt = [*third, *texts.new(37), *first, *second, *texts.new(20)]
+    engine.forget()
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 730
+    n = len(prompt) - 1
+    expected = plain.one(prompt)
+    assert largest_difference(blended.kv(n), expected.kv(n)) < ROUNDING
+    assert blended.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+
+
+def test_with_a_cached_prefix_that_ends_inside_a_document(engine, plain, texts):
+    document, other = texts.new(400), texts.new(300)
+    engine.one([*other, *document])
+    engine.forget()
+    begun = texts.new(50) + document[:200]
+    prompt = [*begun, *document[200:], *texts.new(30), *other, *texts.new(9)]
+    engine.one(begun, mode="off", store=False)  # vLLM has this much in its own cache then
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.told["moved_tokens"] > 300
+    n = len(prompt) - 1
+    assert largest_difference(blended.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+
+
+def test_exact_prefix_and_hole_equal_full_prefill(engine, plain, texts):
+    prefix, document = texts.new(500), texts.new(300)
+    engine.one([*texts.new(10), *document])
+    engine.one([*prefix, *texts.new(10)])
+    engine.forget()
+    prompt = [*prefix, *texts.new(77), *document, *texts.new(9)]
+    blended = engine.one(prompt, recompute_ratio=0.0, store=False)
+    assert blended.told["exact_tokens"] == 500 and blended.told["hole_tokens"] == 77
+    assert blended.told["moved_tokens"] == 300
+    n = 577
+    assert largest_difference(blended.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+
+
+def test_moved_keys_are_turned_and_values_stay(engine, plain, texts):
+    """In the first layer both depend on the token and its position alone."""
+    document = texts.new(300)
+    engine.one([*texts.new(11), *document, *texts.new(5)])
+    engine.forget()
+    prompt = [*texts.new(160), *document, *texts.new(9)]
+    blended = engine.one(prompt, recompute_ratio=0.0, store=False)
+    assert blended.told["moved_tokens"] == 300 and blended.told["recomputed_tokens"] == 0
+    ours, expected = blended.kv(460)[0, :, 160:], plain.one(prompt).kv(460)[0, :, 160:]
+    assert largest_difference(ours[0], expected[0]) < ROUNDING
+    assert (ours[1] == expected[1]).all()
+
+
+def test_ordinary_requests_never_see_what_was_blended(engine, plain, texts):
+    first, second = texts.new(300), texts.new(300)
+    engine.one([*first, *second])
+    engine.forget()
+    prompt = [*second, *first, *texts.new(70)]
+    blended = engine.one(prompt, tokens=40, recompute_ratio=0.0, store=False)
+    assert blended.told["moved_tokens"] == 600
+    ordinary = engine.one(prompt, tokens=40, mode="off", store=False)
+    assert ordinary.told["engine_tokens"] == 0
+    plain.forget()
+    expected = plain.one(prompt, tokens=40)
+    assert (ordinary.kv(len(prompt) - 1) == expected.kv(len(prompt) - 1)).all()
+    assert ordinary.tokens == expected.tokens
+    # A prompt that goes on where the blended answer ended finds nothing of it in vLLM's cache either.
+    goes_on = [*prompt, *blended.tokens, *texts.new(9)]
+    assert engine.one(goes_on, mode="off", store=False).told["engine_tokens"] <= len(prompt)
+    assert deviation(blended.kv(len(prompt) - 1), expected.kv(len(prompt) - 1)) > 0.1
+
+
+def test_answers_are_reused_in_the_next_turn(engine, plain, texts):
+    question = texts.new(200)
+    answer = engine.one(question, tokens=120)
+    engine.forget()
+    prompt = [*question, *answer.tokens, *texts.new(30)]
+    turn = engine.one(prompt)
+    assert turn.told["exact_tokens"] == 319, engine.log[-3000:]
+    n = len(prompt) - 1
+    assert largest_difference(turn.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+
+
+def test_fifty_at_once_answer_as_they_did_before(engine, plain, texts):
+    shared = [texts.new(n) for n in (100, 333, 555)]
+    prompts = [[*shared[number % 3], *texts.new(20 + number)] for number in range(50)]
+    first = engine.ask(*prompts, tokens=4, mode="exact")
+    engine.forget()
+    second = engine.ask(*prompts, tokens=4, mode="exact")
+    assert [answer.tokens for answer in first] == [answer.tokens for answer in second]
+    assert sum(answer.told["exact_tokens"] for answer in second) > 900
+    plain.forget()
+    assert [answer.tokens for answer in plain.ask(*prompts, tokens=4)] == [answer.tokens for answer in second]
+
+
+def test_aborted_while_blending(engine, texts):
+    first, second = texts.new(700), texts.new(700)
+    engine.one([*first, *second])
+    engine.forget()
+    prompts = [[*second, *texts.new(9), *first, *texts.new(9)] for _ in range(6)]
+    for seconds in (0.0, 0.02, 0.1):
+        engine.ask(*prompts, abort_after=seconds, recompute_ratio=0.9)
+    # Blocks that were still held would keep the cache from being emptied.
+    engine.forget()
+    assert engine.one(prompts[0], recompute_ratio=0.5).told["moved_tokens"] > 1000

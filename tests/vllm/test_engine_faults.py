@@ -1,0 +1,120 @@
+"""Whatever becomes of the hub, every answer must be what vLLM alone would answer."""
+
+import itertools
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from blendhub.testing.engine import Engine
+from tests.hub.processes import HubProcess
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def over(endpoint, **more):
+    return SETTINGS | {"endpoint": endpoint, "hub": {}, "lookup_timeout_s": 0.5} | more
+
+
+@pytest.fixture
+def hub(tmp_path):
+    hub = HubProcess(tmp_path, arena_gib=0.25)
+    yield hub
+    hub.kill()
+
+
+def test_the_hub_is_killed_and_comes_back(model, plain, hub, texts):
+    first, second = texts.new(500), texts.new(500)
+    prompts = [[*second, *texts.new(7 + n), *first, *texts.new(9)] for n in range(12)]
+    expected = [answer.tokens for answer in plain.ask(*prompts, tokens=4)]
+    with Engine(model, over(hub.endpoint)) as engine:
+        engine.one([*first, *second])
+        engine.forget()
+        killer = threading.Timer(0.05, lambda: os.kill(hub.process.pid, signal.SIGKILL))
+        killer.start()
+        during = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
+        killer.join()
+        assert [answer.tokens for answer in during] == expected
+        engine.forget()
+        without = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
+        assert [answer.tokens for answer in without] == expected
+        assert all("reason" in answer.told for answer in without)
+        hub.process.wait()
+        hub.start()
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            engine.forget()
+            again = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
+            assert [answer.tokens for answer in again] == expected
+            if all(answer.told["moved_tokens"] or answer.told["exact_tokens"] for answer in again):
+                break
+            time.sleep(0.5)
+        else:
+            pytest.fail(f"nothing is reused after the hub is back: {again[0].told}")
+
+
+def test_a_hub_that_stands_still_costs_no_more_than_the_timeout(model, plain, hub, texts):
+    document = texts.new(500)
+    prompt = [*texts.new(40), *document, *texts.new(9)]
+    with Engine(model, over(hub.endpoint)) as engine:
+        engine.one(document)
+        os.kill(hub.process.pid, signal.SIGSTOP)
+        try:
+            engine.forget()
+            answer = engine.one(prompt)
+        finally:
+            os.kill(hub.process.pid, signal.SIGCONT)
+        assert answer.tokens == plain.one(prompt).tokens
+        assert "reason" in answer.told and answer.first_token_s < 10
+
+
+def test_an_arena_that_is_far_too_small(model, plain, texts):
+    documents = [texts.new(300) for _ in range(8)]
+    settings = SETTINGS | {"hub": {"arena_gib": 0.003, "metrics": ""}}
+    with Engine(model, settings) as engine:
+        for document in documents:
+            engine.one(document)
+        engine.forget()
+        pairs = itertools.pairwise(documents)
+        prompts = [[*texts.new(20), *one, *texts.new(20), *other] for one, other in pairs]
+        answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain.ask(*prompts, tokens=4)]
+
+
+def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
+    documents = [texts.new(300) for _ in range(6)]
+    prompts = [[*texts.new(20), *documents[n], *documents[n - 1], *texts.new(9)] for n in range(6)]
+    store = {"name": "disk", "options": {"path": str(tmp_path / "store"), "capacity_gib": 0.1}}
+    settings = SETTINGS | {"hub": {"arena_gib": 0.05, "metrics": "", "store": store}, "lookup_timeout_s": 5.0}
+    with Engine(model, settings) as engine:
+        for document in documents:
+            engine.one(document)
+    files = sorted(path for path in (tmp_path / "store").rglob("*") if path.is_file() and path.stat().st_size > 100_000)
+    assert len(files) >= 6
+    for path in files[: len(files) // 2]:
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0xFF
+        path.write_bytes(content)
+    # Another life of the engine: all it can have is on the disk.
+    with Engine(model, settings) as engine:
+        answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
+    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain.ask(*prompts, tokens=4)]
+    reused = [answer.told["moved_tokens"] + answer.told["exact_tokens"] for answer in answers]
+    assert any(reused) and not all(reused)
+
+
+def test_preempted_requests(model, plain, texts):
+    """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""
+    shared = texts.new(300)
+    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(8)]
+    with Engine(model, SETTINGS, num_gpu_blocks_override=60, max_model_len=1024) as engine:
+        engine.one([*shared, *texts.new(5)])
+        engine.forget()
+        answers = engine.ask(*prompts, tokens=200, recompute_ratio=1.0)
+        assert engine.call("preemptions") > 0
+        engine.forget()
+    expected = [plain.one(prompt, tokens=200).tokens for prompt in prompts]
+    assert [answer.tokens for answer in answers] == expected

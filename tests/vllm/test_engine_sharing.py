@@ -1,0 +1,75 @@
+"""Several engines and one hub; text that may be shared, and text that may not."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from blendhub.testing.engine import Engine, largest_difference
+from blendhub.testing.tiny_model import SHAPE, make_tiny_model
+from tests.hub.processes import HubProcess
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def settings(tmp_path):
+    hub = HubProcess(tmp_path, arena_gib=0.25)
+    yield SETTINGS | {"endpoint": hub.endpoint, "hub": {}}
+    hub.kill()
+
+
+def reused(answer):
+    return answer.told["moved_tokens"] + answer.told["exact_tokens"]
+
+
+def test_what_one_engine_stored_another_reuses(model, plain, settings, texts, tmp_path):
+    document = texts.new(400)
+    prompt = [*texts.new(30), *document, *texts.new(9)]
+    with Engine(model, settings) as first, Engine(model, settings) as second:
+        first.one(document)
+        answer = second.one(prompt, recompute_ratio=1.0)
+        assert reused(answer) == 400
+        n = len(prompt) - 1
+        assert largest_difference(answer.kv(n), plain.one(prompt).kv(n)) < 1e-5
+        assert reused(second.one([*texts.new(40), *document], cache_salt="mine")) == 0
+        assert reused(second.one([*texts.new(50), *document], cache_salt="mine")) == 399, "the salt's own text"
+    # The same shape, other weights.
+    with Engine(make_tiny_model(tmp_path / model.name, seed=1), settings) as stranger:
+        assert reused(stranger.one([*texts.new(60), *document])) == 0
+
+
+def test_adapters_share_nothing(model, settings, texts, tmp_path):
+    document = texts.new(300)
+    adapters = [make_adapter(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
+    with Engine(model, settings, enable_lora=True, max_lora_rank=8, max_loras=2) as engine:
+        engine.one(document)
+        engine.forget()
+        assert reused(engine.one([*document, *texts.new(9)], lora=str(adapters[0]))) == 0
+        engine.forget()
+        assert reused(engine.one([*document, *texts.new(9)], lora=str(adapters[1]))) == 0
+        engine.forget()
+        again = engine.one([*document, *texts.new(9)], lora=str(adapters[0]))
+        assert again.told["exact_tokens"] >= 300
+        engine.forget()
+        moved = engine.one([*texts.new(40), *document, *texts.new(9)], lora=str(adapters[0]))
+        assert reused(moved) == 0, "requests with an adapter are not blended"
+
+
+def make_adapter(path, seed):
+    """A LoRA adapter as PEFT writes it."""
+    path.mkdir()
+    generator = torch.Generator().manual_seed(seed)
+    hidden, queries = SHAPE["hidden_size"], SHAPE["num_attention_heads"] * SHAPE["head_dim"]
+    weights = {}
+    for layer in range(SHAPE["num_hidden_layers"]):
+        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
+        weights[f"{name}.lora_A.weight"] = torch.randn(8, hidden, generator=generator)
+        weights[f"{name}.lora_B.weight"] = torch.randn(queries, 8, generator=generator)
+    save_file(weights, path / "adapter_model.safetensors")
+    about = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "bias": "none"}
+    about["target_modules"] = ["q_proj"]
+    (path / "adapter_config.json").write_text(json.dumps(about))
+    return path

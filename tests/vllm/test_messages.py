@@ -1,0 +1,75 @@
+"""What the two sides of the connector tell each other."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub import Match, Span
+from blendhub.layout import KVLayout, Namespace
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.gate import Gate
+from blendhub.vllm.messages import Address, Introduction, Load, Outcome, Save, StepPlan, WorkerReport
+from blendhub.wire import Slot
+
+LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
+
+outcomes = st.builds(
+    Outcome,
+    recomputed=st.sampled_from([(), (Span(3, 8),)]),
+    holes=st.integers(0, 9),
+    error=st.sampled_from(["", "", "no"]),
+)
+reports = st.builds(
+    WorkerReport,
+    loads=st.dictionaries(st.sampled_from("abc"), outcomes),
+    saved_tokens=st.integers(0, 9),
+    failed_saves=st.dictionaries(st.sampled_from(["Busy", "HubError"]), st.integers(1, 3)),
+)
+
+
+@given(st.lists(reports, min_size=1, max_size=4))
+def test_the_reports_of_all_ranks_become_one(ranks):
+    before = pickle.dumps(ranks)
+    whole = ranks[0]
+    for report in ranks[1:]:
+        whole = whole.aggregate(report)
+    assert pickle.dumps(ranks) == before
+    assert set(whole.loads) == {request for report in ranks for request in report.loads}
+    for request, outcome in whole.loads.items():
+        told = [report.loads[request] for report in ranks if request in report.loads]
+        assert outcome in told
+        assert bool(outcome.error) == any(one.error for one in told)
+    # Ranks save their shards of the same tokens, but each fails by itself.
+    assert whole.saved_tokens == max(report.saved_tokens for report in ranks)
+    for reason in ("Busy", "HubError"):
+        assert whole.failed_saves.get(reason, 0) == sum(report.failed_saves.get(reason, 0) for report in ranks)
+
+
+def test_a_plan_survives_the_way_to_workers_in_other_processes():
+    decision = Decision(0, 12, (Match(Span(2, 12), 3, 40, False),), 0.5)
+    blocks = np.arange(3, dtype=np.int64)
+    plan = StepPlan(Address("zmq", "ipc:///x", {"linger_s": 1.0}), budget=64)
+    plan.spaces["s"] = Namespace(model="m", layout=LAYOUT)
+    plan.loads.append(Load("r", "s", np.arange(12, dtype=np.uint32), blocks, decision))
+    plan.saves.append(Save("r", "s", 5, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
+    plan.cancelled.add("gone")
+    plan.ending.add("done")
+    given = pickle.loads(pickle.dumps(plan))
+    assert (given.address, given.budget, given.cancelled, given.ending) == (plan.address, 64, {"gone"}, {"done"})
+    assert given.spaces["s"].digest == plan.spaces["s"].digest
+    (load,), (save,) = given.loads, given.saves
+    assert load.decision == decision and load.tokens.dtype == np.uint32
+    assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks, blocks)
+    assert save.slots == plan.saves[0].slots and save.span == Span(3, 8) and np.array_equal(save.blocks, blocks)
+
+
+def test_what_workers_tell_survives_the_way_to_the_scheduler():
+    report = WorkerReport({"r": Outcome((Span(3, 6),), 4, 0.5, "no")}, 7, {"Busy": 2})
+    met = Introduction(Gate(LAYOUT, False, ("why",)), "weights", "rotary")
+    assert pickle.loads(pickle.dumps(report)) == report
+    assert pickle.loads(pickle.dumps(met)) == met

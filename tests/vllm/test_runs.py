@@ -1,0 +1,46 @@
+"""Spans cut for forwards, against twins that look at one token at a time."""
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import Span
+from blendhub.vllm.runs import joined, pieces, total
+
+LENGTH = 30
+spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
+runs = st.lists(spans, max_size=8).map(joined)
+
+
+def positions(given_runs):
+    return [position for run in given_runs for position in range(run.start, run.end)]
+
+
+@given(st.lists(spans, max_size=8))
+def test_joined_runs_are_the_same_tokens_apart_from_each_other(given_spans):
+    result = joined(given_spans)
+    assert positions(result) == sorted(set(positions(given_spans)))
+    assert all(len(run) for run in result)
+    assert all(later.start > earlier.end for earlier, later in itertools.pairwise(result))
+
+
+@given(runs, st.integers(1, LENGTH), st.integers(1, 4))
+def test_pieces_are_full_and_in_order(given_runs, max_tokens, max_runs):
+    cut = list(pieces(given_runs, max_tokens, max_runs))
+    assert positions(itertools.chain(*cut)) == positions(given_runs)
+    assert all(len(run) for piece in cut for run in piece)
+    assert all(total(piece) <= max_tokens and len(piece) <= max_runs for piece in cut)
+    # One that could have taken more would cost a forward more than is needed.
+    assert all(total(piece) == max_tokens or len(piece) == max_runs for piece in cut[:-1])
+
+
+@given(runs, st.integers(1, LENGTH), st.integers(1, 4))
+def test_a_run_is_cut_only_where_a_piece_ends(given_runs, max_tokens, max_runs):
+    for piece in pieces(given_runs, max_tokens, max_runs):
+        assert piece == joined(piece)
+
+
+@given(st.lists(spans, max_size=8))
+def test_total_counts_tokens(given_spans):
+    assert total(given_spans) == len(positions(given_spans))

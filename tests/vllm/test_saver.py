@@ -1,0 +1,102 @@
+"""Saves under way: a real hub, and copies that end when and how a test says."""
+
+from contextlib import ExitStack
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub import PluginHost, Span
+from blendhub.config import HubConfig
+from blendhub.contracts import Transfer
+from blendhub.errors import LeaseError
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.vllm.messages import Save
+from blendhub.vllm.saver import Saver
+
+HOST = PluginHost.discover()
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+SPACE = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("prefix"),))
+TOKENS = np.arange(96, dtype=np.uint32)
+BLOCKS = np.arange(6, dtype=np.int64)
+
+
+class Copy(Transfer):
+    """Ends at once, well or not."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        if self._error:
+            raise self._error
+
+
+@pytest.fixture
+def client():
+    with HubInThread(HubConfig(arena_gib=0.001, metrics=""), HOST) as hub, hub.connect() as made:
+        made.register("engine", SPACE, 0)
+        yield made
+
+
+@pytest.fixture
+def saver():
+    made = Saver()
+    yield made
+    made.close()
+
+
+def save(saver, client, reserved, start: int, end: int, error: Exception | None = None) -> None:
+    job = Save("r", SPACE.digest, reserved.lease, reserved.slots, Span(start, end), BLOCKS)
+    right = ExitStack()
+    right.enter_context(client.writing(reserved.lease))
+    saver.add(job, (Copy(error), right), client)
+
+
+def found(client) -> set[int]:
+    matches = client.lookup(TOKENS, acquire=False).matches
+    return {p for match in matches for p in range(match.span.start, match.span.end)}
+
+
+def test_what_is_copied_is_committed_and_counted_once(saver, client):
+    reserved = client.reserve(TOKENS, Span(0, 96))
+    for start in (0, 32, 64):
+        save(saver, client, reserved, start, start + 32)
+    saver.wait()
+    assert found(client) == set(range(96))
+    assert not saver.is_busy_with("r")
+    assert saver.take_numbers() == (96, {})
+    assert saver.take_numbers() == (0, {})
+
+
+@pytest.mark.parametrize("failed", [0, 32, 64])
+def test_nothing_at_or_behind_a_save_that_failed_can_be_read(saver, client, failed):
+    reserved = client.reserve(TOKENS, Span(0, 96))
+    for start in (0, 32, 64):
+        save(saver, client, reserved, start, start + 32, LeaseError("too late") if start == failed else None)
+    saver.wait()
+    assert found(client) == set(range(failed))
+    assert saver.take_numbers()[1]["LeaseError"] >= 1
+
+
+def test_nothing_behind_a_save_that_could_not_begin_can_be_read(saver, client):
+    reserved = client.reserve(TOKENS, Span(0, 96))
+    job = Save("r", SPACE.digest, reserved.lease, reserved.slots, Span(0, 32), BLOCKS)
+    saver.note(job, LeaseError("too late"))
+    save(saver, client, reserved, 32, 96)
+    saver.wait()
+    assert found(client) == set()
+
+
+def test_whatever_a_copy_raises_the_request_s_blocks_are_let_go(saver, client):
+    reserved = client.reserve(TOKENS, Span(0, 96))
+    save(saver, client, reserved, 0, 32, RuntimeError("the device is lost"))
+    saver.wait()
+    assert not saver.is_busy_with("r")
+    assert saver.take_numbers() == (0, {"RuntimeError": 1})
+    client.abort(reserved.lease)

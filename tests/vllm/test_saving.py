@@ -1,0 +1,173 @@
+"""What of a request is stored, whenever and however the hub answers."""
+
+from concurrent.futures import Future
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import Match, Span
+from blendhub.errors import ArenaFull
+from blendhub.layout import KVLayout
+from blendhub.vllm.saving import Part, Saving
+from blendhub.wire import Reserved, Slot
+
+PROMPT = 24
+CHUNK = 5
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="float32", chunk_tokens=CHUNK)
+
+
+def positions(span):
+    return set(range(span.start, span.end))
+
+
+class Hub:
+    """Keeps what it was asked for, until a test answers."""
+
+    def __init__(self):
+        self.asked = []
+
+    def reserve(self, span, exact, run):
+        future = Future()
+        self.asked.append((span, exact, run, future))
+        return future
+
+    def answer(self, number, kind, skipped, kept):
+        """Grant a part of what was asked for: its beginning is stored already, its end finds no room."""
+        span, _, run, future = self.asked[number]
+        granted = Span(span.start + min(skipped, len(span)), span.end)
+        granted = Span(granted.start, granted.start + min(kept, len(granted)))
+        if kind == "fails":
+            future.set_exception(ArenaFull("no slot is free"))
+        elif kind == "is cancelled":
+            future.cancel()
+        elif kind == "is empty" or not len(granted):
+            future.set_result(Reserved(Span(span.end, span.end)))
+        else:
+            slots = tuple(Slot(chunk, 100 * chunk.start) for chunk in LAYOUT.chunks_of(granted))
+            future.set_result(Reserved(granted, run=run or number, lease=number, slots=slots))
+
+
+answers = st.tuples(
+    st.sampled_from(["grants", "grants", "grants", "fails", "is cancelled", "is empty"]),
+    st.sampled_from([0, 0, 0, 1, CHUNK, 2 * CHUNK]),
+    st.sampled_from([PROMPT, PROMPT, 3, CHUNK]),
+)
+
+
+@st.composite
+def stored(draw):
+    """Disjoint, ascending matches of the prompt."""
+    borders = sorted(draw(st.sets(st.integers(0, PROMPT), max_size=8)))
+    pairs = zip(borders[::2], borders[1::2], strict=False)
+    return [Match(Span(start, end), 1, start, draw(st.booleans())) for start, end in pairs]
+
+
+@given(stored(), st.none() | st.integers(0, PROMPT), st.integers(1, 6))
+def test_what_is_not_stored_is_asked_for(matches, first_approximate, min_tokens):
+    hub = Hub()
+    Saving(hub.reserve, min_tokens).begin(PROMPT, matches, first_approximate)
+    covered = {p for match in matches for p in positions(match.span)}
+    stretches, stretch = [], []
+    for position in range(PROMPT + 1):
+        if position < PROMPT and position not in covered:
+            stretch.append(position)
+        elif stretch:
+            stretches.append(stretch)
+            stretch = []
+    expected = []
+    for stretch in stretches:
+        exact = first_approximate is None or not any(p >= first_approximate for p in stretch)
+        # The prompt's end is kept however short: what the answer goes on from.
+        if exact or len(stretch) >= min_tokens or stretch[-1] == PROMPT - 1:
+            expected.append((Span(stretch[0], stretch[-1] + 1), exact, None))
+    assert [(span, exact, run) for span, exact, run, _ in hub.asked] == expected
+
+
+@given(stored(), st.integers(0, 12), st.data())
+def test_every_granted_position_is_written_once_in_order_and_never_too_early(matches, answered, data):
+    hub = Hub()
+    saving = Saving(hub.reserve, 1)
+    saving.begin(PROMPT, matches, None)
+    written = {}
+
+    def write(computed):
+        for part in saving.parts:
+            taken = part.take(computed)
+            if taken is None:
+                continue
+            lease, slots, span = taken
+            assert part.reservation and lease == part.reservation.lease
+            assert len(span) and span.end <= computed
+            assert slots == tuple(s for s in part.reservation.slots if positions(s.span) & positions(span))
+            written.setdefault(lease, []).extend(range(span.start, span.end))
+
+    def answer_some():
+        waiting = [n for n, (*_, future) in enumerate(hub.asked) if not future.done()]
+        for number in data.draw(st.lists(st.sampled_from(waiting), unique=True) if waiting else st.just([])):
+            hub.answer(number, *data.draw(answers))
+
+    steps = sorted(data.draw(st.lists(st.integers(0, PROMPT), max_size=5)))
+    for computed in [*steps, PROMPT]:
+        answer_some()
+        write(computed)
+    total = PROMPT + answered
+    saving.end(PROMPT, total, exact=True)
+    answer_some()
+    write(total)
+    for number, (*_, future) in enumerate(hub.asked):
+        if not future.done():
+            assert saving.waits
+            hub.answer(number, *data.draw(answers))
+    assert not saving.waits
+    write(total)
+    granted = {part.reservation.lease: part.reservation.span for part in saving.parts if part.reservation}
+    granted.pop(None, None)
+    assert written == {lease: list(range(span.start, span.end)) for lease, span in granted.items()}
+    assert saving.open_leases == []
+
+
+@given(st.integers(1, PROMPT), st.integers(0, PROMPT))
+def test_a_lease_that_is_not_written_to_its_end_is_open(length, computed):
+    future = Future()
+    part = Part(Span(0, length), True, future)
+    assert part.is_asked_for and part.open_lease is None
+    slots = tuple(Slot(chunk, 0) for chunk in LAYOUT.chunks_of(Span(0, length)))
+    future.set_result(Reserved(Span(0, length), lease=7, slots=slots))
+    part.take(computed)
+    assert part.open_lease == (7 if computed < length else None)
+
+
+def test_a_preempted_request_does_not_write_again_what_it_computes_again():
+    hub = Hub()
+    saving = Saving(hub.reserve, 1)
+    saving.begin(PROMPT, [], None)
+    hub.answer(0, "grants", 0, PROMPT)
+    (part,) = saving.parts
+    assert part.take(10)[2] == Span(0, 10)
+    assert part.take(4) is None
+    assert part.take(12)[2] == Span(10, 12)
+
+
+def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
+    hub = Hub()
+    saving = Saving(hub.reserve, 1)
+    saving.begin(PROMPT, [Match(Span(0, 10), 1, 0, True)], None)
+    hub.answer(0, "grants", 0, PROMPT)
+    saving.end(PROMPT, PROMPT + 3, exact=True)
+    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), True, saving.parts[0].reservation.run)
+
+
+def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_room():
+    hub = Hub()
+    saving = Saving(hub.reserve, 1)
+    saving.begin(PROMPT, [], None)
+    hub.answer(0, "grants", 0, 10)
+    saving.end(PROMPT, PROMPT + 3, exact=False)
+    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), False, None)
+
+
+def test_without_an_answer_there_is_nothing_to_add():
+    hub = Hub()
+    saving = Saving(hub.reserve, 1)
+    saving.end(PROMPT, PROMPT, exact=True)
+    assert not hub.asked and not saving.waits

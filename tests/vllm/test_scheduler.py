@@ -1,0 +1,284 @@
+"""The connector in vLLM's scheduler, with a real hub and vLLM's own requests; the workers are played by the test."""
+
+import logging
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm import SamplingParams
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.request import Request
+
+from blendhub import PluginHost
+from blendhub.config import HubConfig
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, Namespace
+from blendhub.vllm.gate import Gate
+from blendhub.vllm.messages import Address, Outcome, WorkerReport
+from blendhub.vllm.plugin import register
+from blendhub.vllm.requests import Admission
+from blendhub.vllm.scheduler import SchedulerSide
+from blendhub.vllm.sessions import Sessions
+from blendhub.vllm.settings import Policy, Settings
+from blendhub.vllm.stats import BlendHubStats
+
+register()
+init_none_hash(sha256)
+BLOCK = 16
+HOST = PluginHost.discover()
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+SPACE = Namespace(model="m", layout=LAYOUT)
+SETTINGS = Settings(
+    policy=Policy(min_reused_tokens=16, min_saved_tokens=1, max_recompute_share=1.0), lookup_wait_ms=1000.0
+)
+TEXT = np.random.default_rng(1).permutation(60_000).tolist()
+
+
+def text(number: int, length: int) -> list[int]:
+    """Tokens that no other text has."""
+    return TEXT[1000 * number : 1000 * number + length]
+
+
+class Engine:
+    """vLLM around the scheduler side: requests, steps, and one worker that stores what it is told to."""
+
+    def __init__(self, hub: HubInThread) -> None:
+        config = VllmConfig(
+            kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
+            cache_config=CacheConfig(block_size=BLOCK),
+        )
+        address = Address("inproc", hub.inproc_endpoint)
+        admission = Admission(config, SETTINGS, Gate(LAYOUT, True, ()), SPACE)
+        self.side = SchedulerSide(config, SETTINGS, admission, address, "engine", HOST)
+        self.side.block_ids = lambda request: list(range(100))
+        self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
+        self.saved = []
+
+    def close(self) -> None:
+        self.client.close()
+        self.side.close()
+
+    def request(self, name: str, prompt: list[int]) -> Request:
+        return Request(
+            name, prompt, SamplingParams(max_tokens=99), None, block_hasher=get_request_block_hasher(BLOCK, sha256)
+        )
+
+    def settle(self) -> None:
+        """Until the hub has answered all that the scheduler side asked."""
+        self.side._chores.submit(lambda: None).result()
+
+    def step(self, **computed: tuple[int, int]) -> list:
+        """A step that computes so many tokens of these requests after so many; returns what has to be saved."""
+        cached = CachedRequestData.make_empty()
+        cached.req_ids.extend(computed)
+        cached.num_computed_tokens.extend(before for before, _ in computed.values())
+        output = SchedulerOutput.make_empty()
+        output.scheduled_cached_reqs = cached
+        output.num_scheduled_tokens = {name: scheduled for name, (_, scheduled) in computed.items()}
+        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+        plan = self.side.plan(output)
+        self.settle()
+        for job in plan.saves:
+            self.client.commit(job.lease, job.span.end)
+        self.saved += plan.saves
+        self.ending = plan.ending
+        return plan.saves
+
+    def load(self, request: Request, local: int = 0, error: str = "") -> int:
+        """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
+        told, _ = self.side.matched(request, local)
+        assert told is not None
+        if told:
+            self.side.allocated(request, list(range(-(-(local + told) // BLOCK))), told)
+            self.step()
+            self.side.heard(WorkerReport({request.request_id: Outcome(error=error)}))
+        return local if error else local + told
+
+    def end(self, request: Request, computed: int) -> None:
+        request.num_computed_tokens = computed
+        blocks = list(range(-(-computed // BLOCK)))
+        if self.side.ended(request, blocks)[0]:
+            while request.request_id not in self.ending:
+                self.step()
+            self.side.freed({request.request_id})
+        self.settle()
+
+    def serve(self, name: str, prompt: list[int]) -> None:
+        """A request from its arrival to its end."""
+        request = self.request(name, prompt)
+        self.side.arrived(request)
+        there = self.load(request)
+        self.step(**{name: (there, len(prompt) - there)})
+        request.append_output_token_ids(1)
+        self.end(request, len(prompt))
+
+    def found(self, tokens: list[int], *, exact: bool) -> set[int]:
+        matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).matches
+        return {p for match in matches if match.exact is exact for p in range(match.span.start, match.span.end)}
+
+    def gauge(self, name: str) -> float:
+        return self.client.stats().gauges[name]
+
+
+@pytest.fixture
+def engine():
+    with HubInThread(HubConfig(arena_gib=0.01, metrics=""), HOST) as hub:
+        made = Engine(hub)
+        yield made
+        made.close()
+
+
+def test_what_was_served_is_found_exactly_by_the_same_prompt_and_moved_in_another(engine):
+    document = text(0, 96)
+    engine.serve("a", document)
+    assert engine.found(document, exact=True) == set(range(96))
+    request = engine.request("b", text(1, 32) + document + text(2, 32))
+    engine.side.arrived(request)
+    assert engine.load(request) == 128
+    told = engine.side._tracked["b"].report()
+    assert (told["exact_tokens"], told["moved_tokens"]) == (0, 96)
+
+
+def test_no_other_request_can_find_blended_blocks_in_vllm_s_cache(engine):
+    engine.serve("a", text(0, 96))
+    prompt = text(1, 32) + text(0, 96) + text(2, 32)
+    blended, plain = engine.request("b", prompt), engine.request("c", prompt)
+    engine.side.arrived(blended)
+    engine.load(blended)
+    exact = 32 // BLOCK
+    assert blended.block_hashes[:exact] == plain.block_hashes[:exact]
+    assert not set(blended.block_hashes[exact:]) & set(plain.block_hashes)
+
+
+def test_nothing_is_leased_once_everything_has_ended(engine):
+    document = text(0, 96)
+    engine.serve("a", document)
+    engine.serve("b", document + text(1, 64))
+    engine.serve("c", text(2, 40) + document)
+    assert (engine.gauge("read_leases"), engine.gauge("write_leases")) == (0, 0)
+
+
+def test_of_blended_text_nothing_is_stored_as_exact(engine):
+    engine.serve("a", text(0, 96))
+    prompt = text(1, 64) + text(0, 96) + text(2, 64)
+    engine.serve("b", prompt)
+    # Before the first moved token all is as the model alone computes it.
+    assert engine.found(prompt, exact=True) == set(range(64))
+    assert set(range(160, 224)) <= engine.found(prompt, exact=False)
+
+
+def test_an_answer_is_stored_too(engine):
+    prompt, answer = text(0, 64), text(3, 32)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    for token in answer:
+        request.append_output_token_ids(token)
+    engine.end(request, 95)
+    assert engine.found(prompt + answer, exact=True) == set(range(95))
+
+
+def test_of_a_request_that_is_aborted_only_what_was_computed_is_stored(engine):
+    prompt = text(0, 200)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    engine.end(request, 64)
+    assert all(job.span.end <= 64 for job in engine.saved)
+    assert engine.found(prompt, exact=True) == set(range(64))
+    assert engine.gauge("write_leases") == 0
+
+
+def test_what_a_preempted_request_had_computed_is_not_gone_on_with_as_exact_when_it_comes_back_blended(engine):
+    beginning, document = text(0, 64), text(1, 96)
+    engine.serve("beginning", beginning)
+    prompt = beginning + document + text(2, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    assert engine.load(request) == 64
+    engine.step(a=(64, 16))
+    engine.step(a=(80, 16))
+    # It is preempted, and before its next turn another request brings its text to the hub.
+    engine.serve("document", text(3, 32) + document)
+    assert engine.load(request) == 160
+    engine.step(a=(160, 64))
+    request.append_output_token_ids(1)
+    engine.end(request, 224)
+    assert engine.found(prompt, exact=True) <= set(range(96))
+
+
+def test_a_load_that_fails_does_not_make_exact_what_an_earlier_one_blended(engine):
+    document, answer = text(1, 96), text(3, 33)
+    engine.serve("document", document)
+    prompt = text(0, 64) + document + text(2, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    assert engine.load(request) == 160
+    engine.step(a=(160, 64))
+    # It is preempted and comes back: vLLM's cache still has its first blended blocks, the rest fails to load.
+    engine.load(request, local=96, error="the hub is gone")
+    engine.step(a=(96, 128))
+    for token in answer:
+        request.append_output_token_ids(token)
+    engine.end(request, 224 + 32)
+    assert not engine.found(prompt + answer, exact=True) & set(range(64, 256))
+
+
+def test_an_answer_s_blocks_are_kept_until_the_hub_s_late_word_is_acted_on(engine, monkeypatch):
+    prompt, answer = text(0, 64), text(3, 33)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    for token in answer:
+        request.append_output_token_ids(token)
+    save = engine.side._save
+
+    def save_just_before_the_hub_answers(*arguments):
+        save(*arguments)
+        engine.settle()
+
+    monkeypatch.setattr(engine.side, "_save", save_just_before_the_hub_answers)
+    engine.end(request, 96)
+    assert engine.found(prompt + answer, exact=True) == set(range(96))
+
+
+def test_a_reason_is_logged_once_however_often_the_counters_are_taken(engine, caplog):
+    with caplog.at_level(logging.INFO, logger="blendhub"):
+        for number in range(3):
+            engine.serve(f"r{number}", text(number, 32))
+            BlendHubStats.taken_from(engine.side.counters)
+    assert sum("nothing of this prompt is stored" in line for line in caplog.messages) == 1
+
+
+def test_a_hub_that_went_away_is_noticed_and_requests_are_served_without_it(engine):
+    engine.serve("a", text(0, 64))
+    request = engine.request("b", text(0, 64))
+    engine.side.arrived(request)
+    engine.settle()
+    engine.side._tracked["b"].client.result().close()
+    assert engine.side.matched(request, 0) == (0, False)
+    assert engine.side.counters["refused_hub_failed"] == 1
+    engine.step(b=(0, 64))
+    engine.end(request, 64)
+
+
+def test_a_request_that_is_aborted_while_it_loads_is_called_off(engine):
+    engine.serve("a", text(0, 64))
+    request = engine.request("b", text(0, 96))
+    engine.side.arrived(request)
+    told, asynchronous = engine.side.matched(request, 0)
+    assert (told, asynchronous) == (64, True)
+    engine.side.allocated(request, list(range(4)), told)
+    assert engine.side.ended(request, list(range(4)))[0] is False
+    plan = engine.side.plan(SchedulerOutput.make_empty())
+    assert plan.cancelled == {"b"} and not plan.loads
+    engine.settle()
+    assert engine.gauge("read_leases") == 0

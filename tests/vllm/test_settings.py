@@ -1,0 +1,188 @@
+"""What a person writes about the adapter: every mistake is named at start-up, with what would be right."""
+
+import pytest
+
+from blendhub import PluginHost
+from blendhub.errors import OptionError, PluginError
+from blendhub.vllm.settings import Choice, RequestSettings, Settings, read_request, read_settings
+
+HOST = PluginHost.discover()
+WHERE = "kv_connector_extra_config.blendhub"
+
+
+def read(given, host=HOST):
+    return read_settings({"blendhub": given}, host, "cpu")
+
+
+def test_nothing_written_means_the_defaults_and_the_device_that_vllm_runs_on():
+    for extra in ({}, {"blendhub": {}}, {"blendhub": None}):
+        assert read_settings(extra, HOST, "cpu") == Settings(device=Choice(name="cpu"))
+
+
+def test_what_is_written_is_taken():
+    settings = read(
+        {
+            "endpoint": "ipc:///x/hub.sock",
+            "transport": {"name": "zmq", "options": {"linger_s": 1.0}},
+            "matchers": [{"name": "prefix"}, {"name": "separator", "options": {"separator": [5]}}],
+            "device": {"name": "cpu"},
+            "selector": {"name": "first_k", "options": {"k": 8}},
+            "mode": "exact",
+            "recompute_ratio": 0.5,
+            "policy": {"min_reused_tokens": 10},
+            "store": False,
+        }
+    )
+    assert settings.transport.options == {"linger_s": 1.0}
+    assert [matcher.name for matcher in settings.matchers] == ["prefix", "separator"]
+    assert settings.selector == Choice(name="first_k", options={"k": 8})
+    assert (settings.mode, settings.recompute_ratio, settings.store) == ("exact", 0.5, False)
+    assert settings.policy.min_reused_tokens == 10
+
+
+@pytest.mark.parametrize("field", Settings.__struct_fields__)
+def test_every_key_of_the_wrong_type_is_named(field):
+    with pytest.raises(OptionError) as raised:
+        read({field: ["no setting", "is a list of texts"]})
+    assert str(raised.value).startswith(f"{WHERE}: option {field} = ['no setting',")
+
+
+@pytest.mark.parametrize(
+    "given, complaint",
+    [
+        ({"recompute_ration": 0.5}, "has no option 'recompute_ration' (did you mean 'recompute_ratio'?); its options"),
+        ({"recompute_ratio": 1.5}, "option recompute_ratio = 1.5 is not valid: Expected `float` <= 1"),
+        ({"recompute_ratio": float("nan")}, "option recompute_ratio = nan is not valid"),
+        ({"mode": "blendd"}, "option mode = 'blendd' is not valid"),
+        ({"matchers": []}, "option matchers = [] is not valid: Expected `array` of length >= 1"),
+        ({"selector": "hkvd"}, "option selector = 'hkvd' is not valid: Expected `object`"),
+        ({"chunk_tokens": 0}, "option chunk_tokens = 0 is not valid"),
+        ({"lookup_timeout_s": 0}, "option lookup_timeout_s = 0 is not valid"),
+        ({"min_blend_tokens_per_step": 0}, "option min_blend_tokens_per_step = 0 is not valid"),
+        ({"hub": {"policy": "mru"}}, "Invalid enum value 'mru' - at `$.policy`"),
+        ([], "options must be a mapping of names to values, got []"),
+    ],
+)
+def test_a_value_that_does_not_fit_is_named(given, complaint):
+    with pytest.raises(OptionError) as raised:
+        read(given)
+    assert complaint in str(raised.value) and WHERE in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given, wrong, valid",
+    [
+        ({"min_reused": 3}, "min_reused", Settings.__struct_fields__),
+        ({"policy": {"min_reused": 3}}, "min_reused", ["min_reused_tokens", "max_recompute_share", "min_saved_tokens"]),
+        ({"selector": {"nam": "hkvd"}}, "nam", ["name", "options"]),
+        ({"hub": {"arena_gb": 1}}, "arena_gb", ["arena_gib", "store", "listen"]),
+        ({"hub": {"store": {"path": "/x"}}}, "path", ["name", "options"]),
+        ({"matchers": [{"nme": "prefix"}]}, "nme", ["name", "options"]),
+    ],
+    ids=["settings", "policy", "selector", "hub", "store", "matcher"],
+)
+def test_a_wrong_key_is_named_at_every_depth_with_those_that_are_right(given, wrong, valid):
+    with pytest.raises(OptionError) as raised:
+        read(given)
+    assert repr(wrong) in str(raised.value)
+    assert all(name in str(raised.value).replace(wrong, "", 1) for name in valid)
+
+
+@pytest.mark.parametrize(
+    "given, complaint",
+    [
+        ({"selector": {"name": "hkv"}}, "no selector 'hkv' (did you mean 'hkvd'?); installed: all, first_k, hkvd"),
+        ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
+        ({"device": {"name": "abacus"}}, "no device 'abacus'; installed: cpu"),
+        ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),
+        ({"hub": {"store": {"name": "disc"}}}, "no store 'disc' (did you mean 'disk'?); installed: disk"),
+    ],
+)
+def test_a_plugin_that_does_not_exist_is_named_with_those_that_do(given, complaint):
+    with pytest.raises(PluginError) as raised:
+        read(given)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given, complaint",
+    [
+        ({"selector": {"name": "first_k", "options": {"n": 1}}}, "selector 'first_k' has no option 'n'; its options"),
+        ({"transport": {"name": "zmq", "options": {"linger_s": -1}}}, "transport 'zmq': option linger_s = -1"),
+        ({"device": {"name": "cpu", "options": {"speed": 9}}}, "device 'cpu' has no option 'speed'"),
+        ({"matchers": [{"name": "prefix", "options": {"chunk": 1}}]}, "matcher 'prefix' has no option 'chunk'"),
+        ({"hub": {"store": {"options": {"size": 1}}}}, "store 'disk' has no option 'size'"),
+    ],
+)
+def test_a_plugin_s_option_is_checked_before_anything_starts(given, complaint):
+    with pytest.raises(OptionError) as raised:
+        read(given)
+    assert complaint in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "given, package",
+    [
+        ({}, "blendhub-transports"),
+        ({"transport": {"name": "fake"}}, "blendhub-cpu"),
+        ({"transport": {"name": "fake"}, "device": {"name": "fake"}}, "blendhub-selectors"),
+    ],
+)
+def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(given, package, site):
+    site.install(
+        "stranger",
+        """
+        from blendhub import PluginSpec, hookimpl
+
+        @hookimpl
+        def blendhub_plugins():
+            kinds = "transport", "device"
+            return [PluginSpec(api=1, kind=kind, name="fake", summary="a fake", factory=print) for kind in kinds]
+        """,
+    )
+    with pytest.raises(PluginError, match=f"it comes with: pip install {package}"):
+        read(given, site.host())
+
+
+def test_keys_beside_blendhub_are_refused():
+    with pytest.raises(OptionError, match="has the key 'selector'; BlendHub reads only 'blendhub' in it"):
+        read_settings({"selector": {"name": "none"}}, HOST, "cpu")
+
+
+def test_a_hub_of_the_engine_s_own_serves_no_metrics_unless_it_is_asked_to():
+    assert read({}).hub.metrics == ""
+    assert read({"hub": {"arena_gib": 1}}).hub.metrics == ""
+    assert read({"hub": {"metrics": "127.0.0.1:0"}}).hub.metrics == "127.0.0.1:0"
+
+
+# What a request says.
+
+
+@pytest.mark.parametrize("params", [None, {}, {"blendhub": {}}, {"blendhub": None}, {"do_remote_prefill": False}])
+def test_a_request_that_says_nothing_gets_the_defaults(params):
+    assert read_request(params) == RequestSettings()
+
+
+def test_a_request_is_taken_at_its_word():
+    asked = {"mode": "exact", "recompute_ratio": 1, "store": False}
+    assert read_request({"blendhub": asked}) == RequestSettings(mode="exact", recompute_ratio=1.0, store=False)
+
+
+@pytest.mark.parametrize(
+    "params, complaint",
+    [
+        ({"blendhub": {"ratio": 0.5}}, "has no option 'ratio'; its options are: explain, mode, recompute_ratio, store"),
+        ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),
+        ({"blendhub": {"recompute_ratio": -0.1}}, "option recompute_ratio = -0.1 is not valid"),
+        ({"blendhub": {"recompute_ratio": "0.1"}}, "option recompute_ratio = '0.1' is not valid"),
+        ({"blendhub": {"recompute_ratio": float("nan")}}, "option recompute_ratio = nan is not valid"),
+        ({"blendhub": {"store": 1}}, "option store = 1 is not valid"),
+        ({"blendhub": {7: 1}}, "has no option 7"),
+        ({"blendhub": "blend"}, "options must be a mapping"),
+        ({"blendhub": ["blend"]}, "options must be a mapping"),
+    ],
+)
+def test_what_a_request_gets_wrong_is_named(params, complaint):
+    with pytest.raises(OptionError) as raised:
+        read_request(params)
+    assert complaint in str(raised.value) and "kv_transfer_params" in str(raised.value)
