@@ -56,8 +56,9 @@ def examine(model: EngineModel, chunk_tokens: int) -> Gate:
         return closed(str(error))
     try:
         _refuse_to_blend(model.config)
-        rotations = _prove_rotation(model, layout, layers)
+        # Several tokens first: a model that vLLM has not warmed up would be compiled for one token, and for ever.
         _prove_runs(model, layout, layers)
+        rotations = _prove_rotation(model, layout, layers)
     except Unsupported as error:
         return Gate(layout, False, (f"{error}; exact prefixes are reused all the same",))
     return Gate(layout, True, (), rotations)

@@ -145,7 +145,7 @@ class Engine:
         try:
             answer = self._line.recv()
         except (EOFError, ConnectionResetError):
-            raise RuntimeError(f"the engine died:\n{self.log[-5000:]}") from None
+            raise RuntimeError(f"the engine died:\n{self.log[-8000:]}") from None
         if isinstance(answer, Exception):
             raise answer
         return answer
