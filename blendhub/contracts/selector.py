@@ -29,8 +29,12 @@ class Selector(ABC):
     """
 
     probe_layer: int = 0
-    """The layer at which scores are taken; the layers before it are computed afresh for every token, and are
-    exact from then on. 0: no probe, since the first layer's KV depends on nothing that moving changes."""
+    """The layer at which scores are taken; the layers before it are computed afresh for the tokens that are probed.
+    0: no probe, since the first layer's KV depends on nothing that moving changes."""
+
+    probe_share: float = 1.0
+    """How much of the moved text is probed, above 0 and at most 1: of every group of neighbours the first ones. The
+    others of the group get their mean as score."""
 
     def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         """How far n tokens' stored KV is from the fresh one, at the probed layer: float32 ``[n]``, never negative.

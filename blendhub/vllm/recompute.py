@@ -14,7 +14,7 @@ from blendhub.plan import Span
 from blendhub.vllm.messages import Load, Outcome
 from blendhub.vllm.model import EngineModel, positions_of
 from blendhub.vllm.pages import read
-from blendhub.vllm.runs import joined, pieces, total
+from blendhub.vllm.runs import joined, pieces, sampled, total
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -66,14 +66,15 @@ class Blend:
         return done or 0
 
     def _pieces(self) -> Iterator[int]:
-        decision, model = self.job.decision, self._engine.model
+        decision, model, selector = self.job.decision, self._engine.model, self._engine.selector
         chosen: list[Span] = []
-        if decision.moved and decision.ratio > 0:
+        if decision.moved:
             scores = None
-            if self._engine.selector.probe_layer and decision.ratio < 1:
+            if selector.probe_layer:
                 scores = np.zeros(len(self.job.tokens), np.float32)
-                yield from self._probe(scores)
-            chosen = self._select(scores)
+                if 0 < decision.ratio < 1:  # otherwise there is nothing to choose
+                    yield from self._probe(scores)
+            chosen = selector.select(decision.moved, decision.ratio, self._engine.device.block_tokens, scores)
         self._recomputed = tuple(chosen)
         for piece in self._cut(joined([*decision.holes, *chosen])):
             model.forward(self.job.tokens, self.job.blocks, piece)
@@ -88,28 +89,38 @@ class Blend:
             done = piece[-1].end
             runs = [Span(max(run.start, done), run.end) for run in runs if run.end > done]
 
-    def _select(self, scores: npt.NDArray[np.float32] | None) -> list[Span]:
-        decision, selector = self.job.decision, self._engine.selector
-        if selector.probe_layer and scores is None:
-            return decision.moved  # at a ratio of 1 there is nothing to choose from
-        return selector.select(decision.moved, decision.ratio, self._engine.device.block_tokens, scores)
-
     def _probe(self, scores: npt.NDArray[np.float32]) -> Iterator[int]:
-        """Compute the first layers of all that is not exact, and score the moved tokens by what they keep after."""
+        """Compute the first layers of a share of what moved, and score it by how far its stored KV is from that.
+
+        The first layer's KV depends on nothing around it, so that all of it is right before the probe, but for holes.
+        """
         engine, decision = self._engine, self.job.decision
-        layer = engine.selector.probe_layer
+        layer, group, share = engine.selector.probe_layer, engine.device.block_tokens, engine.selector.probe_share
         weight = (layer + 0.5) / len(engine.layers)
-        moved = np.zeros(len(self.job.tokens), bool)
-        for span in decision.moved:
-            moved[span.start : span.end] = True
-        for piece in self._cut(joined([*decision.moved, *decision.holes]), weight):
+        samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
+        scored = np.zeros(len(scores), bool)
+        scored[positions_of(samples)] = True
+        for piece in self._cut(joined([*samples, *decision.holes]), weight):
             fresh = engine.model.forward_until(layer, self.job.tokens, self.job.blocks, piece)
             slots = engine.model.slots(self.job.blocks, piece)
             with torch.inference_mode():
                 stored = read(engine.layers[layer], engine.layout, engine.model.block_size, slots)
                 found = engine.sum_over_ranks(engine.selector.score(fresh, stored)).cpu().numpy()
-                # The probed layer's KV follows from complete layers, so it is exact too.
+                # The probed layer's KV follows from complete layers, so it is better than what is stored.
                 engine.model.write(layer, *fresh, slots)
             at = positions_of(piece)
-            scores[at[moved[at]]] = found[moved[at]]
+            scores[at[scored[at]]] = found[scored[at]]
             yield math.ceil(len(at) * weight)
+        if share < 1:
+            for span in decision.moved:
+                _spread(scores[span.start : span.end], group, math.ceil(group * share))
+
+
+def _spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:
+    """Give the tokens of each group that were not probed the mean of those that were."""
+    whole = len(scores) // group * group
+    groups = scores[:whole].reshape(-1, group)
+    groups[:, probed:] = groups[:, :probed].mean(axis=1, keepdims=True)
+    rest = scores[whole:]
+    if len(rest) > probed:
+        rest[probed:] = rest[:probed].mean()

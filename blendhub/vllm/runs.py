@@ -1,5 +1,6 @@
 """Which tokens are computed in which forward: pure arithmetic on spans."""
 
+import math
 from collections.abc import Iterator, Sequence
 
 from blendhub.plan import Span
@@ -16,6 +17,15 @@ def joined(spans: Sequence[Span]) -> list[Span]:
         else:
             result.append(span)
     return result
+
+
+def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:
+    """Of every ``group_tokens`` neighbours the first ones, so many that they are the share."""
+    if share == 1:
+        return [span]
+    taken = math.ceil(group_tokens * share)
+    starts = range(span.start, span.end, group_tokens)
+    return [Span(start, min(start + taken, span.end)) for start in starts]
 
 
 def pieces(runs: Sequence[Span], max_tokens: int, max_runs: int) -> Iterator[list[Span]]:

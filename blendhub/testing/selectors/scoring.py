@@ -38,6 +38,9 @@ class ScoringTests(SelectorTests):
     def test_the_probe_layer_is_a_layer(self, selector: Selector) -> None:
         assert type(selector.probe_layer) is int and selector.probe_layer >= 0
 
+    def test_the_probe_share_is_a_share(self, selector: Selector) -> None:
+        assert 0 < selector.probe_share <= 1
+
     def test_without_a_probe_there_is_no_score(self, selector: Selector) -> None:
         if selector.probe_layer:
             pytest.skip("this selector probes")

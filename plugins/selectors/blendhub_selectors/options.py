@@ -15,8 +15,11 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         "kv"
     )
     layer: Annotated[
-        int, Meta(ge=1, description="where it is compared; the layers before it are computed for every token")
+        int, Meta(ge=1, description="where it is compared; the layers before it are computed for what is probed")
     ] = 1
+    probe_share: Annotated[
+        float, Meta(gt=0, le=1, description="how much of the moved text is probed; less is sooner done, and less sure")
+    ] = 0.25
     block_tokens: BlockTokens = 0
 
 

@@ -49,6 +49,7 @@ class HkvdSelector(RankingSelector):
     def __init__(self, options: HkvdOptions) -> None:
         super().__init__(options.block_tokens)
         self.probe_layer = options.layer
+        self.probe_share = options.probe_share
         self._signal = options.signal
 
     def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
