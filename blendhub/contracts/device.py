@@ -102,6 +102,10 @@ class Device(ABC):
     block_tokens: int
     """How many neighbours this device likes to have recomputed together."""
 
+    on_the_side: bool = True
+    """Whether transfers leave the engine's computing alone, as those of a DMA engine do. If they need the cores that
+    the engine computes with, the engine waits for them: both are done sooner than when they share."""
+
     @abstractmethod
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         """Get to know the engine's pages, in the model's order. Once, before any transfer.

@@ -32,11 +32,11 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="blendhub-saver", daemon=True)
         self._thread.start()
 
-    def add(self, job: Save, under_way: tuple[Transfer, ExitStack], client: HubClient) -> None:
+    def add(self, job: Save, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
         """A copy, and the right to write that it needs until it has ended."""
         with self._state:
             self._busy[job.request] += 1
-        self._work.put(partial(self._finish, job, *under_way, client))
+        self._work.put(partial(self._finish, job, transfer, right, client))
 
     def note(self, job: Save, error: BaseException, client: HubClient | None = None) -> None:
         """A save that failed, before it began or after."""

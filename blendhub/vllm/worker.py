@@ -1,5 +1,6 @@
 """The connector in a worker: loads, recomputes and saves, as the scheduler's side says."""
 
+import contextlib
 import logging
 from contextlib import ExitStack
 
@@ -61,15 +62,22 @@ class Worker:
 
     def save(self, plan: StepPlan) -> None:
         """Begin to save what this step computed."""
+        begun: list[Transfer] = []
         for job in plan.saves:
             if self._saver.gave_up(job):
                 continue
             client = None
             try:
                 client = self._open(plan, job.space)
-                self._saver.add(job, self._begin_save(job, client), client)
+                transfer, right = self._begin_save(job, client)
+                self._saver.add(job, transfer, right, client)
+                begun.append(transfer)
             except BlendHubError as error:
                 self._saver.note(job, error, client)
+        if not self._device.on_the_side:
+            for transfer in begun:
+                with contextlib.suppress(Exception):  # the saver hears of it too
+                    transfer.wait()
         self._ending |= plan.ending
 
     def settle_saves(self) -> None:
@@ -123,7 +131,7 @@ class Worker:
     def _go_on(self, loading: "Loading", budget: int) -> int:
         """Bring a load forward; returns the tokens that were computed for it."""
         if loading.blend is None:
-            if loading.transfer and self._group.world_size == 1 and not loading.transfer.done():
+            if loading.transfer and self._may_come_back_later and not loading.transfer.done():
                 return 0
             loading.settle()
             if not self._agreed(loading):
@@ -142,6 +150,11 @@ class Worker:
         if loading.blend.outcome is not None:
             self._finish(self._loading.pop(loading.job.request), loading.blend.outcome)
         return spent
+
+    @property
+    def _may_come_back_later(self) -> bool:
+        """Whether copies under way may be looked at again in the next step; several ranks would not agree on when."""
+        return self._device.on_the_side and self._group.world_size == 1
 
     def _agreed(self, loading: "Loading") -> bool:
         """Whether all ranks have their part: none may begin to compute if another cannot."""

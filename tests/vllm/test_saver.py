@@ -55,7 +55,7 @@ def save(saver, client, reserved, start: int, end: int, error: Exception | None 
     job = Save("r", SPACE.digest, reserved.lease, reserved.slots, Span(start, end), BLOCKS)
     right = ExitStack()
     right.enter_context(client.writing(reserved.lease))
-    saver.add(job, (Copy(error), right), client)
+    saver.add(job, Copy(error), right, client)
 
 
 def found(client) -> set[int]:

@@ -181,8 +181,25 @@ class Host:
         }
 
 
+def _mend_llvmlite() -> None:
+    """vLLM looks into every object of every module, and stumbles over llvmlite's library, which has every attribute."""
+    try:
+        from llvmlite.binding import ffi
+    except ImportError:
+        return
+    found = ffi._lib_wrapper.__getattr__
+
+    def look(library: Any, name: str) -> Any:
+        if name == "__dict__":
+            raise AttributeError(name)
+        return found(library, name)
+
+    ffi._lib_wrapper.__getattr__ = look
+
+
 def main() -> None:
     line = Client(sys.argv[1], "AF_UNIX")
+    _mend_llvmlite()
     try:
         host = Host(sys.argv[2], line.recv())
     except Exception as error:

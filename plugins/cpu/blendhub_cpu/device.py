@@ -50,6 +50,8 @@ class _Engine(NamedTuple):
 
 
 class CpuDevice(Device):
+    on_the_side = False
+
     def __init__(self, options: CpuOptions) -> None:
         self.block_tokens = options.block_tokens
         self._threads = options.threads
