@@ -31,7 +31,7 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 test: lint ## Run every check and every test
 	$(BIN)/python -m pytest
 
-test-fast: setup ## Run the tests that start no server, engine or installation
+test-fast: setup ## Run the tests that take little time: no server, engine or installation
 	$(BIN)/python -m pytest -m "not slow"
 
 lint: setup ## Check style and types

@@ -19,6 +19,8 @@ from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.copying import SIZES
 from blendhub.testing.devices.world import Setup, World
 
+pytestmark = pytest.mark.slow
+
 replace = msgspec.structs.replace
 
 

@@ -1,7 +1,11 @@
 """The suite, run on the reference: what judges others must pass itself."""
 
+import pytest
+
 from blendhub.contracts import Matcher
 from blendhub.testing import MatcherSuite, ReferenceMatcher
+
+pytestmark = pytest.mark.slow
 
 
 class ReferenceSuite(MatcherSuite):

@@ -17,6 +17,8 @@ from blendhub.errors import InvalidInput
 from blendhub.testing import SelectorSuite
 from blendhub.testing.selectors.base import joined
 
+pytestmark = pytest.mark.slow
+
 
 @dataclass
 class Question:

@@ -18,6 +18,8 @@ from blendhub.testing.matchers.base import Writer
 from blendhub.testing.reference import ReferenceRun
 from blendhub.tokens import as_tokens
 
+pytestmark = pytest.mark.slow
+
 
 class FindsOnlyTheFirst(ReferenceMatcher):
     def match(self, tokens: Any) -> list[Match]:

@@ -1,5 +1,7 @@
 """The conformance suite, run on each built-in matcher."""
 
+import pytest
+
 from blendhub import PluginHost
 from blendhub.contracts import Matcher
 from blendhub.testing import MatcherSuite
@@ -12,6 +14,7 @@ class TestPrefix(MatcherSuite):
         return HOST.create("matcher", "prefix", {"chunk_tokens": 16})
 
 
+@pytest.mark.slow
 class TestPrefixAsInstalled(MatcherSuite):
     def create(self) -> Matcher:
         return HOST.create("matcher", "prefix")
@@ -29,6 +32,7 @@ class TestRollingHash(MatcherSuite):
         return HOST.create("matcher", "rolling_hash")
 
 
+@pytest.mark.slow
 class TestRollingHashWithShortMatches(MatcherSuite):
     def create(self) -> Matcher:
         return HOST.create("matcher", "rolling_hash", {"min_match_tokens": 1})

@@ -1,5 +1,7 @@
 """The conformance suite, run on each built-in selector."""
 
+import pytest
+
 from blendhub import PluginHost
 from blendhub.contracts import Selector
 from blendhub.testing import SelectorSuite
@@ -12,11 +14,13 @@ class TestHkvd(SelectorSuite):
         return HOST.create("selector", "hkvd")
 
 
+@pytest.mark.slow
 class TestHkvdOfKeys(SelectorSuite):
     def create(self) -> Selector:
         return HOST.create("selector", "hkvd", {"signal": "k", "layer": 3})
 
 
+@pytest.mark.slow
 class TestHkvdOfValuesInBlocks(SelectorSuite):
     def create(self) -> Selector:
         return HOST.create("selector", "hkvd", {"signal": "v", "block_tokens": 32})
@@ -27,6 +31,7 @@ class TestRandom(SelectorSuite):
         return HOST.create("selector", "random")
 
 
+@pytest.mark.slow
 class TestRandomInBlocks(SelectorSuite):
     def create(self) -> Selector:
         return HOST.create("selector", "random", {"seed": 5, "block_tokens": 8})
