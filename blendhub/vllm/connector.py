@@ -171,7 +171,7 @@ class BlendHubConnector(KVConnectorBase_V1):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler:
-            self._scheduler.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
+            self._scheduler.storing.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
 
     def on_new_request(self, request: "Request") -> None:
         if self._scheduler:
@@ -194,7 +194,7 @@ class BlendHubConnector(KVConnectorBase_V1):
             return
         if isinstance(connector_output.kv_connector_worker_meta, WorkerReport):
             self._scheduler.heard(connector_output.kv_connector_worker_meta)
-        self._scheduler.freed(connector_output.finished_sending or set())
+        self._scheduler.storing.freed(connector_output.finished_sending or set())
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler:

@@ -7,11 +7,8 @@ import contextlib
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from vllm.config import VllmConfig
@@ -21,31 +18,19 @@ from vllm.v1.request import Request
 from blendhub.client import HubClient, LookupPending
 from blendhub.errors import BlendHubError
 from blendhub.host import PluginHost
-from blendhub.plan import Span
 from blendhub.vllm.decision import Refusal, decide
-from blendhub.vllm.messages import Address, Load, Save, StepPlan, WorkerReport
+from blendhub.vllm.errands import Errands
+from blendhub.vllm.messages import Address, Load, StepPlan, WorkerReport
 from blendhub.vllm.requests import Admission
 from blendhub.vllm.runs import total
-from blendhub.vllm.saving import Saving
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.storing import Storing
 from blendhub.vllm.taint import can_taint, taint
 from blendhub.vllm.tracking import Tracked
-from blendhub.wire import Found, Reserved
+from blendhub.wire import Found
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
-BlockIds = Callable[[str], "list[int]"]
-
-
-class Ending:
-    """A request that has ended, whose blocks are kept until its KV is saved."""
-
-    def __init__(self, tracked: Tracked, saving: Saving, computed: int, blocks: list[int]) -> None:
-        self.tracked = tracked
-        self.saving = saving
-        self.computed = computed
-        self.blocks = blocks
 
 
 class SchedulerSide:
@@ -61,24 +46,19 @@ class SchedulerSide:
         host: PluginHost,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self.block_ids: BlockIds = lambda request: []
         self._config = config
         self._settings = settings
         self._admission = admission
         self._address = address
-        self._sessions = Sessions(address, engine_id, -1, host)
-        # One thread, so that what is asked of the hub is asked in order.
-        self._chores = ThreadPoolExecutor(1, thread_name_prefix="blendhub-scheduler")
+        self.errands = Errands(Sessions(address, engine_id, -1, host))
+        self.storing = Storing(self.errands, config.cache_config.block_size, settings.policy.min_saved_tokens)
         self._tracked: dict[str, Tracked] = {}
         self._patience_s = settings.lookup_wait_ms / 1000
         self._loads: list[tuple[Load, Tracked]] = []
         self._cancelled: set[str] = set()
-        self._ending: dict[str, Ending] = {}
-        """Requests that have ended, until everything of them is saved."""
-        self._refused_reservations: SimpleQueue[BaseException] = SimpleQueue()
         self._told: set[str] = set()
         """Refusals that were logged: each code once is enough."""
-        self._chores.submit(self._sessions.open, admission.namespace).result()
+        self.errands.session(admission.namespace).result()
 
     # A request arrives, and is admitted.
 
@@ -122,6 +102,7 @@ class SchedulerSide:
             return
         decision = tracked.decision
         tracked.is_loading = True
+        tracked.was_approximate_from = tracked.first_approximate
         tokens = tracked.tokens()[: decision.end]
         self._loads.append((Load(tracked.id, tracked.space, tokens, np.asarray(blocks, np.int64), decision), tracked))
         if decision.first_approximate is not None:
@@ -131,14 +112,11 @@ class SchedulerSide:
 
     def _becomes_approximate(self, tracked: Tracked, first: int) -> None:
         """From here on, or from further ahead, KV is not what the model alone would compute."""
-        tracked.was_approximate_from = known = tracked.first_approximate
-        if known is not None and known <= first:
-            return
-        tracked.first_approximate = first
-        if tracked.saving:
-            # It was preempted while more of it was exact; what is stored of that stays.
-            self._give_up(tracked, tracked.saving)
-            tracked.saving = None
+        known = tracked.first_approximate
+        if known is None or first < known:
+            tracked.first_approximate = first
+            # If it was preempted, more of it was to be stored as exact.
+            self.storing.give_up(tracked)
 
     # A step.
 
@@ -151,10 +129,9 @@ class SchedulerSide:
             plan.spaces[load.space] = tracked.namespace
         self._loads.clear()
         plan.cancelled, self._cancelled = self._cancelled, set()
-        while not self._refused_reservations.empty():
-            self.counters[f"reservations_failed_{type(self._refused_reservations.get()).__name__}"] += 1
-        self._save_what_is_computed(step, plan)
-        self._save_what_has_ended(plan)
+        self.storing.plan(step, self._tracked, plan)
+        while not self.storing.refused.empty():
+            self.counters[f"reservations_failed_{type(self.storing.refused.get()).__name__}"] += 1
         return plan
 
     def heard(self, report: WorkerReport) -> None:
@@ -197,38 +174,24 @@ class SchedulerSide:
             self._let_go(tracked)
             return False, told
         self._let_go(tracked)
-        if tracked.saving is None:
-            return False, told
-        # The last token was sampled, but nothing was computed from it.
-        computed = min(request.num_computed_tokens, request.num_tokens - 1)
-        exact = tracked.first_approximate is None
-        tracked.saving.end(request.num_prompt_tokens, computed, exact)
-        self._ending[tracked.id] = Ending(tracked, tracked.saving, computed, blocks)
-        return True, told
-
-    def freed(self, requests: set[str]) -> None:
-        """The workers need these requests' blocks no more."""
-        for request in requests & set(self._ending):
-            ending = self._ending.pop(request)
-            self._give_up(ending.tracked, ending.saving)
+        return self.storing.ended(tracked, blocks), told
 
     def clear(self) -> bool:
         """Forget all that is stored in this engine's namespaces."""
         with contextlib.suppress(BlendHubError):
-            self._chores.submit(self._sessions.clear).result()
+            self.errands.clear()
             return True
         return False
 
     def close(self) -> None:
-        self._chores.shutdown(wait=True)
-        self._sessions.close()
+        self.errands.close()
 
     # Asking the hub.
 
     def _ask(self, tracked: Tracked) -> None:
         tracked.asked_at = time.monotonic()
         tracked.found = tracked.lookup = None
-        tracked.client = self._chores.submit(self._sessions.open, tracked.namespace)
+        tracked.client = self.errands.session(tracked.namespace)
 
     def _answered(self, tracked: Tracked) -> bool:
         """Whether the lookup has come back; waits for it for a moment. Raises if it failed or took too long."""
@@ -288,89 +251,12 @@ class SchedulerSide:
         found, lookup = tracked.found, tracked.lookup
         tracked.lookup = None
         if found is not None and found.lease is not None:
-            self._quietly(tracked, partial(HubClient.release, lease=found.lease))
+            self.errands.quietly(tracked.namespace, partial(HubClient.release, lease=found.lease))
             tracked.found = Found(found.matches, found.pieces)
         elif found is None and lookup is not None:
-            self._quietly(tracked, partial(_release_late, lookup=lookup))
-
-    def _quietly(self, tracked: Tracked, work: Callable[[HubClient], None]) -> None:
-        """Something the hub is told, and nobody waits for."""
-
-        def do() -> None:
-            with contextlib.suppress(BlendHubError):
-                work(self._sessions.open(tracked.namespace))
-
-        self._chores.submit(do)
-
-    # Saving.
-
-    def _save_what_is_computed(self, step: SchedulerOutput, plan: StepPlan) -> None:
-        computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request, before in computed.items():
-            tracked = self._tracked.get(request)
-            if tracked is None:
-                continue
-            if tracked.saving is None and tracked.stores:
-                tracked.saving = self._begin_saving(tracked)
-            if tracked.saving:
-                upto = min(before + step.num_scheduled_tokens[request], tracked.request.num_prompt_tokens)
-                self._save(tracked, tracked.saving, upto, None, plan)
-
-    def _save_what_has_ended(self, plan: StepPlan) -> None:
-        for request, ending in self._ending.items():
-            # Asked before: the hub's answer may come at any moment, and what it says must not be missed.
-            waits = ending.saving.waits
-            self._save(ending.tracked, ending.saving, ending.computed, ending.blocks, plan)
-            if not waits:
-                plan.ending.add(request)
-
-    def _save(self, tracked: Tracked, saving: Saving, computed: int, blocks: list[int] | None, plan: StepPlan) -> None:
-        for part in saving.parts:
-            taken = part.take(computed)
-            if taken is None:
-                continue
-            lease, slots, span = taken
-            if blocks is None:
-                blocks = self.block_ids(tracked.id)
-            needed = np.asarray(blocks[: -(-span.end // self._block_size)], np.int64)
-            plan.saves.append(Save(tracked.id, tracked.space, lease, slots, span, needed))
-            plan.spaces[tracked.space] = tracked.namespace
-
-    def _begin_saving(self, tracked: Tracked) -> Saving:
-        blended = tracked.first_approximate is not None
-        known = [match for match in tracked.matches if match.exact or blended]
-        saving = Saving(partial(self._reserve, tracked), self._settings.policy.min_saved_tokens)
-        saving.begin(tracked.request.num_prompt_tokens, known, tracked.first_approximate)
-        return saving
-
-    def _reserve(self, tracked: Tracked, span: Span, exact: bool, run: int | None) -> "Future[Reserved]":
-        tokens = tracked.tokens()[: span.end]
-
-        def ask() -> Reserved:
-            return self._sessions.open(tracked.namespace).reserve(tokens, span, exact=exact, run=run)
-
-        future = self._chores.submit(ask)
-        future.add_done_callback(self._note_reservation)
-        return future
-
-    def _note_reservation(self, future: "Future[Reserved]") -> None:
-        """Called by the thread that asked; counters belong to the scheduler's."""
-        error = future.exception()
-        if error is not None:
-            self._refused_reservations.put(error)
-
-    def _give_up(self, tracked: Tracked, saving: Saving) -> None:
-        """What was reserved and will not be written."""
-        for lease in saving.open_leases:
-            self._quietly(tracked, partial(HubClient.abort, lease=lease))
+            self.errands.quietly(tracked.namespace, partial(_release_late, lookup=lookup))
 
     # The rest.
-
-    @property
-    def _block_size(self) -> int:
-        return int(self._config.cache_config.block_size)
 
     def _budget(self, step: SchedulerOutput) -> int:
         """How many tokens of recomputation go into a step beside what vLLM scheduled."""

@@ -55,7 +55,7 @@ class Engine:
         address = Address("inproc", hub.inproc_endpoint)
         admission = Admission(config, SETTINGS, Gate(LAYOUT, True, ()), SPACE)
         self.side = SchedulerSide(config, SETTINGS, admission, address, "engine", HOST)
-        self.side.block_ids = lambda request: list(range(100))
+        self.side.storing.block_ids = lambda request: list(range(100))
         self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
         self.saved = []
 
@@ -70,7 +70,7 @@ class Engine:
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
-        self.side._chores.submit(lambda: None).result()
+        self.side.errands._thread.submit(lambda: None).result()
 
     def step(self, **computed: tuple[int, int]) -> list:
         """A step that computes so many tokens of these requests after so many; returns what has to be saved."""
@@ -105,7 +105,7 @@ class Engine:
         if self.side.ended(request, blocks)[0]:
             while request.request_id not in self.ending:
                 self.step()
-            self.side.freed({request.request_id})
+            self.side.storing.freed({request.request_id})
         self.settle()
 
     def serve(self, name: str, prompt: list[int]) -> None:
@@ -239,13 +239,13 @@ def test_an_answer_s_blocks_are_kept_until_the_hub_s_late_word_is_acted_on(engin
     engine.step(a=(0, 64))
     for token in answer:
         request.append_output_token_ids(token)
-    save = engine.side._save
+    save = engine.side.storing._save
 
     def save_just_before_the_hub_answers(*arguments):
         save(*arguments)
         engine.settle()
 
-    monkeypatch.setattr(engine.side, "_save", save_just_before_the_hub_answers)
+    monkeypatch.setattr(engine.side.storing, "_save", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(prompt + answer, exact=True) == set(range(96))
 
