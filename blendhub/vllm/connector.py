@@ -81,6 +81,9 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._model = EngineModel(find_runner(), self._vllm_config)
         except Unsupported as error:
             self._gate = closed(str(error))
+        except Exception as error:  # a model of a new kind is served, if without reuse
+            log.exception("the model could not be looked into")
+            self._gate = closed(f"the model could not be looked into: {error}")
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """Called when the model has been warmed up, and vLLM serves nobody yet: the time to examine it."""
@@ -135,6 +138,12 @@ class BlendHubConnector(KVConnectorBase_V1):
         return plan
 
     # In the scheduler.
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        # vLLM's own ends the engine when there are pipeline stages; they are refused with a reason.
+        self.set_xfer_handshake_metadata(dict(enumerate(one for _, one in sorted(metadata.items()))))
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """What the workers found out about the model: now the hub can be told who this engine is."""

@@ -61,6 +61,9 @@ def examine(model: EngineModel, chunk_tokens: int) -> Gate:
         rotations = _prove_rotation(model, layout, layers)
     except Unsupported as error:
         return Gate(layout, False, (f"{error}; exact prefixes are reused all the same",))
+    except Exception as error:  # a model that fails on a few tokens of ours may well serve its own
+        log.exception("a forward over chosen tokens failed")
+        return Gate(layout, False, (f"a forward over chosen tokens failed: {error}; exact prefixes are reused",))
     return Gate(layout, True, (), rotations)
 
 

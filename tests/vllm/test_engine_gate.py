@@ -1,0 +1,93 @@
+"""Other models: what can be moved on each is found out when it starts."""
+
+import json
+
+import pytest
+
+from blendhub.testing.engine import Engine, largest_difference
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+COMMON = {
+    "hidden_size": 128,
+    "num_attention_heads": 4,
+    "vocab_size": 1000,
+    "max_position_embeddings": 4096,
+    "torch_dtype": "float32",
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+LLAMA = COMMON | {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 10000.0,
+    "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024},
+}
+GEMMA3 = COMMON | {
+    "architectures": ["Gemma3ForCausalLM"],
+    "model_type": "gemma3_text",
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 1,
+    "head_dim": 32,
+    "sliding_window": 128,
+    "sliding_window_pattern": 3,
+    "query_pre_attn_scalar": 32,
+    "rope_theta": 1000000.0,
+    "rope_local_base_freq": 10000.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+}
+OPT = COMMON | {
+    "architectures": ["OPTForCausalLM"],
+    "model_type": "opt",
+    "ffn_dim": 256,
+    "num_hidden_layers": 2,
+    "word_embed_proj_dim": 128,
+    "do_layer_norm_before": True,
+    "activation_function": "relu",
+    "pad_token_id": 1,
+}
+
+
+@pytest.fixture
+def start(tmp_path):
+    def start(config):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        return Engine(tmp_path, SETTINGS, load_format="dummy", environment={"VLLM_LOGGING_LEVEL": "INFO"})
+
+    return start
+
+
+@pytest.mark.parametrize("config", [LLAMA, GEMMA3], ids=["stretched rotation", "two rotations and a window"])
+def test_a_model_whose_keys_turn_is_blended(config, start, texts):
+    first, second = texts.new(300), texts.new(300)
+    prompt = [*second, *texts.new(40), *first, *texts.new(9)]
+    n = len(prompt) - 1
+    with start(config) as engine:
+        engine.one([*first, *second])
+        engine.forget()
+        expected = engine.one(prompt, mode="off", store=False).kv(n)
+        engine.forget()
+        blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+        assert blended.told["moved_tokens"] == 600
+        assert largest_difference(blended.kv(n), expected) < 1e-4
+        assert "text is reused anywhere" in engine.log
+
+
+def test_a_model_that_learned_its_positions_reuses_exact_prefixes_only(start, texts):
+    document = texts.new(300)
+    with start(OPT) as engine:
+        assert "cannot be moved" in engine.log and "exact prefixes are reused" in engine.log
+        engine.one(document)
+        engine.forget()
+        assert engine.one([*document, *texts.new(9)]).told["exact_tokens"] == 300
+        engine.forget()
+        assert engine.one([*texts.new(40), *document, *texts.new(9)]).told["moved_tokens"] == 0
