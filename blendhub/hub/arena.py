@@ -3,9 +3,11 @@
 import errno
 import logging
 import mmap
+import multiprocessing
 import os
 import re
 import secrets
+from multiprocessing import resource_tracker
 
 from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of, read_header
 from blendhub.errors import HubError
@@ -40,6 +42,10 @@ class Arena:
         finally:
             os.close(fd)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
+        # A parent may kill this process before it can clean up, as vLLM does; the tracker of the family outlives it.
+        self._tracked = multiprocessing.parent_process() is not None
+        if self._tracked:
+            resource_tracker.register(f"/{self.name.segment}", "shared_memory")
 
     def slot(self, offset: int, size: int) -> memoryview:
         """The bytes of a slot."""
@@ -48,6 +54,9 @@ class Arena:
     def close(self) -> None:
         """Remove the segment; whoever still maps it keeps its bytes until it lets go."""
         self._path.unlink(missing_ok=True)
+        if self._tracked:
+            self._tracked = False
+            resource_tracker.unregister(f"/{self.name.segment}", "shared_memory")
         try:
             self._memory.close()
         except BufferError:

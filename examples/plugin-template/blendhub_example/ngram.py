@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub import Match, PluginSpec, Span, hookimpl
+from blendhub import Match, Span
 from blendhub.contracts import Matcher
 from blendhub.errors import InvalidInput
 from blendhub.tokens import TokenBuffer, Tokens, as_tokens
@@ -161,18 +161,3 @@ class NgramMatcher(Matcher):
 def _is_exact(known: StoredTokens, span: Span, prompt: Tokens) -> bool:
     same_prefix = np.array_equal(known.tokens[: span.end], prompt[: span.end])
     return same_prefix and bool(known.exact[span.start : span.end].all())
-
-
-@hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
-    return [
-        PluginSpec(
-            kind="matcher",
-            name="ngram",
-            api=1,
-            summary="reuse at any offset, with a dictionary and no compiled code",
-            factory=NgramMatcher,
-            options=NgramOptions,
-            capabilities=("anywhere",),
-        )
-    ]

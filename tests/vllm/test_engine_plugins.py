@@ -1,0 +1,70 @@
+"""Plugins of a stranger, installed beside BlendHub and picked by name, do their work inside of vLLM."""
+
+import pytest
+
+from blendhub.testing.engine import Engine, largest_difference
+from tests.test_template import install_template
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROUNDING = 1e-5
+"""float32 computed in another order."""
+
+CHOSEN = SETTINGS | {
+    "matchers": [{"name": "ngram", "options": {"window_tokens": 16}}],
+    "selector": {"name": "edges", "options": {"k": 8}},
+    "device": {"name": "plain"},
+}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    return {"PYTHONPATH": str(install_template(tmp_path_factory.mktemp("template")))}
+
+
+@pytest.fixture(scope="module")
+def engine(model, environment):
+    with Engine(model, CHOSEN, environment=environment) as engine:
+        yield engine
+
+
+def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
+    first, second = texts.new(300), texts.new(150)
+    engine.one([*first, *second])
+    engine.forget()
+    prompt = [*second, *texts.new(37), *first, *texts.new(20)]
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 450
+    n, expected = len(prompt) - 1, plain.one(prompt)
+    assert largest_difference(blended.kv(n), expected.kv(n)) < ROUNDING
+    assert blended.logprobs == pytest.approx(expected.logprobs, abs=1e-3)
+
+
+def test_the_selector_picks_and_the_device_turns(engine, plain, texts):
+    """What is picked is the selector's rule; in the first layer, KV depends on the token and its position alone."""
+    document = texts.new(200)
+    engine.one([*texts.new(11), *document, *texts.new(5)])
+    engine.forget()
+    prompt = [*texts.new(100), *document, *texts.new(9)]
+    blended = engine.one(prompt, recompute_ratio=0.5, store=False, explain=True)
+    assert blended.told["spans"]["moved"] == [[100, 300]]
+    assert blended.told["spans"]["recomputed"] == [[100, 108], [292, 300]]
+    ours, expected = (answer.kv(300)[0, :, 100:] for answer in (blended, plain.one(prompt)))
+    assert largest_difference(ours[0], expected[0]) < ROUNDING
+    assert (ours[1] == expected[1]).all()
+
+
+def test_an_exact_prefix_comes_back_bit_for_bit(engine, texts):
+    prompt = texts.new(300)
+    computed = engine.one(prompt).kv(299)
+    engine.forget()
+    answer = engine.one(prompt)
+    assert answer.told["exact_tokens"] == 299 and answer.told["moved_tokens"] == 0
+    assert (answer.kv(299) == computed).all()
+
+
+def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
+    with pytest.raises(RuntimeError) as raised:
+        Engine(model, CHOSEN | {"selector": {"name": "edge"}}, environment=environment)
+    assert "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k, hkvd" in str(raised.value)
