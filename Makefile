@@ -9,7 +9,7 @@ PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format bench soak demo clean
+.PHONY: help setup test test-fast lint format bench gpu-check soak demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
 	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
+
+gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
+	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py
 
 soak: setup ## For a minute, hold every byte that clients read against what was written
 	$(BIN)/python -m benchmarks.soak

@@ -1,0 +1,43 @@
+"""The CUDA device of BlendHub. This module is what the entry point names; it imports nothing heavy."""
+
+from importlib.util import find_spec
+from typing import Any
+
+from blendhub.contracts import Device
+from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub_cuda.options import CudaOptions
+
+
+def _cuda(options: Any) -> Device:
+    from blendhub_cuda.device import CudaDevice
+
+    return CudaDevice(options)
+
+
+def _needs() -> Unavailable | None:
+    if not find_spec("torch"):
+        return Unavailable("torch is not installed", "pip install 'torch>=2.6'")
+    import torch
+
+    if not torch.cuda.is_available():
+        if torch.version.cuda or torch.version.hip:
+            return Unavailable("torch finds no GPU that it can use", "nvidia-smi" if torch.version.cuda else "rocm-smi")
+        return Unavailable("this build of torch is for CPUs only", "pip install --force-reinstall 'torch>=2.6'")
+    if not find_spec("triton"):
+        return Unavailable("Triton is not installed", "pip install 'triton>=3.2'")
+    return None
+
+
+@hookimpl
+def blendhub_plugins() -> list[PluginSpec]:
+    return [
+        PluginSpec(
+            kind="device",
+            name="cuda",
+            api=1,
+            summary="copies and turns KV between this machine's memory and a GPU's, beside the engine's work",
+            factory=_cuda,
+            options=CudaOptions,
+            probe=_needs,
+        ),
+    ]

@@ -1,0 +1,94 @@
+"""Numbers of a cache, as bits, to float32 and back: for kernels.
+
+Done with integers where Triton's own conversions differ between GPUs, or between a GPU and the interpreter.
+"""
+
+import triton
+import triton.language as tl
+
+ITEMS = {
+    "float32": tl.int32,
+    "float16": tl.int16,
+    "bfloat16": tl.int16,
+    "float8_e4m3": tl.int8,
+    "float8_e5m2": tl.int8,
+    "int8": tl.int8,  # copied only, never turned
+}
+"""An integer of the size of each type."""
+
+
+@triton.jit
+def _decode_small(bits, MANTISSA: tl.constexpr, BIAS: tl.constexpr, BEYOND: tl.constexpr, AFTER_BEYOND: tl.constexpr):
+    """``BEYOND`` is the first pattern after the largest number, and ``AFTER_BEYOND`` what it is as float32."""
+    SMALLEST: tl.constexpr = 2.0 ** (1 - BIAS - MANTISSA)
+    wide = bits.to(tl.int32)
+    pattern = wide & 0x7F
+    size = (pattern << (23 - MANTISSA)) + ((127 - BIAS) << 23)
+    subnormal = (pattern.to(tl.float32) * SMALLEST).to(tl.int32, bitcast=True)
+    size = tl.where(pattern < (1 << MANTISSA), subnormal, size)
+    size = tl.where(pattern == BEYOND, AFTER_BEYOND, tl.where(pattern > BEYOND, 0x7FC00000, size))
+    return (size | ((wide & 0x80) << 24)).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _encode_small(value, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr):
+    SHIFT: tl.constexpr = 23 - MANTISSA
+    # Adding it to a number leaves the number's multiple of the smallest step in the lowest bits, rounded.
+    ALIGNER: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
+    ALIGNER_BITS: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
+    SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
+    sign = (value.to(tl.int32, bitcast=True) >> 24) & 0x80
+    size = tl.where(value < 0, -value, value)
+    size = tl.where(size > LARGEST, LARGEST, size)
+    size = tl.where(value == value, size, 0.0)
+    bits = size.to(tl.int32, bitcast=True)
+    rounded = bits + ((1 << (SHIFT - 1)) - 1) + ((bits >> SHIFT) & 1)
+    pattern = (rounded >> SHIFT) - ((127 - BIAS) << MANTISSA)
+    subnormal = (size + ALIGNER).to(tl.int32, bitcast=True) - ALIGNER_BITS
+    pattern = tl.where(size < SMALLEST_NORMAL, subnormal, pattern)
+    pattern = tl.where(value == value, pattern, 0x7F)
+    return (pattern | sign).to(tl.int8)
+
+
+@triton.jit
+def _encode_bfloat16(value):
+    bits = value.to(tl.int32, bitcast=True)
+    # Rounding the bits of what is not a number could carry into an infinity.
+    size = tl.where(value == value, bits & 0x7FFFFFFF, 0x7FC00000)
+    rounded = (size + 0x7FFF + ((size >> 16) & 1)) >> 16
+    return (rounded | ((bits >> 16) & 0x8000)).to(tl.int16)
+
+
+@triton.jit
+def decode(bits, DTYPE: tl.constexpr):
+    """The numbers that these bits are, as float32."""
+    if DTYPE == "float32":
+        value = bits.to(tl.float32, bitcast=True)
+    elif DTYPE == "float16":
+        value = bits.to(tl.float16, bitcast=True).to(tl.float32)
+    elif DTYPE == "bfloat16":
+        value = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
+    elif DTYPE == "float8_e4m3":
+        value = _decode_small(bits, 3, 7, 0x7F, 0x7FC00000)
+    else:
+        value = _decode_small(bits, 2, 15, 0x7C, 0x7F800000)
+    return value
+
+
+@triton.jit
+def encode(value, DTYPE: tl.constexpr):
+    """Bits of float32 numbers, rounded to nearest, ties to even; what is too large for 8 bits becomes the largest.
+
+    Without that, turning a large key would make it not a number, and with it all attention to it.
+    """
+    if DTYPE == "float32":
+        bits = value.to(tl.int32, bitcast=True)
+    elif DTYPE == "float16":
+        bits = value.to(tl.float16).to(tl.int16, bitcast=True)
+    elif DTYPE == "bfloat16":
+        bits = _encode_bfloat16(value)
+    elif DTYPE == "float8_e4m3":
+        bits = _encode_small(value, 3, 7, 448.0)
+    else:
+        bits = _encode_small(value, 2, 15, 57344.0)
+    return bits

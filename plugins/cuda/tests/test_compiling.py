@@ -1,0 +1,46 @@
+"""The kernels compile for GPUs, also where there is none: the interpreter takes what the compiler refuses."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = Path(__file__).parent / "compiling.py"
+
+
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """In a process of its own, since here the kernels belong to the interpreter. Nothing comes from Triton's cache."""
+    here = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {
+        **here,
+        "TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("triton")),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+    }
+    done = subprocess.run([sys.executable, SCRIPT], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90", "gfx942"])
+def test_kernels_compile(compiled, target):
+    for case, targets in compiled.items():
+        assert set(targets[target]) == {"rows_to_pages", "pages_to_rows"}, case
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_copies_access_16_bytes_at_once(compiled, target):
+    for case, targets in compiled.items():
+        assert set(targets[target]["pages_to_rows"]) == {"16"}, case
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90"])
+def test_turning_accesses_many_numbers_at_once(compiled, target):
+    """Half a head's numbers are half as many for each thread."""
+    for case, targets in compiled.items():
+        assert set(targets[target]["rows_to_pages"]) <= {"8", "16"}, case

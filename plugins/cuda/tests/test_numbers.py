@@ -1,0 +1,114 @@
+"""Every number of each format, by kernels, beside torch."""
+
+import os
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+import triton
+import triton.language as tl
+from blendhub_cuda.kernels import decode, encode
+
+HAS_GPU = torch.cuda.is_available()
+DEVICE = "cuda" if HAS_GPU else "cpu"
+TYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float8_e4m3": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+SMALL = ["float8_e4m3", "float8_e5m2"]
+SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def like_kernels(function):
+    """Compiled, or run by the interpreter, as the kernels are here."""
+    with mock.patch.dict(os.environ, {} if HAS_GPU else {"TRITON_INTERPRET": "1"}):
+        return triton.jit(function)
+
+
+@like_kernels
+def decode_all(items, numbers, DTYPE: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    tl.store(numbers + at, decode(tl.load(items + at), DTYPE))
+
+
+@like_kernels
+def encode_all(numbers, items, DTYPE: tl.constexpr, COUNT: tl.constexpr):
+    at = tl.program_id(0) * COUNT + tl.arange(0, COUNT)
+    tl.store(items + at, encode(tl.load(numbers + at), DTYPE))
+
+
+def run(kernel, given, made, dtype):
+    """``made``, by as many programs as it takes; there is no mask, so all are padded."""
+    count = min(65536, triton.next_power_of_2(len(given)))
+    rest = -len(given) % count
+    given = torch.nn.functional.pad(given, (0, rest)).to(DEVICE)
+    result = torch.empty(len(given), dtype=made, device=DEVICE)
+    with np.errstate(all="ignore"):
+        kernel[(len(given) // count,)](given, result, dtype, count)
+    return result.cpu()[: len(given) - rest]
+
+
+def decoded(items, dtype):
+    return run(decode_all, items, torch.float32, dtype)
+
+
+def encoded(numbers, dtype):
+    return run(encode_all, numbers, SIGNED[TYPES[dtype].itemsize], dtype)
+
+
+def patterns(dtype):
+    """All of them, or of float32 a million."""
+    size = TYPES[dtype].itemsize
+    if size == 4:
+        return torch.from_numpy(np.random.default_rng(1).integers(-(2**31), 2**31, 2**20, np.int32))
+    return torch.arange(-(2 ** (8 * size - 1)), 2 ** (8 * size - 1)).to(SIGNED[size])
+
+
+def by_torch(items, dtype):
+    return items.view(TYPES[dtype]).float()
+
+
+def equal(found, wanted):
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_every_pattern_is_decoded_as_torch_does(dtype):
+    equal(decoded(patterns(dtype), dtype), by_torch(patterns(dtype), dtype))
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_was_decoded_is_encoded_to_the_same_bits(dtype):
+    items = patterns(dtype)
+    numbers = by_torch(items, dtype)
+    known = numbers.isfinite() if dtype in SMALL else ~numbers.isnan()
+    equal(encoded(numbers[known], dtype), items[known])
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_numbers_are_rounded_as_torch_does(dtype):
+    """Between all neighbours, also exactly in the middle."""
+    exact = by_torch(patterns(dtype), dtype)
+    exact = np.unique(exact[exact.isfinite()].numpy()).astype(np.float64)
+    middles = ((exact[1:] + exact[:-1]) / 2).astype(np.float32)
+    above, below = np.nextafter(middles, np.float32(np.inf)), np.nextafter(middles, np.float32(-np.inf))
+    numbers = torch.from_numpy(np.concatenate([exact.astype(np.float32), middles, above, below]))
+    equal(by_torch(encoded(numbers, dtype), dtype), numbers.to(TYPES[dtype]).float())
+
+
+@pytest.mark.parametrize("dtype", SMALL)
+def test_what_is_too_large_for_8_bits_becomes_the_largest_number(dtype):
+    largest = torch.finfo(TYPES[dtype]).max
+    numbers = torch.tensor([largest * 1.2, -largest * 1.2, 1e30, -1e30, torch.inf, -torch.inf])
+    equal(by_torch(encoded(numbers, dtype), dtype), numbers.sign() * largest)
+
+
+@pytest.mark.parametrize("dtype", TYPES)
+def test_what_is_not_a_number_stays_none(dtype):
+    bits = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0xFF800001, 0x7FFFFFFF], np.uint32)
+    numbers = torch.from_numpy(bits.view(np.float32))
+    assert by_torch(encoded(numbers, dtype), dtype).isnan().all()
