@@ -1,11 +1,16 @@
 """The CUDA device of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
+import sys
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cuda.options import CudaOptions
+
+DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""What NVIDIA's and AMD's drivers leave in the file system, and Windows' in its Linux."""
 
 
 def _cuda(options: Any) -> Device:
@@ -17,6 +22,9 @@ def _cuda(options: Any) -> Device:
 def _needs() -> Unavailable | None:
     if not find_spec("torch"):
         return Unavailable("torch is not installed", "pip install 'torch>=2.6'")
+    if "torch" not in sys.modules and not any(Path(node).exists() for node in DRIVERS):
+        # Importing torch takes seconds, and whoever lists plugins would wait for it in vain.
+        return Unavailable("no driver of a GPU is loaded here", "nvidia-smi")
     import torch
 
     if not torch.cuda.is_available():
