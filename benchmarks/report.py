@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
-from rich.console import Console
-from rich.table import Table
 
 
 class Row(msgspec.Struct, frozen=True):
@@ -65,13 +63,19 @@ def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path 
         json.parent.mkdir(parents=True, exist_ok=True)
         report = Report(benchmark, _machine(), {name: _version(name) for name in packages}, rows)
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
-    table = Table("id", "value", "bar", "ok", "spread", "what", title=f"benchmarks.{benchmark}")
-    for one in rows:
-        bar = "" if one.bar is None else f"{'>=' if one.better == 'higher' else '<='} {one.bar:g}"
-        spread = f"{one.spread[0]:.4g} .. {one.spread[1]:.4g}" if one.spread else ""
-        value = "-" if one.value is None else f"{one.value:.4g} {one.unit}"
-        table.add_row(one.id, value, bar, {None: "", True: "yes", False: "NO"}[one.ok], spread, one.what)
-    Console(width=None if Console().is_terminal else 160).print(table)
+    # Plain text: some benchmarks run on machines that have little installed.
+    lines = [("id", "value", "bar", "ok", "spread", "what"), *map(_cells, rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    print(f"benchmarks.{benchmark}")
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _cells(one: Row) -> tuple[str, ...]:
+    bar = "" if one.bar is None else f"{'>=' if one.better == 'higher' else '<='} {one.bar:g}"
+    spread = f"{one.spread[0]:.4g} .. {one.spread[1]:.4g}" if one.spread else ""
+    value = "-" if one.value is None else f"{one.value:.4g} {one.unit}"
+    return one.id, value, bar, {None: "", True: "yes", False: "NO"}[one.ok], spread, one.what
 
 
 def _machine() -> dict[str, str | int]:
