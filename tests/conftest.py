@@ -1,4 +1,4 @@
-"""Distributions made for one test: real metadata and real modules, as an installer leaves them."""
+"""What several tests need: distributions made for one test, and hypothesis in a hurry."""
 
 import sys
 import textwrap
@@ -7,12 +7,13 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
+from hypothesis import Phase, settings
 
 from blendhub import PluginHost
 
 
 class Site:
-    """A directory of installed distributions, on the path while a test runs."""
+    """A directory of installed distributions, on the path while a test runs: real metadata and real modules."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -43,3 +44,14 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield made
     for module in made.path.glob("*.py"):
         sys.modules.pop(module.stem, None)
+
+
+@pytest.fixture
+def without_shrinking() -> Iterator[None]:
+    """Where it is enough that something fails; the smallest example that does is for authors."""
+    before = settings.default
+    settings.register_profile("without shrinking", phases=[Phase.generate])
+    settings.load_profile("without shrinking")
+    yield
+    settings.register_profile("before", before)
+    settings.load_profile("before")

@@ -2,14 +2,13 @@
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
 
 from blendhub import Span
 from blendhub.contracts import Selector
@@ -244,17 +243,6 @@ FAULTS = [
     (SubtractsInPlace, "test_tensors_are_not_changed"),
     (StretchesTensors, "test_tensors_of_different_shapes_are_refused"),
 ]
-
-
-@pytest.fixture
-def without_shrinking() -> Iterator[None]:
-    """That a question fails is enough here; the shortest one that does is for authors."""
-    before = settings.default
-    settings.register_profile("without shrinking", phases=[Phase.generate])
-    settings.load_profile("without shrinking")
-    yield
-    settings.register_profile("before", before)
-    settings.load_profile("before")
 
 
 @pytest.mark.usefixtures("without_shrinking")

@@ -2,12 +2,10 @@
 
 import inspect
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
 
 from blendhub import Match, Span
 from blendhub.contracts import Matcher
@@ -176,17 +174,6 @@ FAULTS = [
     (StoresAllTokens, "anywhere", "test_only_the_span_is_stored"),
     (StoresAllTokens, "anywhere", "test_a_run_may_go_on_differently_than_its_tokens_did"),
 ]
-
-
-@pytest.fixture
-def without_shrinking() -> Iterator[None]:
-    """That a history fails is enough here; the shortest one that does is for authors."""
-    before = settings.default
-    settings.register_profile("without shrinking", phases=[Phase.generate])
-    settings.load_profile("without shrinking")
-    yield
-    settings.register_profile("before", before)
-    settings.load_profile("before")
 
 
 @pytest.mark.usefixtures("without_shrinking")

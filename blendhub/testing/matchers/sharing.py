@@ -1,10 +1,5 @@
 """Several threads share a matcher; several processes must agree on its answers."""
 
-import inspect
-import json
-import os
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 from typing import Any
@@ -14,6 +9,7 @@ import msgspec
 from blendhub.contracts.matcher import Matcher
 from blendhub.plan import Span
 from blendhub.testing.checks import Twins, check_matches, covers, touches
+from blendhub.testing.episode import answers_elsewhere
 from blendhub.testing.matchers.base import MatcherTests, Writer
 
 
@@ -74,7 +70,7 @@ class SharingTests(MatcherTests):
     def test_processes_with_other_hash_seeds_agree(self) -> None:
         here = self.episode()
         for seed in ("1", "4242"):
-            assert self._episode_elsewhere(seed) == here
+            assert answers_elsewhere(self, seed) == here
 
     def episode(self) -> list[Any]:
         """A story with many ties to decide: texts stored several times, in several neighbourhoods."""
@@ -91,16 +87,3 @@ class SharingTests(MatcherTests):
             prompt, _ = writer.joined(*(texts[i] for i in order))
             answers.append(msgspec.to_builtins(matcher.match(prompt)))
         return answers
-
-    def _episode_elsewhere(self, hash_seed: str) -> Any:
-        """The same story in a new interpreter, which finds this suite by its file."""
-        suite = type(self)
-        done = subprocess.run(
-            [sys.executable, "-m", "blendhub.testing.episode", inspect.getfile(suite), suite.__qualname__],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, f"the suite cannot be run in another process:\n{done.stderr}"
-        return json.loads(done.stdout)

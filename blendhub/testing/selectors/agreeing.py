@@ -1,15 +1,11 @@
 """All ranks pick the same tokens: an answer depends on the question alone."""
 
-import inspect
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import msgspec
 
 from blendhub.contracts import Selector
+from blendhub.testing.episode import answers_elsewhere
 from blendhub.testing.selectors.base import BLOCKS, MOVED, SelectorTests
 
 
@@ -26,7 +22,7 @@ class AgreeingTests(SelectorTests):
         assert forwards == backwards[::-1]
 
     def test_a_process_with_another_hash_seed_agrees(self) -> None:
-        assert self._episode_elsewhere(hash_seed="4242") == self.episode()
+        assert answers_elsewhere(self, hash_seed="4242") == self.episode()
 
     def episode(self) -> list[Any]:
         """Answers to a list of questions, some of them with many ties to decide."""
@@ -38,16 +34,3 @@ class AgreeingTests(SelectorTests):
                 for rounded in (scores, None if scores is None else scores.round()):
                     answers.append(msgspec.to_builtins(self.picks(selector, moved, 0.3, block_tokens, rounded)))
         return answers
-
-    def _episode_elsewhere(self, hash_seed: str) -> Any:
-        """The same questions in a new interpreter, which finds this suite by its file."""
-        suite = type(self)
-        done = subprocess.run(
-            [sys.executable, "-m", "blendhub.testing.episode", inspect.getfile(suite), suite.__qualname__],
-            env={**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, f"the suite cannot be run in another process:\n{done.stderr}"
-        return json.loads(done.stdout)
