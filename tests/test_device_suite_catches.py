@@ -2,13 +2,12 @@
 
 import inspect
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import Phase, settings
 
 from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
@@ -220,17 +219,6 @@ FAULTS = [
 ]
 
 
-@pytest.fixture
-def without_shrinking() -> Iterator[None]:
-    """That a transfer fails is enough here; the smallest one that does is for authors."""
-    before = settings.default
-    settings.register_profile("without shrinking", phases=[Phase.generate])
-    settings.load_profile("without shrinking")
-    yield
-    settings.register_profile("before", before)
-    settings.load_profile("before")
-
-
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_suite_catches(faulty: type[ReferenceDevice], test: str) -> None:
@@ -269,7 +257,7 @@ def _passes(suite: DeviceSuite, name: str) -> bool:
 
 def _fixtures(suite: DeviceSuite, wanted: Any, sizes: tuple[int, int]) -> dict[str, Any]:
     def make_world(setup: Setup) -> World:
-        return World(suite.create(), suite.torch_device, setup)
+        return World(suite.create(), suite.torch_type, setup)
 
     block_size, chunk_tokens = sizes
     made = {

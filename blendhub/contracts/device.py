@@ -2,13 +2,13 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.layout import KVLayout
+from blendhub.layout import ITEM_SIZES, KVLayout
 from blendhub.plan import Span
 
 if TYPE_CHECKING:
@@ -93,11 +93,21 @@ class Device(ABC):
 
     *Order.* A transfer sees what the engine wrote to its pages before the call. What the engine does with its pages
     after ``wait`` returned sees the transfer. Until then neither side may be changed by others. Several may be under
-    way at once.
+    way at once. ``wait`` blocks the thread that calls it, because leases end after it; who must not block asks ``done``
+    first.
 
     *Errors.* A segment that leaves its shard, the arena, the block table, the pages or the rotation's positions raises
     InvalidInput, and nothing is copied. So do segments of one load that overlap.
     """
+
+    torch_type: str = "cpu"
+    """Where the engine's pages lie, as torch calls it."""
+
+    formats: tuple[PageFormat, ...] = get_args(PageFormat)
+    """The page formats that this device serves."""
+
+    dtypes: tuple[str, ...] = tuple(ITEM_SIZES)
+    """The types of numbers that it serves."""
 
     block_tokens: int
     """How many neighbours this device likes to have recomputed together."""

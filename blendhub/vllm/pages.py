@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from blendhub.contracts import PagedLayer, Rotation
+from blendhub.devices import planes_of
 from blendhub.errors import Unsupported
 from blendhub.layout import KVLayout
 from blendhub.vllm.model import EngineModel
@@ -73,17 +74,6 @@ def read(
     layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the tokens at these slots, each ``[n, heads, width]``, as copies."""
-    pages, width = layer.tensors[0], layout.key_dim
-    if layer.format == "packed_transposed":
-        split = block_size * width
-        blocks, heads, _ = pages.shape
-        keys = pages[..., :split].view(blocks, heads, width, block_size).permute(0, 3, 1, 2)
-        values = pages[..., split:].view(blocks, heads, block_size, layout.value_dim).transpose(1, 2)
-    elif layer.format == "packed_heads":
-        keys, values = pages.transpose(1, 2)[..., :width], pages.transpose(1, 2)[..., width:]
-    elif layer.format == "latent":
-        keys, values = pages[:, :, None, :], pages[:, :, None, width:]
-    else:
-        raise Unsupported(f"vLLM has no pages of format {layer.format!r}")
-    at = slots.to(pages.device)
-    return keys[at // block_size, at % block_size], values[at // block_size, at % block_size]
+    keys, values = planes_of(layer, block_size, layout)
+    at = slots.to(keys.device)
+    return keys[at // block_size, :, at % block_size], values[at // block_size, :, at % block_size]

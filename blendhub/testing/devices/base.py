@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar, Self, TypeAlias, get_args
+from typing import Any, ClassVar, Self, TypeAlias
 
 import pytest
 
@@ -20,13 +20,13 @@ NUMBERS = tuple(dtype for dtype in ITEM_SIZES if dtype != "int8")
 class DeviceTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the device under test."""
 
-    torch_device: ClassVar[str] = "cpu"
+    torch_type: ClassVar[str] = Device.torch_type
     """Where the engine's pages lie, as torch calls it."""
 
-    formats: ClassVar[tuple[PageFormat, ...]] = get_args(PageFormat)
+    formats: ClassVar[tuple[PageFormat, ...]] = Device.formats
     """The page formats that the device serves; the first is used where the format plays no part."""
 
-    dtypes: ClassVar[tuple[str, ...]] = tuple(ITEM_SIZES)
+    dtypes: ClassVar[tuple[str, ...]] = Device.dtypes
     """The types that the device serves; the first of those that can be turned is used where the type plays no part."""
 
     @abstractmethod
@@ -40,8 +40,10 @@ class DeviceTests(ABC):
         def create(suite: object) -> Any:
             return host.create("device", name, options)
 
-        create(None).close()
-        return type("TestInstalledDevice", (cls,), {"create": create})
+        device = create(None)
+        device.close()
+        served = {name: getattr(device, name) for name in ("torch_type", "formats", "dtypes")}
+        return type("TestInstalledDevice", (cls,), {"create": create, **served})
 
     @pytest.fixture
     def device(self) -> Iterator[Device]:
@@ -56,7 +58,7 @@ class DeviceTests(ABC):
 
         def make(setup: Setup) -> World:
             self.skip_unless_served(setup.format, setup.dtype)
-            made.append(World(self.create(), self.torch_device, setup))
+            made.append(World(self.create(), self.torch_type, setup))
             return made[-1]
 
         yield make

@@ -71,7 +71,7 @@ class RandomTests(DeviceTests):
             setup = data.draw(setups(formats, dtypes), label="setup")
             device = self.create()
             try:
-                world = World(device, self.torch_device, setup)
+                world = World(device, self.torch_type, setup)
                 skipped = data.draw(st.integers(0, 30), label="skipped")
                 world.load(data.draw(tilings(world), label="loaded"), skipped)
                 world.overwrite_pages()

@@ -146,5 +146,5 @@ class RefusingTests(DeviceTests):
         ):
             device = self.create()
             with pytest.raises(Unsupported):
-                World(device, self.torch_device, setup)
+                World(device, self.torch_type, setup)
             device.close()

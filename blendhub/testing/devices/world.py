@@ -84,7 +84,7 @@ class World:
     All bytes are random before anything is copied, also those between and around the pages of strided tensors.
     """
 
-    def __init__(self, device: Device, torch_device: str, setup: Setup, seed: int = 1) -> None:
+    def __init__(self, device: Device, torch_type: str, setup: Setup, seed: int = 1) -> None:
         self.device = device
         self.reference = ReferenceDevice()
         self.setup = setup
@@ -94,7 +94,7 @@ class World:
         self.expected_arena = self._random_arena()
         self.arena = self.expected_arena.copy()
         self.block_ids = self._random.permutation(setup.n_blocks)[:-2].astype(np.int64)
-        self.layers = _moved(self._layers, torch_device)
+        self.layers = _moved(self._layers, torch_type)
         device.attach(self.layers, setup.block_size, self.layout)
         self.reference.attach(self._layers, setup.block_size, self.layout)
         device.pin(self.arena)
@@ -201,20 +201,20 @@ class World:
         return self._random_bits((n_items,)).view(np.uint8)
 
 
-def _moved(layers: Sequence[PagedLayer], torch_device: str) -> list[PagedLayer]:
+def _moved(layers: Sequence[PagedLayer], torch_type: str) -> list[PagedLayer]:
     """Copies of the layers there: of the same strides, in allocations of the same size, and tables shared as before."""
     import torch
 
     tables: dict[int, torch.Tensor] = {}
 
     def moved(tensor: "torch.Tensor") -> "torch.Tensor":
-        whole = torch.from_numpy(_bytes_of(tensor).copy()).to(torch_device).view(tensor.dtype)
+        whole = torch.from_numpy(_bytes_of(tensor).copy()).to(torch_type).view(tensor.dtype)
         return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
     def moved_rotation(rotation: Rotation | None) -> Rotation | None:
         if rotation is None:
             return None
-        table = tables.setdefault(id(rotation.cos_sin), rotation.cos_sin.to(torch_device))
+        table = tables.setdefault(id(rotation.cos_sin), rotation.cos_sin.to(torch_type))
         return Rotation(table, rotation.neox, rotation.offset)
 
     return [

@@ -1,20 +1,19 @@
-"""A device in one file, in plain torch: pages of every format become views, and an index picks tokens from them.
+"""A device in one file, in plain torch: an index picks tokens from views of the pages, which are alike in every format.
 
 Copies are made before a call returns, so there is nothing to wait for.
 """
 
-import itertools
-import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from blendhub import Span
-from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.devices import Bounds, check_pages, count_blocks, count_positions, planes_of
+from blendhub.errors import InvalidInput, Unsupported
 from blendhub.layout import ITEM_SIZES, KVLayout
 
 TYPES = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEM_SIZES}
@@ -48,17 +47,20 @@ class PlainDevice(Device):
         self._arena: torch.Tensor | None = None
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if len(layers) != layout.layers:
-            raise LayoutMismatch(f"{len(layers)} layers were given, but the layout has {layout.layers}")
+        place = check_pages(layers, block_size, layout, self.formats)
+        if place.type != self.torch_type:
+            raise Unsupported(
+                f"the pages lie on {place}, but device 'plain' serves only a CPU's; choose another device"
+            )
         planes: list[Plane] = []
         for index, layer in enumerate(layers):
-            keys, values = _views(layer, block_size, layout)
+            keys, values = (
+                plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in planes_of(layer, block_size, layout)
+            )
             planes.append(Plane(keys, layout.keys_at(index), layer.rotation))
             planes.append(Plane(values, layout.values_at(index), None))
         self._planes, self._block_size, self._layout = planes, block_size, layout
-        self._n_blocks = min(len(plane.pages) for plane in planes)
-        tables = [layer.rotation.cos_sin for layer in layers if layer.rotation]
-        self._n_positions = min(map(len, tables), default=sys.maxsize)
+        self._bounds = Bounds(layout, block_size, count_blocks(layers), count_positions(layers))
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         self._arena = torch.from_numpy(arena)
@@ -67,7 +69,7 @@ class PlainDevice(Device):
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
     ) -> Transfer:
         arena = self._checked_arena(segments, block_ids)
-        self._check_load(segments, skip_prefix_n_tokens)
+        self._bounds.check_load(segments, skip_prefix_n_tokens)
         for segment in segments:
             kept = _from(segment, skip_prefix_n_tokens)
             new = torch.arange(kept.span.start, kept.span.end)
@@ -105,31 +107,8 @@ class PlainDevice(Device):
     def _checked_arena(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> torch.Tensor:
         if not self._planes or self._arena is None:
             raise InvalidInput("a device copies after attach and pin, and before close")
-        layout, size = self._layout, self._block_size
-        for segment in segments:
-            used = block_ids[segment.span.start // size : -(-segment.span.end // size)]
-            if not 0 <= segment.row <= layout.chunk_tokens - len(segment.span):
-                raise InvalidInput(f"{segment} leaves its shard of {layout.chunk_tokens} rows")
-            if not 0 <= segment.shard <= len(self._arena) - layout.shard_bytes:
-                raise InvalidInput(f"{segment} leaves the arena of {len(self._arena)} bytes")
-            if segment.span.end > len(block_ids) * size:
-                raise InvalidInput(f"{segment} leaves the block table of {len(block_ids)} blocks of {size} tokens")
-            if not ((used >= 0) & (used < self._n_blocks)).all():
-                raise InvalidInput(f"{segment} leaves the pages: of blocks {used.tolist()} there are {self._n_blocks}")
+        self._bounds.check(segments, block_ids, len(self._arena))
         return self._arena
-
-    def _check_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int) -> None:
-        if skip_prefix_n_tokens < 0:
-            raise InvalidInput(f"skip_prefix_n_tokens must be 0 or more, got {skip_prefix_n_tokens}")
-        for segment in segments:
-            source, start = segment.source_start, segment.span.start
-            last = max(source, start) + len(segment.span)
-            if source != start and (source < 0 or last > self._n_positions):
-                raise InvalidInput(f"{segment} leaves the {self._n_positions} positions of the rotation")
-        spans = sorted(segment.span for segment in segments if len(segment.span))
-        for one, following in itertools.pairwise(spans):
-            if following.start < one.end:
-                raise InvalidInput(f"two segments of one load overlap: {one} and {following}")
 
 
 def _from(segment: Segment, position: int) -> Segment:
@@ -157,44 +136,3 @@ def _turned(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torc
     result = keys.clone()
     result[..., turning] = numbers.to(keys.dtype)
     return result
-
-
-def _views(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[torch.Tensor]:
-    """A layer's keys and values as views ``[blocks, tokens, heads, width]`` of its pages, as bits."""
-    if layer.format not in get_args(PageFormat) or layer.tensors[0].device.type != "cpu":
-        raise Unsupported(f"{layer.name!r} has {layer.format!r} pages on {layer.tensors[0].device}; see PageFormat")
-    if layer.rotation and layout.dtype == "int8":
-        raise Unsupported(f"{layer.name!r} keeps keys as int8, whose scales are unknown, so they cannot be turned")
-    try:
-        views = _split(layer, block_size, layout)
-    except RuntimeError:
-        views = ()
-    given = [tuple(view.shape[1:]) for view in views]
-    wanted = [(block_size, layout.kv_heads, width) for width in (layout.key_dim, layout.value_dim)]
-    if given != wanted or any(pages.dtype != TYPES[layout.dtype] for pages in layer.tensors):
-        pages = ", ".join(f"{pages.dtype} of shape {list(pages.shape)}" for pages in layer.tensors)
-        raise LayoutMismatch(
-            f"{layer.name!r} has {layer.format!r} pages {pages}, not as {layout} asks for in blocks of {block_size}"
-        )
-    return [view.view(BITS[view.itemsize]) for view in views]
-
-
-def _split(layer: PagedLayer, block_size: int, layout: KVLayout) -> Sequence[torch.Tensor]:
-    """The same for pages that fit; for others views of other shapes, or torch raises RuntimeError."""
-    widths = [layout.key_dim, layout.value_dim]
-    match layer.format, layer.tensors:
-        case "packed_heads", (pages,):
-            return pages.transpose(1, 2).split_with_sizes(widths, -1)
-        case "packed_tokens", (pages,):
-            return pages.split_with_sizes(widths, -1)
-        case "packed_transposed", (pages,):
-            keys, values = pages.split_with_sizes([block_size * width for width in widths], -1)
-            keys = keys.unflatten(-1, (widths[0], block_size)).permute(0, 3, 1, 2)
-            return keys, values.unflatten(-1, (block_size, widths[1])).transpose(1, 2)
-        case "kv_first", (pages,):
-            return pages.unbind()
-        case "latent", (pages,):
-            return pages.unsqueeze(2), pages.unsqueeze(2)[..., :0]
-        case "split", pages:
-            return pages
-    return ()

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.devices import Bounds
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 from blendhub_cpu import kernels
 from blendhub_cpu.items import CARRIERS
 from blendhub_cpu.options import CpuOptions
 from blendhub_cpu.pages import Pages, read_pages
-from blendhub_cpu.pieces import Bounds, pieces_of
+from blendhub_cpu.pieces import pieces_of
 
 MOST_THREADS = 4
 """More do not copy faster: memory is the limit."""

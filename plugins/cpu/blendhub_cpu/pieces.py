@@ -1,6 +1,5 @@
-"""Segments checked, and cut at the borders of blocks: arithmetic without I/O."""
+"""Segments cut at the borders of blocks: arithmetic without I/O."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,57 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
-from blendhub.errors import InvalidInput
-from blendhub.layout import KVLayout
 from blendhub_cpu.kernels import PIECE_RECORD
-
-
-class Bounds:
-    """What segments of a transfer must stay within."""
-
-    def __init__(self, layout: KVLayout, block_size: int, n_blocks: int, n_positions: int | None) -> None:
-        self._layout = layout
-        self._block_size = block_size
-        self._n_blocks = n_blocks
-        self._n_positions = n_positions
-
-    def check(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], arena_bytes: int) -> None:
-        """Raise InvalidInput unless each segment stays within its shard, the arena, the block table and the pages."""
-        if block_ids.ndim != 1 or block_ids.dtype.kind not in "iu":
-            raise InvalidInput(
-                f"block_ids must be a flat array of integers, got {block_ids.dtype} of shape {block_ids.shape}"
-            )
-        chunk_tokens, shard_bytes = self._layout.chunk_tokens, self._layout.shard_bytes
-        n_tokens = len(block_ids) * self._block_size
-        for segment in segments:
-            if not 0 <= segment.row <= chunk_tokens - len(segment.span):
-                raise InvalidInput(f"{segment} leaves its shard of {chunk_tokens} rows")
-            if not 0 <= segment.shard <= arena_bytes - shard_bytes:
-                raise InvalidInput(f"{segment} leaves the arena: shards of {shard_bytes} bytes, {arena_bytes} in all")
-            if segment.span.end > n_tokens:
-                raise InvalidInput(
-                    f"{segment} leaves the block table: {len(block_ids)} blocks of {self._block_size} tokens"
-                )
-            used = block_ids[segment.span.start // self._block_size : -(-segment.span.end // self._block_size)]
-            if len(used) and not (used.min() >= 0 and used.max() < self._n_blocks):
-                raise InvalidInput(
-                    f"{segment} leaves the pages: it lies in blocks {used.tolist()}, but there are {self._n_blocks}"
-                )
-
-    def check_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int) -> None:
-        """Raise InvalidInput for what only a load must not do: overlap, or turn keys to unknown positions."""
-        if skip_prefix_n_tokens < 0:
-            raise InvalidInput(f"skip_prefix_n_tokens must be 0 or more, got {skip_prefix_n_tokens}")
-        known = self._n_positions
-        for segment in segments:
-            start, source = segment.span.start, segment.source_start
-            last = max(start, source) + len(segment.span)
-            if source < 0 or (known is not None and source != start and last > known):
-                raise InvalidInput(f"{segment} leaves the positions of the rotation: there are {known}")
-        spans = sorted(segment.span for segment in segments if len(segment.span))
-        for one, next_one in itertools.pairwise(spans):
-            if next_one.start < one.end:
-                raise InvalidInput(f"two segments of one load overlap: {one} and {next_one}")
 
 
 def pieces_of(

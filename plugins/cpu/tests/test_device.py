@@ -12,7 +12,7 @@ from blendhub_cpu.device import CpuDevice, run_on, usable_cores
 from blendhub_cpu.options import CpuOptions
 
 from blendhub.contracts import PagedLayer, Rotation
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.errors import InvalidInput, Unsupported
 from blendhub.testing.devices.world import Setup, Turning, World
 
 replace = msgspec.structs.replace
@@ -80,17 +80,6 @@ def test_an_arena_is_flat_bytes(world, arena):
         world.device.pin(arena)
 
 
-def test_a_negative_prefix_is_refused(world):
-    with pytest.raises(InvalidInput, match="skip_prefix_n_tokens"):
-        world.device.load(world.chunks(3, 60), world.block_ids, -1)
-
-
-@pytest.mark.parametrize("block_ids", [np.zeros(20), np.zeros((20, 1), np.int64)], ids=["floats", "2d"])
-def test_a_block_table_is_a_flat_array_of_integers(world, block_ids):
-    with pytest.raises(InvalidInput, match="flat array of integers"):
-        world.device.load(world.chunks(3, 60), block_ids)
-
-
 def test_nothing_is_copied_before_attach_or_after_close(world):
     for device, told in ((CpuDevice(CpuOptions()), "needs attach and pin"), (world.device, "is closed")):
         world.device.close()
@@ -107,31 +96,12 @@ def test_a_device_is_attached_once(world):
         world.device.attach(world.layers, world.setup.block_size, world.layout)
 
 
-def refused(error, told, setup=None, rotation=None, **changes):
-    device = CpuDevice(CpuOptions())
-    made = world_of(setup)
-    made.device.close()
-    layers = [replace(layer, rotation=rotation, **changes) for layer in made.layers]
-    with pytest.raises(error, match=told):
-        device.attach(layers, made.setup.block_size, made.layout)
-
-
-def test_integers_cannot_be_turned():
-    refused(Unsupported, "cannot be turned", Setup(dtype="int8"), Turning().rotation())
-
-
-@pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
-def test_what_turns_lies_within_the_key(width, offset):
-    refused(LayoutMismatch, "cos_sin of shape", rotation=Rotation(torch.zeros(100, width), True, offset))
-
-
-def test_cos_sin_is_float32():
-    refused(Unsupported, "must be float32", rotation=Rotation(torch.zeros(100, 8, dtype=torch.float64), True))
-
-
-def test_the_last_axis_is_contiguous():
-    pages = torch.zeros(13, 3, 24, 8).transpose(2, 3)
-    refused(Unsupported, "the last one must be 1", tensors=(pages,))
+def test_pages_that_are_not_a_cpu_s_are_refused():
+    world = world_of()
+    world.device.close()
+    layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in world.layers]
+    with pytest.raises(Unsupported, match=r"lie on meta.*choose another device"):
+        CpuDevice(CpuOptions()).attach(layers, world.setup.block_size, world.layout)
 
 
 @pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2", "int8"])

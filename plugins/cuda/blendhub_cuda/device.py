@@ -8,13 +8,13 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.devices import Bounds
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
-from blendhub_cuda.bounds import Bounds
 from blendhub_cuda.lanes import N_LANES, Loads, Saves
 from blendhub_cuda.launcher import Launcher
 from blendhub_cuda.options import CudaOptions
-from blendhub_cuda.pages import ACCESS_BYTES, read_pages
+from blendhub_cuda.pages import ACCESS_BYTES, FORMATS, read_pages
 from blendhub_cuda.runtime import CudaRuntime, PinnedArena, Runtime
 from blendhub_cuda.tiles import Cutter
 
@@ -30,6 +30,9 @@ class _Engine(NamedTuple):
 
 
 class CudaDevice(Device):
+    torch_type = "cuda"
+    formats = FORMATS
+
     def __init__(self, options: CudaOptions, runtime: Callable[[torch.device], Runtime] = CudaRuntime) -> None:
         self.block_tokens = options.block_tokens
         self._staging_mib = options.staging_mib

@@ -1,7 +1,7 @@
 """Kernels that copy between rows of the arena, or of staging, and blocks of pages: all layers, keys and values at once.
 
 They work on addresses, because one launch serves the tensors of all layers. Nothing is checked here: what reaches a
-kernel was checked by :mod:`blendhub_cuda.bounds` and :mod:`blendhub_cuda.pages`.
+kernel was checked by :mod:`blendhub.devices`.
 
 A program copies one tile, at most ``TOKENS`` tokens of one segment, of one layer's keys or values. The masks keep
 it from everything else, so what is skipped is never touched: no program is started for it.

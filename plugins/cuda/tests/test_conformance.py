@@ -1,22 +1,20 @@
 """The conformance suite of devices, run on this one: on a GPU if there is one, else in Triton's interpreter."""
 
-from typing import ClassVar
-
 import torch
 from blendhub_cuda.deferred import DeferredRuntime
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
-from blendhub.contracts import Device, PageFormat
+from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
 
 HAS_GPU = torch.cuda.is_available()
 
 
 class TestCuda(DeviceSuite):
-    torch_device = "cuda" if HAS_GPU else "cpu"
-    formats: ClassVar[tuple[PageFormat, ...]] = ("packed_heads", "packed_tokens", "kv_first", "split", "latent")
+    torch_type = CudaDevice.torch_type if HAS_GPU else "cpu"
+    formats = CudaDevice.formats
 
     def create(self) -> Device:
         return CudaDevice(CudaOptions(), CudaRuntime if HAS_GPU else DeferredRuntime)

@@ -13,7 +13,7 @@ from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
 from blendhub.contracts import PagedLayer, Rotation
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.errors import InvalidInput, Unsupported
 from blendhub.testing.devices.world import Setup, Turning, World
 
 HAS_GPU = torch.cuda.is_available()
@@ -87,17 +87,6 @@ def test_an_arena_is_flat_bytes_at_an_even_address(world, arena):
     world.load(world.chunks(3, 60))
 
 
-def test_a_negative_prefix_is_refused(world):
-    with pytest.raises(InvalidInput, match="skip_prefix_n_tokens"):
-        world.device.load(world.chunks(3, 60), world.block_ids, -1)
-
-
-@pytest.mark.parametrize("block_ids", [np.zeros(20), np.zeros((20, 1), np.int64)], ids=["floats", "2d"])
-def test_a_block_table_is_a_flat_array_of_integers(world, block_ids):
-    with pytest.raises(InvalidInput, match="flat array of integers"):
-        world.device.load(world.chunks(3, 60), block_ids)
-
-
 def test_what_is_refused_never_reaches_the_gpu(world, monkeypatch):
     def launch(*_):
         raise AssertionError("a kernel was launched")
@@ -126,42 +115,6 @@ def test_nothing_is_copied_before_attach_or_after_close(world):
 def test_a_device_is_attached_once(world):
     with pytest.raises(InvalidInput, match="attached once"):
         world.device.attach(world.layers, world.setup.block_size, world.layout)
-
-
-def refused(error, told, setup=None, rotation=None, **changes):
-    device = device_of()
-    made = world_of(setup)
-    made.device.close()
-    layers = [replace(layer, rotation=rotation, **changes) for layer in made.layers]
-    with pytest.raises(error, match=told):
-        device.attach(layers, made.setup.block_size, made.layout)
-
-
-def table(n_positions, width, dtype=torch.float32):
-    return torch.zeros(n_positions, width, dtype=dtype, device=DEVICE)
-
-
-def test_integers_cannot_be_turned():
-    refused(Unsupported, "cannot be turned", Setup(dtype="int8"), Rotation(table(100, 8), True))
-
-
-@pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
-def test_what_turns_lies_within_the_key(width, offset):
-    refused(LayoutMismatch, "cos_sin of shape", rotation=Rotation(table(100, width), True, offset))
-
-
-def test_cos_sin_is_float32():
-    refused(Unsupported, "must be float32", rotation=Rotation(table(100, 8, torch.float64), True))
-
-
-def test_the_last_axis_is_contiguous():
-    pages = torch.zeros(13, 3, 24, 8, device=DEVICE).transpose(2, 3)
-    refused(Unsupported, "the last one must be 1", tensors=(pages,))
-
-
-def test_transposed_pages_are_refused_by_name():
-    pages = torch.zeros(13, 3, 24 * 8, device=DEVICE)
-    refused(Unsupported, "packed_transposed.*it serves packed_heads", tensors=(pages,), format="packed_transposed")
 
 
 def test_pages_that_are_not_on_a_gpu_are_refused():

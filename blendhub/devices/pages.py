@@ -1,0 +1,139 @@
+"""An engine's pages, whatever their format: what they must be, and views of them that are alike."""
+
+from collections.abc import Sequence
+
+import torch
+
+from blendhub.contracts import PagedLayer, PageFormat, Rotation
+from blendhub.errors import LayoutMismatch, Unsupported
+from blendhub.layout import KVLayout
+
+TENSOR_TYPES = {
+    "float32": (torch.float32,),
+    "float16": (torch.float16,),
+    "bfloat16": (torch.bfloat16,),
+    "float8_e4m3": (torch.float8_e4m3fn, torch.uint8),
+    "float8_e5m2": (torch.float8_e5m2, torch.uint8),
+    "int8": (torch.int8, torch.uint8),
+}
+"""What tensors of a layout's dtype may be; engines keep 8-bit floats in tensors of bytes too."""
+
+
+def check_pages(
+    layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, formats: Sequence[PageFormat]
+) -> torch.device:
+    """Raise LayoutMismatch unless the layers are what the layout says, or Unsupported; returns where they all lie."""
+    if len(layers) != layout.layers:
+        raise LayoutMismatch(f"{len(layers)} layers were given, but the layout has {layout.layers}")
+    if block_size < 1:
+        raise LayoutMismatch(f"a block has 1 token or more, got block_size {block_size}")
+    for layer in layers:
+        if layer.format not in formats:
+            raise Unsupported(
+                f"layer {layer.name!r} has pages of format {layer.format!r}, which this device does not serve; "
+                f"it serves {', '.join(formats)}"
+            )
+        _check_tensors(layer, block_size, layout)
+        if layer.rotation is not None:
+            _check_rotation(layer, layer.rotation, layout)
+    tables = [layer.rotation.cos_sin for layer in layers if layer.rotation]
+    places = {tensor.device for tensor in [*tables, *(tensor for layer in layers for tensor in layer.tensors)]}
+    if len(places) > 1:
+        raise Unsupported(
+            f"pages and cos_sin lie on {', '.join(sorted(map(str, places)))}; they must lie on one device"
+        )
+    return places.pop()
+
+
+def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of a layer's keys and of its values as ``[blocks, heads, tokens, width]``, without a copy."""
+    widths = [layout.key_dim, layout.value_dim]
+    first, last = layer.tensors[0], layer.tensors[-1]
+    match layer.format:
+        case "packed_heads":
+            keys, values = first.split_with_sizes(widths, -1)
+        case "packed_tokens":
+            keys, values = first.transpose(1, 2).split_with_sizes(widths, -1)
+        case "packed_transposed":
+            keys, values = first.split_with_sizes([block_size * width for width in widths], -1)
+            keys = keys.view(*keys.shape[:2], widths[0], block_size).transpose(2, 3)
+            values = values.view(*values.shape[:2], block_size, widths[1])
+        case "kv_first":
+            keys, values = first.transpose(2, 3)
+        case "split":
+            keys, values = first.transpose(1, 2), last.transpose(1, 2)
+        case "latent":
+            keys = first.unsqueeze(1)
+            values = keys[..., widths[0] :]
+    return keys, values
+
+
+def count_blocks(layers: Sequence[PagedLayer]) -> int:
+    """How many blocks all layers have."""
+    return min(tensor.shape[layer.format == "kv_first"] for layer in layers for tensor in layer.tensors)
+
+
+def count_positions(layers: Sequence[PagedLayer]) -> int | None:
+    """How many positions all rotations know; None: no layer turns its keys."""
+    return min((len(layer.rotation.cos_sin) for layer in layers if layer.rotation), default=None)
+
+
+def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[int | None, ...]]:
+    """What shapes the tensors of a layer must have; None stands for the number of blocks."""
+    heads, keys, values = layout.kv_heads, layout.key_dim, layout.value_dim
+    match layer.format:
+        case "packed_heads":
+            return [(None, heads, block_size, keys + values)]
+        case "packed_tokens":
+            return [(None, block_size, heads, keys + values)]
+        case "packed_transposed":
+            return [(None, heads, block_size * (keys + values))]
+        case "split":
+            return [(None, block_size, heads, keys), (None, block_size, heads, values)]
+        case "kv_first" if keys == values:
+            return [(2, None, block_size, heads, keys)]
+        case "latent" if heads == 1 and values == 0:
+            return [(None, block_size, keys)]
+    raise LayoutMismatch(
+        f"layer {layer.name!r} has pages of format {layer.format!r}, which cannot be with {heads} heads, "
+        f"keys of {keys} and values of {values} numbers; the layout must be the one of the engine's pages"
+    )
+
+
+def _check_tensors(layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
+    shapes = _shapes(layer, block_size, layout)
+    if len(layer.tensors) != len(shapes):
+        raise LayoutMismatch(
+            f"layer {layer.name!r} has {len(layer.tensors)} tensors, but its format {layer.format!r} has {len(shapes)}"
+        )
+    for tensor, shape in zip(layer.tensors, shapes, strict=True):
+        given = tuple(tensor.shape)
+        if len(given) != len(shape) or not all(
+            wanted in (None, found) for wanted, found in zip(shape, given, strict=True)
+        ):
+            wanted_shape = ", ".join("blocks" if wanted is None else str(wanted) for wanted in shape)
+            raise LayoutMismatch(
+                f"layer {layer.name!r} has pages of shape {list(given)}, but as {layer.format!r} in blocks of "
+                f"{block_size} tokens its layout asks for [{wanted_shape}]"
+            )
+        if tensor.dtype not in TENSOR_TYPES[layout.dtype]:
+            raise LayoutMismatch(f"layer {layer.name!r} has pages of {tensor.dtype}, but its layout is {layout.dtype}")
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise Unsupported(f"layer {layer.name!r} has pages of strides {tensor.stride()}; the last one must be 1")
+
+
+def _check_rotation(layer: PagedLayer, rotation: Rotation, layout: KVLayout) -> None:
+    table = rotation.cos_sin
+    if layout.dtype == "int8":
+        raise Unsupported(
+            f"layer {layer.name!r} keeps keys as int8, whose scales are not known, so they cannot be turned; "
+            "attach it without a rotation, and load it only at the positions it was saved at"
+        )
+    if table.dtype != torch.float32:
+        raise Unsupported(f"layer {layer.name!r} has cos_sin of {table.dtype}; it must be float32")
+    width = table.shape[1] if table.ndim == 2 else 0
+    if width < 2 or width % 2 or not 0 <= rotation.offset <= layout.key_dim - width:
+        raise LayoutMismatch(
+            f"layer {layer.name!r} turns its keys from {rotation.offset} on by cos_sin of shape "
+            f"{list(table.shape)}; it must be [positions, width], width even, within keys of {layout.key_dim}"
+        )

@@ -1,0 +1,89 @@
+"""What all devices refuse alike, beyond what the suite asks of any device."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from blendhub.contracts import PagedLayer, Rotation, Segment
+from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.plan import Span
+from blendhub.testing.devices.world import Setup, Turning
+
+torch = pytest.importorskip("torch", reason="pages are tensors of torch")
+devices = pytest.importorskip("blendhub.devices", reason="needs torch")
+
+SETUP = Setup()
+
+
+def layer(**changes):
+    """One of the setup's two layers, but for the changes."""
+    pages = torch.zeros(SETUP.n_blocks, SETUP.kv_heads, SETUP.block_size, SETUP.key_dim + SETUP.value_dim)
+    return msgspec.structs.replace(PagedLayer("layer", SETUP.format, (pages,)), **changes)
+
+
+def check(changed, setup=SETUP, formats=("packed_heads", "split")):
+    return devices.check_pages([layer(), changed], setup.block_size, setup.layout(), formats)
+
+
+def test_pages_as_the_layout_says_are_told_by_their_place():
+    assert check(layer(rotation=Turning().rotation())) == torch.device("cpu")
+
+
+def test_integers_cannot_be_turned():
+    as_bytes = layer().tensors[0].to(torch.int8)
+    whole = [layer(tensors=(as_bytes,)), layer(tensors=(as_bytes,), rotation=Turning().rotation())]
+    layout = msgspec.structs.replace(SETUP, dtype="int8").layout()
+    with pytest.raises(Unsupported, match="cannot be turned"):
+        devices.check_pages(whole, SETUP.block_size, layout, ["packed_heads"])
+
+
+@pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
+def test_what_turns_lies_within_the_key(width, offset):
+    with pytest.raises(LayoutMismatch, match="cos_sin of shape"):
+        check(layer(rotation=Rotation(torch.zeros(100, width), True, offset)))
+
+
+def test_cos_sin_is_float32():
+    with pytest.raises(Unsupported, match="must be float32"):
+        check(layer(rotation=Rotation(torch.zeros(100, 8, dtype=torch.float64), True)))
+
+
+def test_the_last_axis_is_contiguous():
+    pages = torch.zeros(SETUP.n_blocks, 3, 24, 8).transpose(2, 3)
+    with pytest.raises(Unsupported, match="the last one must be 1"):
+        check(layer(tensors=(pages,)))
+
+
+def test_a_format_that_is_not_served_is_told_with_those_that_are():
+    with pytest.raises(Unsupported, match=r"'packed_transposed'.*it serves packed_heads, split"):
+        check(layer(format="packed_transposed"))
+
+
+@pytest.mark.parametrize("what", ["pages", "cos_sin"])
+def test_everything_is_on_one_device(what):
+    away = {
+        "pages": {"tensors": tuple(t.to("meta") for t in layer().tensors)},
+        "cos_sin": {"rotation": Rotation(torch.zeros(100, 8, device="meta"), True)},
+    }
+    with pytest.raises(Unsupported, match="lie on cpu, meta"):
+        check(layer(**away[what]))
+
+
+def test_a_block_has_tokens():
+    with pytest.raises(LayoutMismatch, match="block_size 0"):
+        check(layer(), msgspec.structs.replace(SETUP, block_size=0))
+
+
+def bounds():
+    return devices.Bounds(SETUP.layout(), SETUP.block_size, SETUP.n_blocks, None)
+
+
+def test_a_negative_prefix_is_refused():
+    with pytest.raises(InvalidInput, match="skip_prefix_n_tokens"):
+        bounds().check_load([Segment(Span(0, 5), 0, 0, 0)], -1)
+
+
+@pytest.mark.parametrize("block_ids", [np.zeros(5), np.zeros((5, 1), np.int64)], ids=["floats", "2d"])
+def test_a_block_table_is_a_flat_array_of_integers(block_ids):
+    with pytest.raises(InvalidInput, match="flat array of integers"):
+        bounds().check([Segment(Span(0, 5), 0, 0, 0)], block_ids, SETUP.layout().shard_bytes)
