@@ -235,6 +235,8 @@ class Served:
             stdout=subprocess.PIPE,
             text=True,
             env={**os.environ, **environment},
+            # Whoever runs the tests may ignore the signal, as nohup does; it would be inherited.
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
 
     def wait_until_up(self) -> None:
