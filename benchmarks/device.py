@@ -188,10 +188,11 @@ class StagedKernel:
 
     def of_blocks(self, blocks: Any) -> Callable[[], object]:
         """A launch that writes all chunks to these blocks."""
-        (batch,) = self._cutter.batches(self._bench.segments, blocks, 0, True)
-        table = torch.empty(self._cutter.table_bytes, dtype=torch.uint8, device="cuda")
+        (work,) = self._cutter.work(self._bench.segments, blocks, 0, True)
+        (batch,) = work.batches
+        table = self._launcher.table(work).cuda()
         stream, base = torch.cuda.current_stream(), self._staging.data_ptr()
-        return lambda: self._launcher.rows_to_pages(stream, base, table, batch)
+        return lambda: self._launcher.rows_to_pages(stream, base, table, work, batch)
 
 
 def in_turn(repeats: int, jobs: Mapping[str, Callable[[], object]], on_gpu: bool = False) -> dict[str, list[float]]:

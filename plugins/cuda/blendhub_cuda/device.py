@@ -81,8 +81,8 @@ class CudaDevice(Device):
         engine.bounds.check(segments, block_ids, arena.bytes.size)
         engine.bounds.check_load(segments, skip_prefix_n_tokens)
         stage_parts = not arena.is_registered
-        batches = engine.cutter.batches(tuple(segments), block_ids.copy(), skip_prefix_n_tokens, stage_parts)
-        return engine.loads.start(arena, batches)
+        work = engine.cutter.work(tuple(segments), block_ids.copy(), skip_prefix_n_tokens, stage_parts)
+        return engine.loads.start(arena, work)
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         engine, arena = self._ready()
@@ -90,7 +90,7 @@ class CudaDevice(Device):
         if not arena.bytes.flags.writeable:
             raise InvalidInput("the arena is read-only, so nothing can be saved; pin one that can be written")
         stage_parts = not arena.is_registered
-        return engine.saves.start(arena, engine.cutter.batches(tuple(segments), block_ids.copy(), 0, stage_parts))
+        return engine.saves.start(arena, engine.cutter.work(tuple(segments), block_ids.copy(), 0, stage_parts))
 
     def close(self) -> None:
         self._let_go()

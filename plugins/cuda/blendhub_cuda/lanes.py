@@ -21,7 +21,7 @@ import torch
 from blendhub.contracts import Transfer
 from blendhub_cuda.launcher import Launcher
 from blendhub_cuda.runtime import PinnedArena, Runtime
-from blendhub_cuda.tiles import Batch, Cutter, Slice
+from blendhub_cuda.tiles import Batch, Cutter, Slice, Work
 
 N_LANES = 2
 
@@ -36,6 +36,8 @@ class Lane:
         self._runtime = runtime
         self._pieces: torch.Tensor | None = None
         self._pieces_end: Any = None
+        self.work: Work | None = None
+        """Whose tiles its table holds."""
         self.unfinished: tuple[Batch, PinnedArena] | None = None
         """A save whose pieces the host has yet to bring to the arena."""
 
@@ -85,13 +87,13 @@ class Direction(ABC):
 
     def warm_up(self) -> None:
         """Copy nothing, so that compiling holds up the start and not the first request."""
-        lane = self._lanes[0]
-        self._launch(lane, lane.staging.data_ptr(), self._cutter.nothing)
+        lane, nothing = self._lanes[0], self._cutter.nothing
+        self._launch(lane, lane.staging.data_ptr(), nothing, nothing.batches[0])
 
-    def start(self, arena: PinnedArena, batches: Iterable[Batch]) -> CudaTransfer:
-        """Run batches after all that the engine was given by now."""
+    def start(self, arena: PinnedArena, all_work: Iterable[Work]) -> CudaTransfer:
+        """Do the work after all that the engine was given by now."""
         begin = self._runtime.mark()
-        return CudaTransfer(self._runtime, self._thread.submit(self._run, begin, arena, batches))
+        return CudaTransfer(self._runtime, self._thread.submit(self._run, begin, arena, all_work))
 
     def drain(self) -> None:
         """Return when nothing is under way."""
@@ -101,21 +103,26 @@ class Direction(ABC):
         self.drain()
         self._thread.shutdown()
 
-    def _run(self, begin: Any, arena: PinnedArena, batches: Iterable[Batch]) -> list[Any]:
+    def _run(self, begin: Any, arena: PinnedArena, all_work: Iterable[Work]) -> list[Any]:
         used: list[Lane] = []
         try:
-            for batch, lane in zip(batches, self._turn, strict=False):
-                if lane not in used:
-                    used.append(lane)
-                    self._runtime.follow(lane.stream, begin)
-                self._begin(lane, batch, arena)
+            for work in all_work:
+                table = self._launcher.table(work)
+                for batch, lane in zip(work.batches, self._turn, strict=False):
+                    if lane not in used:
+                        used.append(lane)
+                        self._runtime.follow(lane.stream, begin)
+                    if lane.work is not work:
+                        lane.work = work
+                        self._runtime.copy(lane.stream, lane.table[: len(table)], table)
+                    self._begin(lane, work, batch, arena)
             for lane in used:
                 self._finish(lane)
             return [self._runtime.mark(lane.stream) for lane in used]
         except BaseException:
             # Who is told of the failure may use the bytes for something else.
             for lane in self._lanes:
-                lane.unfinished = None
+                lane.work = lane.unfinished = None
             self._await_lanes()
             raise
 
@@ -124,11 +131,11 @@ class Direction(ABC):
             self._runtime.wait(self._runtime.mark(lane.stream))
 
     @abstractmethod
-    def _launch(self, lane: Lane, base: int, batch: Batch) -> None:
+    def _launch(self, lane: Lane, base: int, work: Work, batch: Batch) -> None:
         """Run the direction's kernel on what lies at ``base``."""
 
     @abstractmethod
-    def _begin(self, lane: Lane, batch: Batch, arena: PinnedArena) -> None:
+    def _begin(self, lane: Lane, work: Work, batch: Batch, arena: PinnedArena) -> None:
         """Give the lane all that the batch needs."""
 
     @abstractmethod
@@ -147,19 +154,19 @@ class Direction(ABC):
 
 
 class Loads(Direction):
-    def _launch(self, lane: Lane, base: int, batch: Batch) -> None:
-        self._launcher.rows_to_pages(lane.stream, base, lane.table, batch)
+    def _launch(self, lane: Lane, base: int, work: Work, batch: Batch) -> None:
+        self._launcher.rows_to_pages(lane.stream, base, lane.table, work, batch)
 
-    def _begin(self, lane: Lane, batch: Batch, arena: PinnedArena) -> None:
+    def _begin(self, lane: Lane, work: Work, batch: Batch, arena: PinnedArena) -> None:
         if not batch.slices:
-            self._launch(lane, arena.bytes.ctypes.data, batch)
+            self._launch(lane, arena.address, work, batch)
             return
         sources = self._of_arena(batch, arena.tensor) if arena.is_registered else self._pieces(lane, batch, arena)
         for target, source in zip(self._staged(batch, lane.staging), sources, strict=True):
             self._runtime.copy(lane.stream, target, source)
         if not arena.is_registered:
             lane.pieces_are_copied()
-        self._launch(lane, lane.staging.data_ptr(), batch)
+        self._launch(lane, lane.staging.data_ptr(), work, batch)
 
     def _finish(self, lane: Lane) -> None:
         """Nothing: what the host does for a load comes first."""
@@ -174,15 +181,15 @@ class Loads(Direction):
 
 
 class Saves(Direction):
-    def _launch(self, lane: Lane, base: int, batch: Batch) -> None:
-        self._launcher.pages_to_rows(lane.stream, base, lane.table, batch)
+    def _launch(self, lane: Lane, base: int, work: Work, batch: Batch) -> None:
+        self._launcher.pages_to_rows(lane.stream, base, lane.table, work, batch)
 
-    def _begin(self, lane: Lane, batch: Batch, arena: PinnedArena) -> None:
+    def _begin(self, lane: Lane, work: Work, batch: Batch, arena: PinnedArena) -> None:
         if not batch.slices:
-            self._launch(lane, arena.bytes.ctypes.data, batch)
+            self._launch(lane, arena.address, work, batch)
             return
         self._finish(lane)
-        self._launch(lane, lane.staging.data_ptr(), batch)
+        self._launch(lane, lane.staging.data_ptr(), work, batch)
         targets = self._of_arena(batch, arena.tensor) if arena.is_registered else self._staged(batch, lane.pieces)
         for target, source in zip(targets, self._staged(batch, lane.staging), strict=True):
             self._runtime.copy(lane.stream, target, source)

@@ -10,9 +10,8 @@ from blendhub.layout import ITEM_SIZES
 from blendhub_cuda import kernels
 from blendhub_cuda.numbers import ITEMS
 from blendhub_cuda.pages import Pages
-from blendhub_cuda.records import ORIGIN
 from blendhub_cuda.runtime import Runtime
-from blendhub_cuda.tiles import Batch, Cutter
+from blendhub_cuda.tiles import Batch, Cutter, Work
 
 
 class Launcher:
@@ -21,7 +20,11 @@ class Launcher:
         self._runtime = runtime
         self._pages = pages
         self._item_bytes = ITEM_SIZES[layout.dtype]
-        self._planes = torch.from_numpy(pages.planes).to(device)
+        self._layout = layout
+        self._tile_bytes = 8 * cutter.tile_words
+        self._kept_planes = torch.from_numpy(pages.planes).to(device)
+        self._planes = self._kept_planes.data_ptr()
+        self._layer_planes_bytes = pages.planes[0].nbytes
         self._kinds = pages.planes.shape[1]
         self._same_always = {
             "TILE_WORDS": cutter.tile_words,
@@ -41,29 +44,40 @@ class Launcher:
             "TABLE_ALIGN": pages.table_align,
         }
 
-    def rows_to_pages(self, stream: Any, base: int, table: torch.Tensor, batch: Batch) -> None:
-        """Scatter what lies at ``base``."""
-        align = self._align(base, batch)
+    def table(self, work: Work) -> torch.Tensor:
+        """The tiles of work, where the GPU can fetch them."""
+        pinned = self._runtime.pinned(work.tiles.nbytes)
+        pinned.numpy()[:] = work.tiles.view(np.uint8).reshape(-1)
+        return pinned
+
+    def rows_to_pages(self, stream: Any, base: int, table: torch.Tensor, work: Work, batch: Batch) -> None:
+        """Scatter the batch, which lies at ``base``; the GPU has the table of the work."""
+        align = self._align(base, work, batch)
         turn_align = gcd(align, self._pages.turn_align)
         turning = {**self._turning, "TURN_ALIGN": turn_align, "TURN_ITEMS": turn_align // self._item_bytes}
         self._launch(stream, kernels.rows_to_pages, base, table, batch, {"ALIGN": align, **turning})
 
-    def pages_to_rows(self, stream: Any, base: int, table: torch.Tensor, batch: Batch) -> None:
-        """Gather to ``base``."""
-        self._launch(stream, kernels.pages_to_rows, base, table, batch, {"ALIGN": self._align(base, batch)})
+    def pages_to_rows(self, stream: Any, base: int, table: torch.Tensor, work: Work, batch: Batch) -> None:
+        """Gather the batch to ``base``; the GPU has the table of the work."""
+        align = self._align(base, work, batch)
+        self._launch(stream, kernels.pages_to_rows, base, table, batch, {"ALIGN": align})
 
-    def _align(self, base: int, batch: Batch) -> int:
-        return gcd(self._pages.align, base, int(np.gcd.reduce(batch.tiles[:, ORIGIN])))
+    def _align(self, base: int, work: Work, batch: Batch) -> int:
+        return gcd(self._pages.align, self._layer_0(base, batch), work.align)
+
+    def _layer_0(self, base: int, batch: Batch) -> int:
+        """Where the first layer of all would begin, if the batch's first one begins at ``base``."""
+        return base - self._layout.keys_at(batch.first_layer)
 
     def _launch(
         self, stream: Any, kernel: Any, base: int, table: torch.Tensor, batch: Batch, others: dict[str, Any]
     ) -> None:
-        pinned = self._runtime.pinned(batch.tiles.nbytes)
-        pinned.numpy()[:] = batch.tiles.view(np.uint8).reshape(-1)
-        self._runtime.copy(stream, table[: batch.tiles.nbytes], pinned)
-        planes = self._planes[batch.first_layer :].data_ptr()
+        changing = {
+            "base": self._layer_0(base, batch),
+            "tiles": table.data_ptr() + batch.tiles.start * self._tile_bytes,
+            "planes": self._planes + batch.first_layer * self._layer_planes_bytes,
+        }
         grid = (len(batch.tiles), batch.n_layers * self._kinds, 1)
-        changing = {"base": base, "tiles": table.data_ptr(), "planes": planes}
         self._runtime.launch(stream, kernel, grid, {**changing, **self._same_always, **others})
 
 

@@ -10,7 +10,7 @@ class CudaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     staging_mib: Annotated[
         float,
         Meta(gt=0, le=65536, description="device memory for KV on its way; a quarter must hold one layer of a chunk"),
-    ] = 32.0
+    ] = 64.0
     block_tokens: Annotated[
         int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
     ] = 32

@@ -126,6 +126,7 @@ class PinnedArena:
 
     def __init__(self, arena: Arena, runtime: Runtime) -> None:
         self.bytes = arena
+        self.address = arena.ctypes.data
         self._runtime = runtime
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch knows no read-only tensors; we save to none

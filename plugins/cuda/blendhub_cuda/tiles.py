@@ -1,6 +1,8 @@
 """Segments as work for the GPU: slices that are copied, and tiles of tokens for kernels. Arithmetic without I/O."""
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -13,8 +15,8 @@ from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SO
 TILE_BYTES = 16384
 """What a program of a kernel copies, about: enough to use the memory's width, little enough for many programs."""
 MOST_TILE_TOKENS = 64
-MOST_TILES = 256
-"""Of one batch, unless one chunk has more."""
+MOST_TILES = 2048
+"""Of one table, unless one chunk has more; in a small lane there are fewer, to leave it to slices."""
 
 Tiles = npt.NDArray[np.int64]
 
@@ -33,11 +35,21 @@ class Slice(NamedTuple):
 class Batch(NamedTuple):
     """What one launch of a kernel does."""
 
-    tiles: Tiles
+    tiles: range
+    """Which ones of the table."""
     first_layer: int
     n_layers: int
     slices: tuple[Slice, ...]
     """What staging holds; empty: the kernel works on the arena itself."""
+
+
+class Work(NamedTuple):
+    """Batches that share a table of tiles, which travels to the GPU as a whole: each journey costs the host time."""
+
+    tiles: Tiles
+    batches: Sequence[Batch]
+    align: int
+    """What all places where layer 0 of a shard would begin are multiples of; 0: they are all 0."""
 
 
 class Cutter:
@@ -50,21 +62,22 @@ class Cutter:
         self.tile_tokens = _power_of_2(min(max(TILE_BYTES // row_bytes, 1), MOST_TILE_TOKENS))
         self.tile_words = BLOCKS + (self.tile_tokens + block_size - 2) // block_size + 1
         self._block_size = block_size
-        self._chunk_tiles = -(-layout.chunk_tokens // self.tile_tokens)
-        self.most_tiles = max(self._chunk_tiles, MOST_TILES)
-        self.table_bytes = -(-self.most_tiles * self.tile_words * 8 // 256) * 256
-        """The first part of a lane, which holds the tiles of a batch."""
+        chunk_tiles = -(-layout.chunk_tokens // self.tile_tokens)
+        most_tiles = max(chunk_tiles, min(MOST_TILES, (lane_bytes - self.layer_bytes) // 8 // (8 * self.tile_words)))
+        self._most_parts = most_tiles // chunk_tiles
+        self.table_bytes = -(-most_tiles * self.tile_words * 8 // 256) * 256
+        """The first part of a lane, which holds a table."""
         self.room = lane_bytes - self.table_bytes
-        """The rest of a lane, which holds its slices."""
+        """The rest of a lane, which holds the slices of a batch."""
 
     @property
-    def nothing(self) -> Batch:
+    def nothing(self) -> Work:
         """A batch without tokens."""
-        return Batch(np.empty((0, self.tile_words), np.int64), 0, self.layout.layers, ())
+        return Work(np.empty((0, self.tile_words), np.int64), [Batch(range(0), 0, self.layout.layers, ())], 0)
 
-    def batches(
+    def work(
         self, segments: Iterable[Segment], block_ids: npt.NDArray[np.int64], skipped: int, stage_parts: bool
-    ) -> Iterator[Batch]:
+    ) -> Iterator[Work]:
         """The tokens of the segments from ``skipped`` on. Whole chunks are staged; parts too if ``stage_parts``."""
         staged, direct = [], []
         for segment in segments:
@@ -75,38 +88,51 @@ class Cutter:
             )
             if count:
                 (staged if stage_parts or count == self.layout.chunk_tokens else direct).append(part)
-        yield from self._staged(staged, block_ids)
-        tiles = self._tiles(direct, [part.shard for part in direct], block_ids)
-        for first in range(0, len(tiles), self.most_tiles):
-            yield Batch(tiles[first : first + self.most_tiles], 0, self.layout.layers, ())
+        for first in range(0, len(staged), self._most_parts):
+            yield self._staged(staged[first : first + self._most_parts], block_ids)
+        for first in range(0, len(direct), self._most_parts):
+            parts = direct[first : first + self._most_parts]
+            shards = [part.shard for part in parts]
+            tiles, _ = self._tiles(parts, shards, block_ids)
+            yield Work(tiles, [Batch(range(len(tiles)), 0, self.layout.layers, ())], gcd(*shards))
 
-    def _staged(self, parts: Sequence["_Part"], block_ids: npt.NDArray[np.int64]) -> Iterator[Batch]:
-        shard_bytes, n_layers = self.layout.shard_bytes, self.layout.layers
-        together = min(self.room // shard_bytes, self.most_tiles // self._chunk_tiles)
-        if together:
-            for first in range(0, len(parts), together):
-                some = parts[first : first + together]
-                places = [number * shard_bytes for number in range(len(some))]
-                slices = (
-                    Slice(part.shard, place, part.row, part.count) for part, place in zip(some, places, strict=True)
-                )
-                yield Batch(self._tiles(some, places, block_ids), 0, n_layers, tuple(slices))
-            return
-        step = self.room // self.layer_bytes
-        for part in parts:
-            for layer in range(0, n_layers, step):
-                at = self.layout.keys_at(layer)
-                tiles = self._tiles([part], [-at], block_ids)
-                one = Slice(part.shard + at, 0, part.row, part.count)
-                yield Batch(tiles, layer, min(step, n_layers - layer), (one,))
+    def _staged(self, parts: Sequence["_Part"], block_ids: npt.NDArray[np.int64]) -> Work:
+        together = self.room // self.layout.shard_bytes
+        if not together:
+            tiles, ends = self._tiles(parts, [0] * len(parts), block_ids)
+            return Work(tiles, list(self._by_layers(parts, ends)), 0)
+        places = [number % together * self.layout.shard_bytes for number in range(len(parts))]
+        tiles, ends = self._tiles(parts, places, block_ids)
+        slices = [Slice(part.shard, place, part.row, part.count) for part, place in zip(parts, places, strict=True)]
+        batches = []
+        for first in range(0, len(parts), together):
+            some = slices[first : first + together]
+            batches.append(Batch(range(ends[first], ends[first + len(some)]), 0, self.layout.layers, tuple(some)))
+        return Work(tiles, batches, gcd(*places))
 
-    def _tiles(self, parts: Sequence["_Part"], origins: Sequence[int], block_ids: npt.NDArray[np.int64]) -> Tiles:
-        """The parts' tokens; layer 0 of a part's shard would begin at its origin."""
+    def _by_layers(self, parts: Sequence["_Part"], ends: Sequence[int]) -> Iterator[Batch]:
+        """Batches of some layers of one chunk, about equally many, each at the beginning of staging."""
+        layers = self.layout.layers
+        n_batches = -(-layers // (self.room // self.layer_bytes))
+        borders = [layers * number // n_batches for number in range(n_batches + 1)]
+        for number, part in enumerate(parts):
+            for layer, end in itertools.pairwise(borders):
+                one = Slice(part.shard + self.layout.keys_at(layer), 0, part.row, part.count)
+                yield Batch(range(ends[number], ends[number + 1]), layer, end - layer, (one,))
+
+    def _tiles(
+        self, parts: Sequence["_Part"], origins: Sequence[int], block_ids: npt.NDArray[np.int64]
+    ) -> tuple[Tiles, list[int]]:
+        """The parts' tokens, and where the tiles of each part end, after a 0.
+
+        Layer 0 of a part's shard would begin at its origin.
+        """
         start, count, _, row, source = np.array(parts, np.int64).reshape(-1, 5).T
         n_tiles = -(-count // self.tile_tokens)
+        ends = np.concatenate([[0], np.cumsum(n_tiles)])
         owner = np.repeat(np.arange(len(parts)), n_tiles)
         # Counts from 0 within each part.
-        gone = (np.arange(len(owner)) - np.repeat(np.cumsum(n_tiles) - n_tiles, n_tiles)) * self.tile_tokens
+        gone = (np.arange(len(owner)) - ends[owner]) * self.tile_tokens
         position = start[owner] + gone
         first_block = position // self._block_size
         tiles = np.empty((len(owner), self.tile_words), np.int64)
@@ -116,11 +142,10 @@ class Cutter:
         tiles[:, SOURCE] = source[owner] + gone
         tiles[:, ORIGIN] = np.array(origins, np.int64)[owner]
         tiles[:, ROW] = row[owner] + gone
-        if len(owner):
-            # A tile that ends early has no use for its last blocks, and the table need not have them.
-            wanted = first_block[:, None] + np.arange(self.tile_words - BLOCKS)
-            tiles[:, BLOCKS:] = block_ids[np.minimum(wanted, len(block_ids) - 1)]
-        return tiles
+        # A tile that ends early has no use for its last blocks, and the block table need not have them.
+        wanted = first_block[:, None] + np.arange(self.tile_words - BLOCKS)
+        tiles[:, BLOCKS:] = block_ids[np.minimum(wanted, len(block_ids) - 1)]
+        return tiles, ends.tolist()
 
 
 class _Part(NamedTuple):

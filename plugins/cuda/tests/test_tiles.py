@@ -40,19 +40,21 @@ def segments(draw, chunk_tokens):
     return Segment(Span(start, start + count), draw(st.integers(0, 2**30)), row, draw(st.integers(0, 500)))
 
 
-def tokens_of(cutter, block_size, batches):
+def tokens_of(cutter, block_size, all_work):
     """Where each token of each layer lies: its shard and row, block and slot, position and source."""
     layout, found = cutter.layout, []
-    for batch in batches:
+    for work, batch in [(one, batch) for one in all_work for batch in one.batches]:
         nbytes = batch.n_layers * cutter.layer_bytes
-        assert batch.tiles.nbytes <= cutter.table_bytes and len(batch.tiles)
+        base = layout.keys_at(batch.first_layer)
+        assert work.tiles.nbytes <= cutter.table_bytes and len(batch.tiles)
+        assert all(tile[ORIGIN] % work.align == 0 if work.align else tile[ORIGIN] == 0 for tile in work.tiles)
         for one, next_one in zip(batch.slices, batch.slices[1:], strict=False):
             assert one.staging_at + nbytes <= next_one.staging_at
         assert not batch.slices or batch.slices[-1].staging_at + nbytes <= cutter.room
         for layer in range(batch.first_layer, batch.first_layer + batch.n_layers):
-            for tile in batch.tiles:
+            for tile in work.tiles[batch.tiles.start : batch.tiles.stop]:
                 assert 0 < tile[COUNT] <= cutter.tile_tokens
-                at, row, shard = tile[ORIGIN] + layout.keys_at(layer), tile[ROW], tile[ORIGIN]
+                at, row, shard = tile[ORIGIN] + layout.keys_at(layer) - base, tile[ROW], tile[ORIGIN]
                 if batch.slices:
                     (one,) = [s for s in batch.slices if s.staging_at <= at < s.staging_at + nbytes]
                     assert one.row <= row and row + tile[COUNT] <= one.row + one.count
@@ -71,8 +73,8 @@ def test_each_token_of_each_layer_lies_in_one_tile(made, data, skipped, stage_pa
     layout = cutter.layout
     given_segments = data.draw(st.lists(segments(layout.chunk_tokens), max_size=5))
     block_ids = np.random.default_rng(1).permutation(500)[: -(-N_TOKENS // block_size)]
-    batches = list(cutter.batches(given_segments, block_ids, skipped, stage_parts))
-    assert tokens_of(cutter, block_size, batches) == sorted(
+    all_work = list(cutter.work(given_segments, block_ids, skipped, stage_parts))
+    assert tokens_of(cutter, block_size, all_work) == sorted(
         (
             layer,
             segment.shard,
@@ -96,7 +98,7 @@ def test_only_what_is_left_of_a_skipped_chunk_has_tiles(made, skipped):
     count = cutter.layout.chunk_tokens
     whole = Segment(Span(0, count), 0, 0, 0)
     block_ids = np.arange(-(-count // block_size))
-    batches = list(cutter.batches([whole], block_ids, skipped, False))
+    batches = [batch for work in cutter.work([whole], block_ids, skipped, False) for batch in work.batches]
     left = max(count - skipped, 0)
     n_tiles = sum(len(batch.tiles) * batch.n_layers for batch in batches)
     assert n_tiles == cutter.layout.layers * -(-left // cutter.tile_tokens)
