@@ -1,5 +1,6 @@
 """The conformance suite of devices, run on this one: on a GPU if there is one, else in Triton's interpreter."""
 
+import pytest
 import torch
 from blendhub_cuda.deferred import DeferredRuntime
 from blendhub_cuda.device import CudaDevice
@@ -10,6 +11,7 @@ from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
 
 HAS_GPU = torch.cuda.is_available()
+pytestmark = [] if HAS_GPU else [pytest.mark.slow]
 
 
 class TestCuda(DeviceSuite):
