@@ -23,16 +23,18 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.platforms import current_platform
 
-from blendhub.errors import Unsupported
+from blendhub.contracts import Selector
+from blendhub.errors import LayoutMismatch, Unsupported
 from blendhub.host import PluginHost
 from blendhub.hub.embedded import EmbeddedHub, HubInThread
 from blendhub.layout import Namespace
 from blendhub.vllm.fingerprint import fingerprint
 from blendhub.vllm.gate import Gate, closed, examine
 from blendhub.vllm.messages import Address, Introduction, StepPlan, WorkerReport
-from blendhub.vllm.model import EngineModel, find_runner
+from blendhub.vllm.model import EngineModel
 from blendhub.vllm.requests import Admission
 from blendhub.vllm.rotary import digest
+from blendhub.vllm.runner import find_runner
 from blendhub.vllm.scheduler import SchedulerSide
 from blendhub.vllm.settings import read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
@@ -89,11 +91,13 @@ class BlendHubConnector(KVConnectorBase_V1):
         """Called when the model has been warmed up, and vLLM serves nobody yet: the time to examine it."""
         if self._model is None:
             return Introduction(self._gate or closed("vLLM registered no KV caches"), "", "")
-        gate = examine(self._model, self._settings.chunk_tokens)
+        chosen = self._settings.selector
+        selector: Selector = self._host.create("selector", chosen.name, chosen.options)
+        gate = examine(self._model, self._settings.chunk_tokens, selector.probe_layer)
         if gate.layout:
             try:
-                self._worker = Worker(self._model, gate, self._settings, self._host, self._engine_id)
-            except Unsupported as error:
+                self._worker = Worker(self._model, gate, self._settings, selector, self._host, self._engine_id)
+            except (LayoutMismatch, Unsupported) as error:
                 gate = closed(str(error))
         self._gate = gate
         rotary = " ".join(dict.fromkeys(map(digest, gate.rotations)))
@@ -117,7 +121,8 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker:
-            self._worker.settle_saves()
+            assert isinstance(kv_connector_metadata, StepPlan)
+            self._worker.settle_saves(kv_connector_metadata.preempted)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if not self._worker:
@@ -229,6 +234,13 @@ class BlendHubConnector(KVConnectorBase_V1):
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVConnectorPromMetrics:
         return BlendHubMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """No; but where there are CUDA graphs, vLLM asks this long before it loads the model: a wrong setting ends its
+        start here."""
+        read_settings(extra_config, PluginHost.discover(), current_platform.device_type)
+        return False
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -14,11 +14,15 @@ from blendhub.contracts import PagedLayer, Rotation
 from blendhub.errors import Unsupported
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
+from blendhub.tokens import Tokens
 from blendhub.vllm.model import EngineModel
-from blendhub.vllm.pages import layout_of, paged_layer, read
+from blendhub.vllm.pages import layout_of, paged_layer, read_as_computed
 from blendhub.vllm.rotary import rotations_of, turned
 
 log = logging.getLogger(__name__)
+Both = tuple[torch.Tensor, torch.Tensor]
+"""Keys and values."""
+
 BLOCK = np.zeros(1, np.int64)
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -43,8 +47,8 @@ def closed(reason: str) -> Gate:
     return Gate(None, False, (reason,))
 
 
-def examine(model: EngineModel, chunk_tokens: int) -> Gate:
-    """Prove the layout, then that moving keys works."""
+def examine(model: EngineModel, chunk_tokens: int, probe_layer: int) -> Gate:
+    """Prove the layout, then that moving keys works, and that the selector's probe sees what it has to."""
     refusal = _nothing_at_all(model.config)
     if refusal:
         return closed(refusal)
@@ -54,16 +58,22 @@ def examine(model: EngineModel, chunk_tokens: int) -> Gate:
         _prove_layout(model, layout, layers)
     except Unsupported as error:
         return closed(str(error))
+    except Exception as error:  # an attention backend of a new kind serves, if without reuse
+        log.exception("writing into the pages, and reading back, failed")
+        return closed(f"writing into the pages, and reading back, failed: {type(error).__name__}: {error}")
     try:
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token, and for ever.
         _prove_runs(model, layout, layers)
+        if probe_layer:
+            _prove_probe(model, layout, layers, probe_layer)
         rotations = _prove_rotation(model, layout, layers)
     except Unsupported as error:
         return Gate(layout, False, (f"{error}; exact prefixes are reused all the same",))
     except Exception as error:  # a model that fails on a few tokens of ours may well serve its own
         log.exception("a forward over chosen tokens failed")
-        return Gate(layout, False, (f"a forward over chosen tokens failed: {error}; exact prefixes are reused",))
+        what = f"{type(error).__name__}: {error}"
+        return Gate(layout, False, (f"a forward over chosen tokens failed: {what}; exact prefixes are reused",))
     return Gate(layout, True, (), rotations)
 
 
@@ -95,7 +105,7 @@ def _prove_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
     if layers[0].format == "latent":
         return  # it has no keys and values to write apart; the rotation's proof reads what a forward wrote
     generator = torch.Generator().manual_seed(1)
-    slots = torch.arange(model.block_size)
+    slots = torch.arange(model.block_size, device=model.device)
     for index, layer in enumerate(layers):
         dtype = model.config.model_config.dtype
         keys, values = (
@@ -103,10 +113,9 @@ def _prove_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
             for width in (layout.key_dim, layout.value_dim)
         )
         model.write(index, keys, values, slots)
-        for what, given, found in zip(
-            ("keys", "values"), (keys, values), read(layer, layout, model.block_size, slots), strict=True
-        ):
-            same = torch.equal(given, found) if found.dtype is dtype else _error(found, given) < COARSE
+        both = read_as_computed(model, layer, layout, slots)
+        for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
+            same = torch.equal(given, found) if _dtype(layer) is dtype else _error(found, given) < COARSE
             if not same:
                 raise Unsupported(
                     f"{layer.name}: {what} are not where BlendHub expects them in pages of format {layer.format!r} "
@@ -131,7 +140,7 @@ def _prove_rotation(model: EngineModel, layout: KVLayout, layers: list[PagedLaye
         errors = [_worst_turn(keys, places, rotation) for rotation in candidates]
         errors_of_values = max(_error(value, values[0]) for value in values)
         best = min(range(len(candidates)), key=errors.__getitem__)
-        allowed = _tolerance(keys[0].dtype)
+        allowed = _tolerance(layer)
         if max(errors[best], errors_of_values) > allowed:
             raise Unsupported(
                 f"keys of {layer.name} cannot be moved: turned to another position they are off by "
@@ -145,8 +154,8 @@ def _keys_of_one_token(
     model: EngineModel, layout: KVLayout, layers: list[PagedLayer], place: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     model.forward(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)], positions=torch.tensor([place]))
-    slots = torch.zeros(1, dtype=torch.int64)
-    both = [read(layer, layout, model.block_size, slots) for layer in layers]
+    slots = torch.zeros(1, dtype=torch.int64, device=model.device)
+    both = [read_as_computed(model, layer, layout, slots) for layer in layers]
     return [keys for keys, _ in both], [values for _, values in both]
 
 
@@ -163,29 +172,59 @@ def _worst_turn(keys: list[torch.Tensor], places: list[int], rotation: Rotation 
 
 def _prove_runs(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
     """Tokens computed as several runs must get the keys that they get as one."""
-    n = min(model.block_size, 12, model.config.model_config.max_model_len)
-    tokens, slots = np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97, torch.arange(n)
+    tokens = _some_tokens(model)
+    n = len(tokens)
     if n < 4:
         return
+    slots = torch.arange(n, device=model.device)
     model.forward(tokens, BLOCK, [Span(0, n)])
-    whole = [read(layer, layout, model.block_size, slots) for layer in layers]
+    whole = [read_as_computed(model, layer, layout, slots) for layer in layers]
     for runs in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
         model.forward(tokens, BLOCK, runs)
     for layer, expected in zip(layers, whole, strict=True):
-        for one, other in zip(read(layer, layout, model.block_size, slots), expected, strict=True):
-            if one.numel() and _error(one, other) > _tolerance(one.dtype):
-                off = f"{_error(one, other):.1%}"
-                raise Unsupported(
-                    f"{layer.name}: tokens computed in parts are off by {off} from those computed at once"
-                )
+        found = read_as_computed(model, layer, layout, slots)
+        _compare(layer, found, expected, "tokens computed in parts are off by {} from those computed at once")
+
+
+def _prove_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], probe_layer: int) -> None:
+    """What a probe sees of a layer must be what the layer would have written."""
+    if probe_layer >= len(layers):
+        raise Unsupported(
+            f"the selector looks at layer {probe_layer}, but the model has {len(layers)}; "
+            "choose one that looks at none, such as first_k"
+        )
+    tokens, layer = _some_tokens(model), layers[probe_layer]
+    whole = [Span(0, len(tokens))]
+    model.forward(tokens, BLOCK, whole)
+    written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
+    seen = model.forward_until(probe_layer, tokens, BLOCK, whole)
+    _compare(layer, seen, written, "what the selector sees is off by {} from what is written")
+
+
+def _some_tokens(model: EngineModel) -> Tokens:
+    """Few enough for one block."""
+    n = min(model.block_size, 12, model.config.model_config.max_model_len)
+    return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
+
+
+def _compare(layer: PagedLayer, found: Both, expected: Both, complaint: str) -> None:
+    for one, other in zip(found, expected, strict=True):
+        if _error(one, other) > _tolerance(layer):
+            raise Unsupported(f"{layer.name}: {complaint.format(f'{_error(one, other):.1%}')}")
 
 
 def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest number."""
+    if not given.numel():
+        return 0.0
     scale = float(expected.float().abs().max()) or 1.0
     error = float((given.float() - expected.float()).abs().max()) / scale
     return error if error == error else float("inf")
 
 
-def _tolerance(dtype: torch.dtype) -> float:
-    return TOLERANCE.get(dtype, COARSE)
+def _dtype(layer: PagedLayer) -> torch.dtype:
+    return layer.tensors[0].dtype
+
+
+def _tolerance(layer: PagedLayer) -> float:
+    return TOLERANCE.get(_dtype(layer), COARSE)

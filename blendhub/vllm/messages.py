@@ -64,6 +64,8 @@ class StepPlan(KVConnectorMetadata):
     saves: list[Save] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
+    preempted: set[str] = field(default_factory=set)
+    """Requests whose blocks this step gives to others."""
     ending: set[str] = field(default_factory=set)
     """Requests that have ended, whose blocks are kept until all of their saves are done."""
     budget: int = 0

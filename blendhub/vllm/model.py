@@ -1,45 +1,28 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from types import FrameType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.forward_context import set_forward_context
 from vllm.lora.layers import LoRAMapping
-from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import AttentionSpec
-from vllm.v1.worker.utils import AttentionGroup
+from vllm.model_executor.models.interfaces import requires_raw_input_tokens
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from blendhub.errors import Unsupported
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
+from blendhub.vllm.metadata import AttentionMetadata, Blocks
+from blendhub.vllm.runner import Runner
 from blendhub.vllm.runs import total
-
-Blocks = npt.NDArray[np.int64]
 
 
 class StopForward(Exception):
     """Ends a forward in the middle; never leaves this module."""
-
-
-def find_runner() -> Any:
-    """The model runner that is initialising KV caches somewhere up the stack: vLLM has no interface that names it."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        owner = frame.f_locals.get("self")
-        if owner is not None and all(hasattr(owner, name) for name in ("attn_groups", "kv_cache_config", "model")):
-            return owner
-        frame = frame.f_back
-    raise Unsupported(
-        "vLLM's model runner was not found: register_kv_caches was called by something that is not a model runner; "
-        "this version of BlendHub is made for vLLM 0.32"
-    )
 
 
 class EngineModel:
@@ -47,14 +30,18 @@ class EngineModel:
 
     def __init__(self, runner: Any, config: VllmConfig) -> None:
         self.config = config
-        self.device: torch.device = runner.device
+        self._runner = Runner(runner)
+        self._metadata = AttentionMetadata(self._runner, config)
+        self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.max_runs: int = config.scheduler_config.max_num_seqs
-        self._runner = runner
-        self._groups = list(_private_groups(runner, config))
-        self.layer_names = sorted((name for group in self._groups for name in group.layer_names), key=_layer_order)
-        # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
-        self.block_size: int = runner.kv_cache_config.kv_cache_groups[0].kv_cache_spec.block_size
+        self.block_size = self._metadata.block_size
+        if len(self._metadata.page_sizes) > 1:
+            raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")
+        (self.page_size,) = self._metadata.page_sizes
+        """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
+        self.frees_blocks_early = self._metadata.frees_blocks_early
+        self.layer_names = sorted(filter(self._keeps_kv, self._metadata.layer_names), key=_layer_order)
 
     def layer(self, name: str) -> Any:
         """vLLM's attention layer."""
@@ -62,14 +49,17 @@ class EngineModel:
 
     @property
     def module(self) -> torch.nn.Module:
-        model: torch.nn.Module = self._runner.model
-        return model
+        return self._runner.module
 
     def slots(self, blocks: Blocks, runs: Sequence[Span]) -> torch.Tensor:
-        """Where the tokens of the runs lie in the pages, as vLLM counts."""
-        at = torch.from_numpy(positions_of(runs))
-        table = torch.from_numpy(blocks)
-        return table[at // self.block_size] * self.block_size + at % self.block_size
+        """Where the tokens of the runs lie in the pages, as vLLM counts: on the model's device."""
+        at = positions_of(runs)
+        return self._sent(blocks[at // self.block_size] * self.block_size + at % self.block_size)
+
+    def pages(self, blocks: Blocks) -> Blocks:
+        """The pages of these blocks."""
+        n = self.block_size // self.page_size
+        return (blocks[:, None] * n + np.arange(n)).ravel()
 
     def forward(
         self,
@@ -86,23 +76,22 @@ class EngineModel:
         each other. ``positions`` are other positions to pretend, for tests of the rotation.
         """
         with torch.inference_mode():
-            at = torch.from_numpy(positions_of(runs))
-            slots = self.slots(blocks, runs).to(self.device)
-            pretended = at.to(self.device) if positions is None else positions.to(self.device)
-            metadata = self._metadata(blocks, runs, pretended, slots)
-            ids = torch.from_numpy(tokens.astype(np.int32))[at].to(self.device)
+            at = positions_of(runs)
+            slots = self.slots(blocks, runs)
+            pretended = self._sent(at) if positions is None else positions.to(self.device)
+            # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
+            ids = self._sent(tokens[at].astype(np.int32))
             context = set_forward_context(
-                metadata,
+                self._metadata.build(blocks, runs, pretended, slots),
                 self.config,
-                num_tokens=len(ids),
+                num_tokens=len(at),
                 cudagraph_runtime_mode=CUDAGraphMode.NONE,
                 # Without it nothing is written, silently.
-                slot_mapping=dict.fromkeys(self.layer_names, slots),
+                slot_mapping=dict.fromkeys(self._metadata.layer_names, slots),
             )
-            with self._without_adapters(len(ids), len(runs)), context:
-                # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
-                hidden: torch.Tensor = self._runner.model(
-                    input_ids=ids, positions=pretended, intermediate_tensors=None, inputs_embeds=None
+            with self._without_adapters(len(at), len(runs)), context:
+                hidden: torch.Tensor = self._runner.forward(
+                    **self._inputs(ids), positions=pretended, intermediate_tensors=None
                 )
             return hidden
 
@@ -116,25 +105,56 @@ class EngineModel:
         attention = self.layer(self.layer_names[layer])
         caught: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-        def catch(layer: Any, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> None:
-            caught.append((key[:n].clone(), value[:n].clone()))
+        def catch(*given: Any) -> None:
+            keys, values = _written(attention, given)
+            caught.append((keys[:n].clone(), values[:n].clone()))
             raise StopForward
 
         n = total(runs)
         with _shadowed(attention.impl, "do_kv_cache_update", catch), suppress(StopForward):
             self.forward(tokens, blocks, runs)
+        if not caught:
+            raise Unsupported(f"{self.layer_names[layer]} writes its KV in a way that BlendHub cannot look into")
         return caught[0]
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Write KV as the layer itself does."""
         attention = self.layer(self.layer_names[layer])
+        update, pages = attention.impl.do_kv_cache_update, attention.kv_cache
         with torch.inference_mode():
-            attention.impl.do_kv_cache_update(attention, keys, values, attention.kv_cache, slots.to(self.device))
+            if _has_latent(attention):
+                latent, turned = keys.split_with_sizes([attention.kv_lora_rank, attention.qk_rope_head_dim], -1)
+                update(latent[:, 0], turned, pages, slots, attention.kv_cache_dtype, attention._k_scale)
+            else:
+                update(attention, keys, values, pages, slots)
+
+    def unscaled(self, name: str, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """KV out of a layer's pages, as the model computed it: 8-bit floats are kept divided by a scale."""
+        if keys.dtype.itemsize > 1:
+            return keys, values
+        attention = self.layer(name)
+        return keys.float() * attention._k_scale.view(-1, 1), values.float() * attention._v_scale.view(-1, 1)
+
+    def _keeps_kv(self, name: str) -> bool:
+        """Some layers read what another one wrote."""
+        return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
+
+    def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+        """On the model's device, without waiting for it."""
+        return async_tensor_h2d(numbers, self.device)
+
+    def _inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        """Tokens as the runner gives them: a compiled model takes them in this one way, and does not check."""
+        if not self._runner.takes_embeddings:
+            return {"input_ids": ids, "inputs_embeds": None}
+        module: Any = self.module
+        raw = ids if requires_raw_input_tokens(module) else None
+        return {"input_ids": raw, "inputs_embeds": module.embed_input_ids(ids)}
 
     @contextmanager
     def _without_adapters(self, n_tokens: int, n_runs: int) -> Iterator[None]:
         """Layers that know LoRA look up each token's adapter: these have none. The step's own come back after."""
-        manager = getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)
+        manager = self._runner.adapters
         if manager is None:
             yield
             return
@@ -146,53 +166,24 @@ class EngineModel:
             if before is not None:
                 manager.set_adapter_mapping(before)
 
-    def _metadata(
-        self, blocks: Blocks, runs: Sequence[Span], positions: torch.Tensor, slots: torch.Tensor
-    ) -> dict[str, Any]:
-        lengths = torch.tensor([len(run) for run in runs], dtype=torch.int32)
-        starts = torch.zeros(len(runs) + 1, dtype=torch.int32)
-        torch.cumsum(lengths, 0, out=starts[1:])
-        ends = torch.tensor([run.end for run in runs], dtype=torch.int32)
-        table = torch.from_numpy(blocks.astype(np.int32))[: -(-max(run.end for run in runs) // self.block_size)]
-        common = CommonAttentionMetadata(
-            query_start_loc=starts.to(self.device),
-            query_start_loc_cpu=starts,
-            seq_lens=ends.to(self.device),
-            seq_lens_cpu_upper_bound=ends,
-            num_reqs=len(runs),
-            num_actual_tokens=int(starts[-1]),
-            max_query_len=int(lengths.max()),
-            max_seq_len=int(ends.max()),
-            block_table_tensor=table.expand(len(runs), -1).contiguous().to(self.device),
-            slot_mapping=slots,
-            causal=True,
-            positions=positions,
-            is_prefilling=torch.ones(len(runs), dtype=torch.bool),
-        )
-        return {name: built for group in self._groups for built in [group.build_metadata(common)]
-                for name in group.layer_names}  # fmt: skip
-
 
 def positions_of(runs: Sequence[Span]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(run.start, run.end, dtype=np.int64) for run in runs])
 
 
-def _private_groups(runner: Any, config: VllmConfig) -> Iterator[AttentionGroup]:
-    """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
-    # The first name is the V1 runner's, the second the V2 runner's.
-    sizes = getattr(runner, "_kernel_block_sizes", None) or runner.kernel_block_sizes
-    with set_current_vllm_config(config):
-        for number, groups in enumerate(runner.attn_groups):
-            for group in groups:
-                if not isinstance(group.kv_cache_spec, AttentionSpec):
-                    raise Unsupported(
-                        f"{group.layer_names[0]} keeps a {type(group.kv_cache_spec).__name__}, not keys and values; "
-                        "models with recurrent or linear attention layers are served without reuse"
-                    )
-                own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
-                own.create_metadata_builders(config, runner.device, kernel_block_size=sizes[number])
-                own.kernel_block_stride = group.kernel_block_stride
-                yield own
+def _has_latent(attention: Any) -> bool:
+    """Whether it keeps one vector a token that serves as key and value (MLA)."""
+    return bool(attention.get_attn_backend().is_mla())
+
+
+def _written(attention: Any, given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values ``[n, heads, width]`` among the arguments with which a layer writes its KV."""
+    if _has_latent(attention):
+        latent, turned = given[:2]
+        keys = torch.cat([latent, turned.flatten(1)], -1)[:, None]
+        return keys, keys[..., :0]
+    _, keys, values = given[:3]
+    return keys, values
 
 
 def _layer_order(name: str) -> tuple[int, ...]:

@@ -77,3 +77,10 @@ def read(
     keys, values = planes_of(layer, block_size, layout)
     at = slots.to(keys.device)
     return keys[at // block_size, :, at % block_size], values[at // block_size, :, at % block_size]
+
+
+def read_as_computed(
+    model: EngineModel, layer: PagedLayer, layout: KVLayout, slots: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same as the model computed it, up to the rounding of the pages."""
+    return model.unscaled(layer.name, *read(layer, layout, model.page_size, slots))

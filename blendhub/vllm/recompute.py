@@ -13,7 +13,7 @@ from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.vllm.messages import Load, Outcome
 from blendhub.vllm.model import EngineModel, positions_of
-from blendhub.vllm.pages import read
+from blendhub.vllm.pages import read_as_computed
 from blendhub.vllm.runs import joined, pieces, sampled, total
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
@@ -85,8 +85,9 @@ class Blend:
         model = self._engine.model
         while runs:
             piece = next(pieces(runs, max(1, min(model.max_tokens, int(self._budget / weight))), model.max_runs))
-            yield piece
             done = piece[-1].end
+            # Some attention backends compute short runs as they do generated tokens: those that come first.
+            yield sorted(piece, key=len)
             runs = [Span(max(run.start, done), run.end) for run in runs if run.end > done]
 
     def _probe(self, scores: npt.NDArray[np.float32]) -> Iterator[int]:
@@ -101,19 +102,26 @@ class Blend:
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True
         for piece in self._cut(joined([*samples, *decision.holes]), weight):
-            fresh = engine.model.forward_until(layer, self.job.tokens, self.job.blocks, piece)
-            slots = engine.model.slots(self.job.blocks, piece)
-            with torch.inference_mode():
-                stored = read(engine.layers[layer], engine.layout, engine.model.block_size, slots)
-                found = engine.sum_over_ranks(engine.selector.score(fresh, stored)).cpu().numpy()
-                # The probed layer's KV follows from complete layers, so it is better than what is stored.
-                engine.model.write(layer, *fresh, slots)
+            # The one thing of a piece that waits for the device.
+            found = self._score(piece).cpu().numpy()
             at = positions_of(piece)
             scores[at[scored[at]]] = found[scored[at]]
             yield math.ceil(len(at) * weight)
         if share < 1:
             for span in decision.moved:
                 _spread(scores[span.start : span.end], group, math.ceil(group * share))
+
+    def _score(self, piece: list[Span]) -> torch.Tensor:
+        """Probe a piece, and leave what was computed in the pages."""
+        engine, layer = self._engine, self._engine.selector.probe_layer
+        fresh = engine.model.forward_until(layer, self.job.tokens, self.job.blocks, piece)
+        slots = engine.model.slots(self.job.blocks, piece)
+        with torch.inference_mode():
+            stored = read_as_computed(engine.model, engine.layers[layer], engine.layout, slots)
+            scores = engine.sum_over_ranks(engine.selector.score(fresh, stored))
+            # The probed layer's KV follows from complete layers, so it is better than what is stored.
+            engine.model.write(layer, *fresh, slots)
+        return scores
 
 
 def _spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from functools import partial
 
@@ -65,10 +65,10 @@ class Saver:
             if client:
                 self._work.put(partial(_abort, client, lease))
 
-    def wait(self) -> None:
-        """Return when no copy is under way."""
+    def wait(self, requests: Collection[str] | None = None) -> None:
+        """Return when no copy of these requests is under way; None: of any."""
         with self._state:
-            self._state.wait_for(lambda: not self._busy)
+            self._state.wait_for(lambda: not (self._busy if requests is None else self._busy.keys() & set(requests)))
 
     def take_numbers(self) -> tuple[int, dict[str, int]]:
         """Tokens saved, and failures by reason, since the last time."""

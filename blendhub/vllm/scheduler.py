@@ -129,6 +129,7 @@ class SchedulerSide:
             plan.spaces[load.space] = tracked.namespace
         self._loads.clear()
         plan.cancelled, self._cancelled = self._cancelled, set()
+        plan.preempted = set(step.preempted_req_ids or ())
         self.storing.plan(step, self._tracked, plan)
         while not self.storing.refused.empty():
             self.counters[f"reservations_failed_{type(self.storing.refused.get()).__name__}"] += 1

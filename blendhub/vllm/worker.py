@@ -3,6 +3,7 @@
 import contextlib
 import logging
 from contextlib import ExitStack
+from enum import IntEnum
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
@@ -27,16 +28,23 @@ log = logging.getLogger(__name__)
 class Worker:
     """One rank. All methods are called by the worker's own thread."""
 
-    def __init__(self, model: EngineModel, gate: Gate, settings: Settings, host: PluginHost, engine_id: str) -> None:
+    def __init__(
+        self,
+        model: EngineModel,
+        gate: Gate,
+        settings: Settings,
+        selector: Selector,
+        host: PluginHost,
+        engine_id: str,
+    ) -> None:
         assert gate.layout and settings.device
         self._host = host
         self._engine_id = engine_id
         self._group = get_tp_group()
         self._device: Device = host.create("device", settings.device.name, settings.device.options)
-        selector: Selector = host.create("selector", settings.selector.name, settings.selector.options)
         rotations = gate.rotations or (None,) * len(model.layer_names)
         layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
-        self._device.attach(layers, model.block_size, gate.layout)
+        self._device.attach(layers, model.page_size, gate.layout)
         self._engine = Engine(model, layers, gate.layout, self._device, selector, self._sum_over_ranks)
         self._sessions: Sessions | None = None
         self._pinned: str | None = None
@@ -54,11 +62,13 @@ class Worker:
         for job in plan.loads:
             self._loading[job.request] = Loading(job)
             self._begin(self._loading[job.request], plan)
+        self._welcome_arrivals()
         budget = plan.budget
         for loading in list(self._loading.values()):
-            budget -= self._go_on(loading, budget)
             if budget <= 0:
                 break
+            if loading.blend:
+                budget -= self._go_on(loading, loading.blend, budget)
 
     def save(self, plan: StepPlan) -> None:
         """Begin to save what this step computed."""
@@ -80,9 +90,9 @@ class Worker:
                     transfer.wait()
         self._ending |= plan.ending
 
-    def settle_saves(self) -> None:
-        """Wait for the saves under way: blocks are about to be used for something else."""
-        self._saver.wait()
+    def settle_saves(self, preempted: set[str]) -> None:
+        """Wait for the saves of these requests: their blocks are about to be used for something else."""
+        self._saver.wait(None if self._engine.model.frees_blocks_early else preempted)
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Requests whose blocks may go, and requests whose KV has arrived."""
@@ -124,46 +134,45 @@ class Worker:
             given = sum(min(s.span.end, job.decision.end) - max(s.span.start, job.decision.start) for s in segments)
             if given != expected:
                 raise HubError(f"of {expected} tokens that were found, the hub has only {given} left")
-            loading.transfer = self._device.load(segments, job.blocks, job.decision.start)
+            pages = self._engine.model.pages(job.blocks)
+            loading.transfer = self._device.load(segments, pages, job.decision.start)
         except BlendHubError as error:
             loading.error = error
 
-    def _go_on(self, loading: "Loading", budget: int) -> int:
-        """Bring a load forward; returns the tokens that were computed for it."""
-        if loading.blend is None:
-            if loading.transfer and self._may_come_back_later and not loading.transfer.done():
-                return 0
-            loading.settle()
-            if not self._agreed(loading):
+    def _welcome_arrivals(self) -> None:
+        """Let what has arrived on all ranks be computed with; none may begin if another cannot."""
+        waiting = [loading for loading in self._loading.values() if not loading.blend]
+        if not waiting:
+            return
+        states = torch.tensor([self._state_of(loading) for loading in waiting])
+        if self._group.world_size > 1:
+            torch.distributed.all_reduce(states, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
+        for loading, state in zip(waiting, states.tolist(), strict=True):
+            if state == Arrival.FAILED:
                 self._fail(loading)
-                return 0
-            loading.blend = Blend(self._engine, loading.job)
+            elif state == Arrival.WELL:
+                loading.blend = Blend(self._engine, loading.job)
+
+    def _state_of(self, loading: "Loading") -> "Arrival":
+        if self._device.on_the_side and loading.transfer and not loading.transfer.done():
+            return Arrival.PENDING
+        loading.settle()
+        return Arrival.FAILED if loading.error else Arrival.WELL
+
+    def _go_on(self, loading: "Loading", blend: Blend, budget: int) -> int:
+        """Bring a load forward; returns the tokens that were computed for it."""
         spent = 0
         try:
-            while spent < budget and loading.blend.outcome is None:
-                spent += loading.blend.step(budget - spent)
+            while spent < budget and blend.outcome is None:
+                spent += blend.step(budget - spent)
         except Exception as error:  # a model that fails on chosen tokens may well compute all of them
             log.exception("recomputing failed")
             loading.error = HubError(f"recomputing failed: {error}")
             self._fail(loading)
             return spent
-        if loading.blend.outcome is not None:
-            self._finish(self._loading.pop(loading.job.request), loading.blend.outcome)
+        if blend.outcome is not None:
+            self._finish(self._loading.pop(loading.job.request), blend.outcome)
         return spent
-
-    @property
-    def _may_come_back_later(self) -> bool:
-        """Whether copies under way may be looked at again in the next step; several ranks would not agree on when."""
-        return self._device.on_the_side and self._group.world_size == 1
-
-    def _agreed(self, loading: "Loading") -> bool:
-        """Whether all ranks have their part: none may begin to compute if another cannot."""
-        mine = loading.error is None
-        if self._group.world_size == 1:
-            return mine
-        votes = torch.tensor([int(mine)])
-        torch.distributed.all_reduce(votes, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
-        return bool(votes[0])
 
     def _fail(self, loading: "Loading") -> None:
         """Have vLLM compute these tokens itself."""
@@ -188,7 +197,7 @@ class Worker:
             segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
         with ExitStack() as right:
             right.enter_context(client.writing(job.lease))
-            transfer = self._device.save(segments, job.blocks)
+            transfer = self._device.save(segments, self._engine.model.pages(job.blocks))
             return transfer, right.pop_all()
 
     # Both.
@@ -208,6 +217,14 @@ class Worker:
 
     def _sum_over_ranks(self, scores: torch.Tensor) -> torch.Tensor:
         return self._group.all_reduce(scores) if self._group.world_size > 1 else scores
+
+
+class Arrival(IntEnum):
+    """What has become of a copy. Of several ranks the least counts: nothing is given up while one still copies."""
+
+    PENDING = 0
+    FAILED = 1
+    WELL = 2
 
 
 class Loading:

@@ -13,6 +13,13 @@ SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute
 """Of tests: everything that was asked for is blended, whether it pays or not."""
 
 
+ON_THE_SECOND_RUNNER = {
+    "prepare": ["tests.vllm.gpu_stand_ins"],
+    "environment": {"PYTHONPATH": str(Path(__file__).parents[2]), "VLLM_USE_V2_MODEL_RUNNER": "1"},
+}
+"""vLLM's model runner V2, which is the usual one on GPUs."""
+
+
 class Texts:
     """Text that nobody has seen before."""
 

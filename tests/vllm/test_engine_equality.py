@@ -3,7 +3,7 @@
 import pytest
 
 from blendhub.testing.engine import Engine, deviation, largest_difference
-from tests.vllm.conftest import SETTINGS
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -15,6 +15,8 @@ KINDS = {
     "chunk is block, prefill in chunks": {"chunk_tokens": 32, "max_num_batched_tokens": 256},
     "compiled": {"enforce_eager": False},
     "no prefix caching": {"enable_prefix_caching": False, "chunk_tokens": 96},
+    "second runner": ON_THE_SECOND_RUNNER,
+    "embedded by the runner, compiled": {"enable_prompt_embeds": True, "enforce_eager": False},
 }
 
 

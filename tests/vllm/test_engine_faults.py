@@ -10,7 +10,7 @@ import pytest
 
 from blendhub.testing.engine import Engine
 from tests.hub.processes import HubProcess
-from tests.vllm.conftest import SETTINGS
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -106,11 +106,12 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     assert any(reused) and not all(reused)
 
 
-def test_preempted_requests(model, plain, texts):
+@pytest.mark.parametrize("runner", [{}, ON_THE_SECOND_RUNNER], ids=["first runner", "second runner"])
+def test_preempted_requests(runner, model, plain, texts):
     """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""
     shared = texts.new(300)
     prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(8)]
-    with Engine(model, SETTINGS, num_gpu_blocks_override=60, max_model_len=1024) as engine:
+    with Engine(model, SETTINGS, num_gpu_blocks_override=60, max_model_len=1024, **runner) as engine:
         engine.one([*shared, *texts.new(5)])
         engine.forget()
         answers = engine.ask(*prompts, tokens=200, recompute_ratio=1.0)

@@ -1,5 +1,7 @@
 """Tensor parallel: two ranks, each with half of the heads, that must do the same at the same time."""
 
+from pathlib import Path
+
 import pytest
 
 from blendhub.testing.engine import Engine
@@ -7,18 +9,15 @@ from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-RANKS = {
-    "tensor_parallel_size": 2,
-    "distributed_executor_backend": "mp",
-    "environment": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
-}
+RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
 def test_two_ranks_blend_as_one(model, plain, texts):
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS, **RANKS) as engine:
+    with Engine(model, SETTINGS, environment=ENVIRONMENT, **RANKS) as engine:
         engine.one([*first, *second])
         engine.forget()
         for ratio in (1.0, 0.3):
@@ -30,3 +29,30 @@ def test_two_ranks_blend_as_one(model, plain, texts):
                 for answer, other in zip(answers, expected, strict=True):
                     assert answer.tokens == other.tokens
                     assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+
+
+@pytest.fixture
+def late_device(tmp_path):
+    """What to put on the path for a device whose copies end at other times on each rank."""
+    facts = tmp_path / "late-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[blendhub]\nlate = tests.vllm.late_device\n")
+    return {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["well", "not on all ranks"])
+def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, plain, late_device, texts):
+    """No step waits for a copy, and what one rank does not have is computed by all."""
+    first, second = texts.new(200), texts.new(200)
+    prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
+    expected = [plain.one(prompt, tokens=6).tokens for prompt in prompts]
+    settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
+    with Engine(model, settings, environment=ENVIRONMENT | late_device, **RANKS) as engine:
+        engine.one([*first, *second])
+        engine.forget()
+        answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
+        assert [answer.tokens for answer in answers] == expected
+        assert all(answer.told["moved_tokens"] == (0 if fails else 400) for answer in answers)
+        assert all("failed" in answer.told["reason"] for answer in answers if fails)
+        assert "the engine waited for a copy" not in engine.log

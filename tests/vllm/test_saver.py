@@ -1,5 +1,6 @@
 """Saves under way: a real hub, and copies that end when and how a test says."""
 
+import threading
 from contextlib import ExitStack
 
 import numpy as np
@@ -24,15 +25,18 @@ BLOCKS = np.arange(6, dtype=np.int64)
 
 
 class Copy(Transfer):
-    """Ends at once, well or not."""
+    """Ends when it is told to, well or not."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self, error: Exception | None, until: threading.Event | None) -> None:
         self._error = error
+        self._until = until
 
     def done(self) -> bool:
         return True
 
     def wait(self) -> None:
+        if self._until:
+            self._until.wait()
         if self._error:
             raise self._error
 
@@ -51,11 +55,11 @@ def saver():
     made.close()
 
 
-def save(saver, client, reserved, start: int, end: int, error: Exception | None = None) -> None:
+def save(saver, client, reserved, start: int, end: int, error=None, until=None) -> None:
     job = Save("r", SPACE.digest, reserved.lease, reserved.slots, Span(start, end), BLOCKS)
     right = ExitStack()
     right.enter_context(client.writing(reserved.lease))
-    saver.add(job, Copy(error), right, client)
+    saver.add(job, Copy(error, until), right, client)
 
 
 def found(client) -> set[int]:
@@ -72,6 +76,16 @@ def test_what_is_copied_is_committed_and_counted_once(saver, client):
     assert not saver.is_busy_with("r")
     assert saver.take_numbers() == (96, {})
     assert saver.take_numbers() == (0, {})
+
+
+def test_only_copies_of_the_requests_that_are_named_are_waited_for(saver, client):
+    reserved, ends = client.reserve(TOKENS, Span(0, 96)), threading.Event()
+    save(saver, client, reserved, 0, 96, until=ends)
+    saver.wait({"another"})
+    assert saver.is_busy_with("r")
+    threading.Timer(0.05, ends.set).start()
+    saver.wait({"r", "another"})
+    assert ends.is_set() and not saver.is_busy_with("r")
 
 
 @pytest.mark.parametrize("failed", [0, 32, 64])

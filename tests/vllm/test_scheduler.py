@@ -270,6 +270,13 @@ def test_a_hub_that_went_away_is_noticed_and_requests_are_served_without_it(engi
     engine.end(request, 64)
 
 
+def test_workers_are_told_whose_blocks_a_step_gives_to_others(engine):
+    output = SchedulerOutput.make_empty()
+    assert engine.side.plan(output).preempted == set()
+    output.preempted_req_ids = {"a", "b"}
+    assert engine.side.plan(output).preempted == {"a", "b"}
+
+
 def test_a_request_that_is_aborted_while_it_loads_is_called_off(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", text(0, 96))

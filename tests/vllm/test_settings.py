@@ -1,5 +1,8 @@
 """What a person writes about the adapter: every mistake is named at start-up, with what would be right."""
 
+import importlib
+import inspect
+
 import pytest
 
 from blendhub import PluginHost
@@ -186,3 +189,12 @@ def test_what_a_request_gets_wrong_is_named(params, complaint):
     with pytest.raises(OptionError) as raised:
         read_request(params)
     assert complaint in str(raised.value) and "kv_transfer_params" in str(raised.value)
+
+
+def test_where_vllm_makes_cuda_graphs_a_wrong_setting_ends_its_start_before_the_model_is_loaded():
+    connector = pytest.importorskip("blendhub.vllm.connector", reason="needs vLLM; `make setup` installs it")
+    ask = connector.BlendHubConnector.requires_piecewise_for_cudagraph
+    assert ask({"blendhub": {"recompute_ratio": 0.3}}) is False
+    with pytest.raises(OptionError, match="recompute_ration"):
+        ask({"blendhub": {"recompute_ration": 0.3}})
+    assert "requires_piecewise_for_cudagraph(" in inspect.getsource(importlib.import_module("vllm.config.vllm"))

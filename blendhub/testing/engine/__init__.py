@@ -55,7 +55,7 @@ class Answer:
 
 
 class Engine:
-    """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM."""
+    """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM. ``prepare``: modules to import before vLLM."""
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Engine:
         kv_role: str = "kv_both",
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
+        prepare: Sequence[str] = (),
         **options: Any,
     ) -> None:
         if blendhub is not None:
@@ -83,7 +84,7 @@ class Engine:
                 env=os.environ | ENVIRONMENT | (environment or {}),
             )
             self._line = listener.accept()
-        self._line.send(OPTIONS | options)
+        self._line.send((list(prepare), OPTIONS | options))
         self._answer()
 
     def ask(

@@ -4,6 +4,7 @@ vLLM makes one engine in a process well, and no second one after it. Run by path
 interpreter that has vLLM but not BlendHub.
 """
 
+import importlib
 import sys
 import time
 import zlib
@@ -96,8 +97,9 @@ class Host:
         layout = layout_of(model, 256)
         slots = model.slots(np.asarray(self._blocks[request], np.int64), [Span(0, n)])
         layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
-        both = [torch.stack(read(layer, layout, model.block_size, slots)) for layer in layers]
-        return torch.stack(both).float().numpy()
+        both = [read(layer, layout, model.page_size, slots) for layer in layers]
+        # With one vector for both (MLA), there are no values apart.
+        return torch.stack([torch.stack([k, v if v.numel() else k]) for k, v in both]).float().numpy()
 
     def forget(self) -> bool:
         """Empty vLLM's own prefix cache; false if blocks are still held."""
@@ -201,7 +203,10 @@ def main() -> None:
     line = Client(sys.argv[1], "AF_UNIX")
     _mend_llvmlite()
     try:
-        host = Host(sys.argv[2], line.recv())
+        modules, options = line.recv()
+        for module in modules:
+            importlib.import_module(module)
+        host = Host(sys.argv[2], options)
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise

@@ -1,0 +1,111 @@
+"""What vLLM's attention layers are told of the tokens that BlendHub computes."""
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.utils.torch_utils import async_tensor_h2d
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+from vllm.v1.worker.block_table import get_block_table_width
+from vllm.v1.worker.utils import AttentionGroup
+
+from blendhub.errors import Unsupported
+from blendhub.plan import Span
+from blendhub.vllm.runner import Runner
+
+Blocks = npt.NDArray[np.int64]
+
+
+class AttentionMetadata:
+    """Builds the metadata of forwards of our own, beside that of the step, which may not have been computed yet."""
+
+    def __init__(self, runner: Runner, config: VllmConfig) -> None:
+        # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
+        self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
+        self._device = runner.device
+        self._groups = list(_private_groups(runner, config))
+        self.layer_names = [name for group in self._groups for name in group.layer_names]
+        self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in self._groups}
+        """How many tokens the attention kernels keep in a page: a block is one of these, or several."""
+        self.frees_blocks_early = not all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in self._groups)
+        """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
+        # Some builders keep host memory that the GPU reads later, when a copy's turn has come.
+        self._copied = None if self._device.type == "cpu" else torch.get_device_module(self._device).Event()
+
+    def build(
+        self, blocks: Blocks, runs: Sequence[Span], positions: torch.Tensor, slots: torch.Tensor
+    ) -> dict[str, Any]:
+        """For each layer: each run is a request, whose queries are the run and whose context ends with it."""
+        if self._copied:
+            self._copied.synchronize()
+        starts = np.zeros(len(runs) + 1, np.int32)
+        np.cumsum([len(run) for run in runs], out=starts[1:])
+        ends = np.array([run.end for run in runs], np.int32)
+        starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
+        common = CommonAttentionMetadata(
+            query_start_loc=async_tensor_h2d(starts, self._device),
+            query_start_loc_cpu=starts_here,
+            seq_lens=async_tensor_h2d(ends, self._device),
+            seq_lens_cpu_upper_bound=ends_here,
+            num_reqs=len(runs),
+            num_actual_tokens=int(starts[-1]),
+            max_query_len=int(np.diff(starts).max()),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=self._table(blocks, int(ends.max())).expand(len(runs), -1).contiguous(),
+            slot_mapping=slots,
+            causal=True,
+            positions=positions,
+            is_prefilling=torch.ones(len(runs), dtype=torch.bool),
+        )
+        built = {name: metadata for group in self._groups for metadata in [group.build_metadata(common)]
+                 for name in group.layer_names}  # fmt: skip
+        if self._copied:
+            self._copied.record()
+        return built
+
+    def _table(self, blocks: Blocks, end: int) -> torch.Tensor:
+        """The row of a block table, as wide as vLLM makes it: some kernels read several entries at once."""
+        needed = -(-end // self.block_size)
+        row = np.zeros(get_block_table_width(needed, self.block_size), np.int32)
+        row[:needed] = blocks[:needed]
+        return async_tensor_h2d(row, self._device)
+
+
+def _private_groups(runner: Runner, config: VllmConfig) -> Iterator[AttentionGroup]:
+    """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
+    eager = _without_graphs(config)
+    with set_current_vllm_config(eager):
+        for number, groups in enumerate(runner.attention_groups):
+            for group in groups:
+                if not isinstance(group.kv_cache_spec, AttentionSpec):
+                    raise Unsupported(
+                        f"{group.layer_names[0]} keeps a {type(group.kv_cache_spec).__name__}, not keys and values; "
+                        "models with recurrent or linear attention layers are served without reuse"
+                    )
+                own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
+                own.create_metadata_builders(eager, runner.device, runner.kernel_block_sizes[number])
+                own.kernel_block_stride = group.kernel_block_stride
+                _share_scratch(own.get_metadata_builder(), group.get_metadata_builder())
+                yield own
+
+
+def _without_graphs(config: VllmConfig) -> VllmConfig:
+    """The same but for CUDA graphs: our forwards use none, and for graphs FlashInfer's builder would keep buffers for
+    each number of runs that it ever saw."""
+    eager = copy(config)
+    eager.compilation_config = copy(config.compilation_config)
+    eager.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    return eager
+
+
+def _share_scratch(own: Any, theirs: Any) -> None:
+    """Large memory that means nothing between two kernels of a stream; vLLM did not count on there being two."""
+    if hasattr(own, "set_workspace_buffer"):
+        own.set_workspace_buffer(theirs._get_workspace_buffer())
+    if hasattr(own, "chunked_prefill_workspace"):
+        own.chunked_prefill_workspace = theirs.chunked_prefill_workspace

@@ -1,0 +1,66 @@
+"""vLLM's model runner, V1 or V2: all that BlendHub needs of it."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from blendhub.errors import Unsupported
+
+NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
+KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
+"""V1's name and V2's."""
+
+
+class Runner:
+    """The same to the rest of BlendHub, whichever of vLLM's two it is."""
+
+    def __init__(self, runner: Any) -> None:
+        missing = [name for name in NEEDED if not hasattr(runner, name)]
+        sizes: Any = next((getattr(runner, name) for name in KERNEL_BLOCK_SIZES if hasattr(runner, name)), None)
+        if sizes is None:
+            missing.append(" or ".join(KERNEL_BLOCK_SIZES))
+        if missing:
+            raise Unsupported(
+                f"vLLM's {type(runner).__module__}.{type(runner).__name__} has no {', '.join(missing)}; "
+                "this version of BlendHub is made for vLLM 0.32"
+            )
+        self.device: torch.device = runner.device
+        self.attention_groups: list[list[Any]] = runner.attn_groups
+        self.kernel_block_sizes: list[int] = sizes
+        """Of each group of blocks: how many tokens the attention kernels take for a block."""
+        self.block_groups: list[Any] = runner.kv_cache_config.kv_cache_groups
+        self.takes_embeddings = bool(runner.supports_mm_inputs or runner.model_config.enable_prompt_embeds)
+        """Whether it embeds tokens itself, and gives the model what comes of it."""
+        self._runner = runner
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model, without wrappers for graphs."""
+        module: torch.nn.Module = self._runner.get_model()
+        return module
+
+    @property
+    def forward(self) -> Any:
+        """What the runner itself calls to compute a step."""
+        return self._runner.model
+
+    @property
+    def adapters(self) -> Any:
+        """What sets the LoRA adapter of each token; None without LoRA."""
+        return getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)
+
+
+def find_runner() -> Any:
+    """The model runner that is initialising KV caches somewhere up the stack: vLLM has no interface that names it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if owner is not None and all(hasattr(owner, name) for name in ("initialize_kv_cache", "execute_model")):
+            return owner
+        frame = frame.f_back
+    raise Unsupported(
+        "vLLM's model runner was not found: register_kv_caches was called by something that is not a model runner; "
+        "this version of BlendHub is made for vLLM 0.32"
+    )

@@ -1,0 +1,85 @@
+"""vLLM's two model runners, and the attention backends of GPUs, as far as they can be had without a GPU."""
+
+from pathlib import Path
+
+import pytest
+
+from blendhub.testing.engine import Engine, largest_difference
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROUNDING = 1e-5
+"""float32 computed in another order."""
+
+FEW = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
+FIRST_TOKENS = {"selector": {"name": "first_k", "options": {"k": 1}}}
+
+
+def start(model: Path, backend: str, second: bool, kernel_block: str = "", **options):
+    given = {key: dict(value) if isinstance(value, dict) else value for key, value in ON_THE_SECOND_RUNNER.items()}
+    given["environment"] |= {
+        "VLLM_USE_V2_MODEL_RUNNER": str(int(second)),
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "ATTENTION": backend,
+        "KERNEL_BLOCK": kernel_block,
+        # FlexAttention is compiled by what cannot compile it for a CPU.
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE": str(2**20),
+    }
+    return Engine(model, SETTINGS | {"chunk_tokens": 32} | options.pop("settings", {}), **given, **FEW | options)
+
+
+BACKENDS = {
+    "FlashAttention": ("FLASH_ATTN", False, ""),
+    "FlashAttention, second runner": ("FLASH_ATTN", True, ""),
+    "FlashAttention in smaller blocks": ("FLASH_ATTN", True, "16"),
+    "FlashInfer": ("FLASHINFER", False, ""),
+    "FlashInfer, second runner": ("FLASHINFER", True, ""),
+    "FlashInfer in smaller blocks": ("FLASHINFER", False, "16"),
+    "FlexAttention": ("FLEX_ATTENTION", False, ""),
+    "FlexAttention, second runner": ("FLEX_ATTENTION", True, ""),
+    "Triton attention": ("TRITON_ATTN", True, ""),
+}
+
+
+@pytest.mark.parametrize("kind", BACKENDS.values(), ids=BACKENDS)
+def test_everything_recomputed_equals_full_prefill(kind, model, texts):
+    first, second = texts.new(72), texts.new(70)
+    with start(model, *kind) as engine:
+        assert "text is reused anywhere" in engine.log
+        engine.one([*first, *second])
+        engine.forget()
+        prompt = [*second, *texts.new(5), *first, *texts.new(4)]
+        n = len(prompt) - 1
+        expected = engine.one(prompt, mode="off", store=False).kv(n)
+        engine.forget()
+        blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+        assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 142
+        assert largest_difference(blended.kv(n), expected) < ROUNDING
+        engine.forget()
+        # The probe of the first layers sees what the layers write.
+        some = engine.one(prompt, recompute_ratio=0.5, store=False)
+        assert some.told["recomputed_tokens"] == 71
+        engine.forget()
+        exact = engine.one([*first, *second, *texts.new(4)], store=False)
+        assert exact.told["exact_tokens"] == 142
+
+
+@pytest.mark.parametrize("second", [False, True], ids=["first runner", "second runner"])
+def test_runs_of_one_token_are_computed_by_the_kernels_for_one_token(second, model, texts):
+    first, second_text = texts.new(72), texts.new(70)
+    with start(model, "FLASHINFER", second, settings=FIRST_TOKENS) as engine:
+        engine.one([*first, *second_text])
+        engine.forget()
+        prompt = [*texts.new(7), *second_text, *first, *texts.new(4)]
+        n = len(prompt) - 1
+        expected = engine.one(prompt, mode="off", store=False).kv(n)
+        engine.forget()
+        before = engine.log
+        blended = engine.one(prompt, recompute_ratio=0.5, store=False)
+        assert blended.told["recomputed_tokens"] == 2 and blended.told["hole_tokens"] == 7
+        planned = [line for line in engine.log[len(before) :].splitlines() if line.startswith("FlashInfer")]
+        # The hole and the first moved token come first in the prompt, and the other first token comes alone.
+        assert planned[:2] == ["FlashInfer prefill: 1 runs in pages of 32", "FlashInfer decode: 1 runs in pages of 32"]
+        assert largest_difference(blended.kv(8), expected[:, :, :8]) < ROUNDING

@@ -1,0 +1,59 @@
+"""What a probe asks of its device: tensors without numbers give an error to whoever waits for them."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+
+from blendhub import PluginHost, Span
+from blendhub.contracts import PagedLayer
+from blendhub.layout import KVLayout
+from blendhub.plan import Match
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.messages import Load
+from blendhub.vllm.model import EngineModel, positions_of
+from blendhub.vllm.recompute import Blend, Engine
+
+HEADS, WIDTH, BLOCK, BLOCKS = 2, 8, 16, 32
+LAYOUT = KVLayout(layers=3, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=32)
+HOST = PluginHost.discover()
+
+
+class Model:
+    """A model on a device that has no numbers."""
+
+    block_size = page_size = BLOCK
+    max_tokens, max_runs = 4096, 64
+    device = torch.device("meta")
+
+    def forward_until(self, layer, tokens, blocks, runs):
+        shape = (len(positions_of(runs)), HEADS, WIDTH)
+        keys, values = torch.empty((2, *shape), dtype=torch.bfloat16, device="meta")
+        return keys, values
+
+    def slots(self, blocks, runs):
+        return torch.empty(len(positions_of(runs)), dtype=torch.int64, device="meta")
+
+    def write(self, layer, keys, values, slots):
+        assert keys.device.type == values.device.type == slots.device.type == "meta"
+
+    unscaled = EngineModel.unscaled
+
+
+def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
+    pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.bfloat16, device="meta")
+    layers = [PagedLayer(f"layer {n}", "packed_heads", (pages,)) for n in range(3)]
+    selector, device = HOST.create("selector", "hkvd", {}), SimpleNamespace(block_tokens=1)
+    engine = Engine(Model(), layers, LAYOUT, device, selector, lambda scores: scores)
+    decision = Decision(0, 96, (Match(Span(0, 96), 1, 100, False),), 0.5)
+    blend = Blend(engine, Load("r", "space", np.zeros(96, np.uint32), np.arange(8), decision))
+    scores = blend._score([Span(0, 1), Span(3, 40)])
+    assert scores.device.type == "meta" and scores.shape == (38,)
+    with pytest.raises(NotImplementedError, match="no data"):
+        scores.cpu()
+    with pytest.raises(RuntimeError, match="meta"):
+        scores.max().item()

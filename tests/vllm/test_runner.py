@@ -1,0 +1,90 @@
+"""What BlendHub needs of vLLM's model runners, V1 and V2: both have it, and one that has not is refused by name."""
+
+import ast
+import importlib.util
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub.errors import Unsupported
+from blendhub.vllm.runner import NEEDED, Runner, find_runner
+
+RUNNERS = {
+    "V1": ("vllm.v1.worker.gpu_model_runner", "_kernel_block_sizes"),
+    "V2": ("vllm.v1.worker.gpu.model_runner", "kernel_block_sizes"),
+}
+MIXIN = "vllm.v1.worker.lora_model_runner_mixin"
+
+
+def members(module: str) -> set[str]:
+    """Methods of the runner's class, and what they assign to ``self``; read, since only a GPU could run them all."""
+    spec = importlib.util.find_spec(module)
+    tree = ast.parse(Path(spec.origin).read_text())
+    names = "GPUModelRunner", "LoRAModelRunnerMixin"
+    (owner,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name in names)
+    methods = {node.name for node in owner.body if isinstance(node, ast.FunctionDef)}
+    given = (node for node in ast.walk(owner) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return methods | {node.attr for node in given if isinstance(node.value, ast.Name) and node.value.id == "self"}
+
+
+@pytest.mark.parametrize("module, sizes", RUNNERS.values(), ids=RUNNERS)
+def test_both_runners_have_all_that_is_needed(module, sizes):
+    assert {*NEEDED, sizes, "initialize_kv_cache", "execute_model"} <= members(module)
+
+
+def test_both_keep_adapters_where_they_are_looked_for():
+    assert "lora_manager" in members(MIXIN)
+
+
+def made(**changes):
+    groups = SimpleNamespace(kv_cache_groups=["group"])
+    settings = SimpleNamespace(enable_prompt_embeds=False)
+    every = {name: name for name in NEEDED} | {"get_model": lambda: "module", "kv_cache_config": groups}
+    return SimpleNamespace(**(every | {"supports_mm_inputs": False, "model_config": settings} | changes))
+
+
+@pytest.mark.parametrize("sizes", ["_kernel_block_sizes", "kernel_block_sizes"])
+def test_a_runner_of_either_kind_is_taken(sizes):
+    runner = Runner(made(**{sizes: [16]}))
+    assert runner.kernel_block_sizes == [16] and runner.block_groups == ["group"]
+    assert (runner.module, runner.forward, runner.adapters) == ("module", "model", None)
+    assert not runner.takes_embeddings
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_what_a_runner_lacks_is_named(name):
+    lacking = made(kernel_block_sizes=[16])
+    delattr(lacking, name)
+    with pytest.raises(Unsupported, match=f"has no {name};"):
+        Runner(lacking)
+
+
+def test_kernel_block_sizes_that_are_missing_are_named():
+    with pytest.raises(Unsupported, match="has no _kernel_block_sizes or kernel_block_sizes;"):
+        Runner(made())
+
+
+class ModelRunner:
+    def initialize_kv_cache(self):
+        return Connector().register()
+
+    def execute_model(self):
+        raise NotImplementedError
+
+
+class Connector:
+    def register(self):
+        return find_runner()
+
+
+def test_the_runner_is_found_up_the_stack():
+    runner = ModelRunner()
+    assert runner.initialize_kv_cache() is runner
+
+
+def test_where_no_runner_calls_it_is_said():
+    with pytest.raises(Unsupported, match="not a model runner"):
+        Connector().register()
