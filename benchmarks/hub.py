@@ -205,12 +205,13 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
     """Round trips, and eight chunks of 8 MiB stored and read back, in turn with the peer's server and client."""
     peer = PeerProcess(python, "peer_hub.py")
     source, target = (np.full(AS_PEER.shard_bytes, fill, np.uint8) for fill in (1, 2))
-    trips, stored, read = [], [], []
+    trips, pings, stored, read = [], [], [], []
     with HubClient(endpoint) as client:
         client.register("beside", _space(AS_PEER, "beside"), rank=0)
         ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
         for turn in track(range(repeats), "beside the peer", console=_progress()):
             theirs = statistics.median(peer("round_trips", 200))
+            same = statistics.median(peer("pings", 200))
             ours = statistics.median(_sorted_times(lambda: client._connection.call(ping, 5.0), 200))
             text = np.arange(turn * 10_000, turn * 10_000 + PEER_CHUNKS * 256, dtype=np.uint32)
             storing = peer("store", turn * 10_000, PEER_CHUNKS)
@@ -219,6 +220,7 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
             ours_reading = _seconds(lambda: _read_whole(client, text, target))  # noqa: B023
             if turn:  # the first one warms up
                 trips.append(ours / theirs)
+                pings.append(ours / same)
                 stored.append(ours_storing / storing)
                 read.append(ours_reading / reading)
             client.clear()
@@ -226,8 +228,10 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
     peer.close()
     size = f"{PEER_CHUNKS} chunks of 8 MiB through shared memory"
     return [
-        row("rtt_vs_peer", "round trip of a small request, by the peer's", "x", trips, PEER_BARS["rtt_vs_peer"],
-            "lower"),
+        row("rtt_vs_peer", "round trip of a ping, by the peer's of a request that does nothing at all", "x", trips,
+            PEER_BARS["rtt_vs_peer"], "lower"),
+        row("ping_vs_peer", "the same, by the peer's of a ping, which notes that its sender lives as ours does", "x",
+            pings, better="lower"),
         row("store_vs_peer", f"time to store {size}, by the peer's", "x", stored, PEER_BARS["store_vs_peer"], "lower"),
         row("retrieve_vs_peer", f"time to look up and read {size}, by the peer's", "x", read,
             PEER_BARS["retrieve_vs_peer"], "lower"),

@@ -64,6 +64,15 @@ class Peer:
             seconds.append(time.perf_counter() - begun)
         return seconds
 
+    def pings(self, repeats: int) -> list[float]:
+        """The same of requests that only tell the server that this worker lives."""
+        seconds = []
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            self._client.ping(1).result(timeout=TIMEOUT_S)
+            seconds.append(time.perf_counter() - begun)
+        return seconds
+
     def store(self, first: int, chunks: int) -> float:
         """Get slots for new chunks, fill them, and say so."""
         key = self._key(first, chunks)

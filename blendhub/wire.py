@@ -214,8 +214,9 @@ class Reserved(Message, frozen=True):
 
 
 class Numbers(Message, frozen=True):
-    """Counters and gauges by name."""
+    """Counters and gauges by name; counters begin anew with each epoch."""
 
+    epoch: Id
     counters: dict[str, float]
     gauges: dict[str, float]
     namespaces: dict[str, dict[str, float]]

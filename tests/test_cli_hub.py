@@ -184,10 +184,9 @@ def test_keys_without_the_transports_says_what_to_install(tmp_path, monkeypatch,
 # What `top` makes of numbers.
 
 
-def sample(at: float, **counters: float) -> Sample:
-    return Sample(
-        at, Numbers(counters=counters, gauges={"seconds_lookup_p50": 25e-6, "seconds_lookup_p99": 0.5}, namespaces={})
-    )
+def sample(at: float, epoch: int = 1, **counters: float) -> Sample:
+    gauges = {"seconds_lookup_p50": 25e-6, "seconds_lookup_p99": 0.5}
+    return Sample(at, Numbers(epoch=epoch, counters=counters, gauges=gauges, namespaces={}))
 
 
 def test_rates_are_between_two_samples():
@@ -202,8 +201,9 @@ def test_rates_are_between_two_samples():
 
 
 def test_a_hub_that_was_restarted_has_no_rate_and_an_idle_one_no_hit_rate():
-    rows = dict(View(sample(2.0), sample(1.0, requests_lookup=9, tokens_exact=9)).rows())
-    assert rows["lookups"] == "0, hit rate -" and rows["exact"] == "0 tokens"
+    before = sample(1.0, requests_lookup=9, tokens_exact=9)
+    rows = dict(View(sample(2.0, epoch=2, tokens_exact=10), before).rows())
+    assert rows["lookups"] == "0, hit rate -" and rows["exact"] == "10 tokens"
 
 
 @pytest.mark.parametrize(
@@ -329,8 +329,35 @@ def test_a_hub_that_is_stopped_while_it_starts_leaves_nothing(tmp_path):
     while not (made := [path for path in set(SHM.iterdir()) - before if owner_of(path) == served.process.pid]):
         assert time.monotonic() < deadline and served.process.poll() is None
         time.sleep(0.005)
-    assert served.stop().endswith("stopped\n")
+    assert served.stop().startswith("stopped")
     assert not made[0].exists() and list(tmp_path.iterdir()) == []
+
+
+SLOW_START = """
+import sys, time
+from blendhub.cli import main
+from blendhub.hub.hub import Hub
+
+Hub._load_default_matchers = lambda hub: (open(sys.argv[1], "w").close(), time.sleep(60))
+sys.exit(main(["serve", "--endpoint", sys.argv[2], "--arena-gib", "0.01", "--store", sys.argv[3]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_start_that_takes_long_is_ended_at_once(tmp_path, number):
+    begun = tmp_path / "begun"
+    arguments = [str(begun), f"ipc://{tmp_path}/hub.sock", str(tmp_path / "store")]
+    starting = subprocess.Popen([sys.executable, "-c", SLOW_START, *arguments], stdout=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + SOON_S
+    while not begun.exists():
+        assert time.monotonic() < deadline and starting.poll() is None
+        time.sleep(0.005)
+    segments = [path for path in SHM.iterdir() if owner_of(path) == starting.pid]
+    starting.send_signal(number)
+    words, _ = starting.communicate(timeout=5)
+    assert starting.returncode == 0 and words == "stopped before it was up\n"
+    assert segments and not any(path.exists() for path in segments) and not (tmp_path / "hub.sock").exists()
 
 
 def owner_of(path: Path) -> int | None:

@@ -10,6 +10,7 @@ import signal
 import socket
 import stat
 import sys
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -97,18 +98,39 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
 
 
 async def _serve(config: HubConfig) -> None:
+    from blendhub.hub.garbage import collect_young_only
     from blendhub.hub.hub import Hub
 
+    collect_young_only()
     stop = asyncio.Event()
     # Before the hub starts, so that a signal leaves nothing behind at any time.
     for number in _stopping_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     host = PluginHost.discover()
-    async with Hub(config, host) as hub:
+    hub = Hub(config, host)
+    async with contextlib.AsyncExitStack() as running:
+        if not await _done_before(stop, running.enter_async_context(hub)):
+            _say("stopped before it was up")
+            # Threads that restore or compile cannot be told to stop, and would be waited for.
+            os._exit(0)
         _say(_screen(hub, host))
         await stop.wait()
         _say("stopping: what is being saved is finished first")
     _say("stopped")
+
+
+async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Whether the work was done before it had to stop; if not, it has cleaned up behind itself."""
+    working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
+    await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if not working.done():
+        working.cancel()
+        await asyncio.wait((working,))
+    if working.cancelled():
+        return False
+    working.result()
+    return True
 
 
 def _stopping_signals() -> list[signal.Signals]:

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 2.0
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
-GIVES_MATCHES = ("requests_lookup", "requests_prefetch", "requests_acquire")
 
 
 def add_parser(commands: Any) -> None:
@@ -83,12 +82,12 @@ class View:
 
     def rows(self) -> list[tuple[str, str]]:
         count, gauge = self._now.counter, self._now.gauge
-        looked, found = sum(map(count, GIVES_MATCHES)), count("lookups_that_found")
+        looked, found = count("requests_lookup"), count("lookups_that_found")
         size, free, quarantined = gauge("arena_bytes"), gauge("arena_free_bytes"), gauge("arena_quarantined_bytes")
         used = size - free - quarantined
         refused = {name: n for name, n in self._now.numbers.counters.items() if name.startswith("refused_") and n}
         return [
-            ("lookups", f"{looked:,.0f}{self._rate(*GIVES_MATCHES)}, hit rate {_share(found, looked)}"),
+            ("lookups", f"{looked:,.0f}{self._rate('requests_lookup')}, hit rate {_share(found, looked)}"),
             ("exact", f"{count('tokens_exact'):,.0f} tokens{self._rate('tokens_exact')}"),
             ("moved", f"{count('tokens_moved'):,.0f} tokens{self._rate('tokens_moved')}"),
             ("arena", f"{_bytes(used)} of {_bytes(size)} ({_share(used, size)}), {_bytes(quarantined)} quarantined"),
@@ -127,12 +126,12 @@ class View:
             f"{count('store_failures'):,.0f} failed, {count('store_corrupted'):,.0f} corrupted"
         )
 
-    def _rate(self, *names: str) -> str:
-        """How fast counters grew since the sample before; nothing if the hub was restarted meanwhile."""
-        if self._before is None:
+    def _rate(self, name: str) -> str:
+        """How fast a counter grew since the sample before; nothing if the hub was restarted meanwhile."""
+        if self._before is None or self._before.numbers.epoch != self._now.numbers.epoch:
             return ""
-        grown = sum(self._now.counter(name) - self._before.counter(name) for name in names)
-        return f" ({grown / (self._now.at - self._before.at):,.0f}/s)" if grown >= 0 else ""
+        grown = self._now.counter(name) - self._before.counter(name)
+        return f" ({grown / (self._now.at - self._before.at):,.0f}/s)"
 
     def plain(self) -> str:
         rows = [*self.rows(), *((kind, f"{n}, p50 {p50}, p99 {p99}") for kind, n, p50, p99 in self.latencies())]
@@ -167,7 +166,7 @@ class Watched:
             try:
                 return Sample(time.monotonic(), client.stats())
             except TransportError as error:
-                raise HubError(f"no hub at {self.endpoint}: {error}; start one there with: blendhub serve") from error
+                raise HubError(f"no hub at {self.endpoint}: {error}") from error
 
 
 def _show_once(hub: Watched) -> None:

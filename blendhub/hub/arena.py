@@ -1,5 +1,6 @@
 """The shared memory that holds KV: made, sized and removed by the hub, mapped by whoever reads and writes it."""
 
+import asyncio
 import errno
 import logging
 import mmap
@@ -7,6 +8,7 @@ import multiprocessing
 import os
 import re
 import secrets
+from collections.abc import Iterator
 from multiprocessing import resource_tracker
 
 from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of, read_header
@@ -15,6 +17,9 @@ from blendhub.hub.extents import GRAIN, Extents
 from blendhub.processes import ProcessId
 
 log = logging.getLogger(__name__)
+STEP = 2**27
+"""How much memory is reserved at a time: a tenth of a second or so."""
+
 _OURS = re.compile(r"blendhub-\d+-[0-9a-f]{16}")
 
 
@@ -22,6 +27,19 @@ class Arena:
     """A segment of POSIX shared memory; its memory is reserved at once, so that no access can fail later."""
 
     def __init__(self, size: int) -> None:
+        for _ in self._made(size):
+            pass
+
+    @classmethod
+    async def made(cls, size: int) -> "Arena":
+        """The same on an event loop, which turns meanwhile: many GiB take many seconds."""
+        arena = cls.__new__(cls)
+        for _ in arena._made(size):
+            await asyncio.sleep(0)
+        return arena
+
+    def _made(self, size: int) -> Iterator[None]:
+        """Step by step; who gives up in between leaves nothing behind."""
         remove_leftovers()
         size = size // GRAIN * GRAIN
         _check_room(size)
@@ -32,11 +50,13 @@ class Arena:
         try:
             # First of all, so that a hub killed while it reserves memory leaves a segment that names its owner.
             os.pwrite(fd, header_of(self.name, ProcessId.mine()), 0)
-            os.posix_fallocate(fd, 0, HEADER_BYTES + size)
+            for at in range(0, HEADER_BYTES + size, STEP):
+                os.posix_fallocate(fd, at, min(STEP, HEADER_BYTES + size - at))
+                yield
             self._memory = mmap.mmap(fd, HEADER_BYTES + size)
-        except OSError as error:
+        except BaseException as error:
             self._path.unlink()
-            if error.errno in (errno.ENOSPC, errno.ENOMEM):
+            if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise _too_small(size) from error
             raise
         finally:

@@ -1,6 +1,7 @@
 """What a hub has done, in numbers: counted here, shown by whoever asks."""
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
+from functools import partial
 
 RECENT = 512
 """Latencies are those of the last so many requests of a kind."""
@@ -11,15 +12,12 @@ class Counters:
 
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
-        self.requests: Counter[str] = Counter()
-        self._seconds: dict[str, deque[float]] = {}
+        self.requests: defaultdict[str, int] = defaultdict(int)
+        self._seconds: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=RECENT))
 
     def took(self, kind: str, seconds: float) -> None:
-        known = self._seconds.get(kind)
-        if known is None:
-            known = self._seconds[kind] = deque(maxlen=RECENT)
-        known.append(seconds)
         self.requests[kind] += 1
+        self._seconds[kind].append(seconds)
 
     def latencies(self) -> dict[str, float]:
         """Median and 99th percentile in seconds, by kind of request."""

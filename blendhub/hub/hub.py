@@ -71,12 +71,13 @@ class Hub:
 
     async def _start(self) -> None:
         resources = self._resources
-        arena = Arena(int((self.config.arena_gib or default_arena_gib()) * 2**30))
+        arena = await Arena.made(int((self.config.arena_gib or default_arena_gib()) * 2**30))
         resources.callback(arena.close)
         core = Core(arena, POLICIES[self.config.policy](), lambda namespace: Space(namespace, self._host))
         tier = None
         if self.config.store:
-            store = self._host.create("store", self.config.store.name, self.config.store.options)
+            choice = self.config.store
+            store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
             tier = Tier(store, core.cache, core.spaces)
             resources.push_async_callback(tier.close)
             core.save = tier.save

@@ -27,8 +27,10 @@ T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Parcel
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 DONE = wire.Done()
+PONG = wire.Pong()
 AT_ONCE = (wire.Message, Parcel)
 KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
+LOOKUP = KINDS[wire.Lookup]
 
 
 class HubService(Service):
@@ -59,17 +61,22 @@ class HubService(Service):
         }
 
     def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
-        message, started = request.message, self._clock()
+        message: Any = request.message
+        started = self._clock()
         kind = KINDS[type(message)]
         try:
-            answer = self._answer(peer, message, request.payload)
+            handler = self._handlers.get(type(message))
+            if handler:
+                session = self.core.sessions.get(message.session, message.epoch, started)
+                answer = handler(session, message, request.payload)
+            else:
+                answer = self._register(peer, message) if isinstance(message, wire.Register) else self.numbers()
         except BlendHubError as error:
             self._refused(kind, error)
             raise
         # Not the other way round: whether something is awaitable takes long to find out.
         if isinstance(answer, AT_ONCE):
-            self.counters.took(kind, self._clock() - started)
-            return _parcel(answer)
+            return self._told(kind, started, answer)
         return self._finish(kind, started, answer)
 
     def gone(self, peer: Peer) -> None:
@@ -116,17 +123,7 @@ class HubService(Service):
             digest: {"runs": len(space.runs), "chunks": space.n_chunks, "tokens": len(space)}
             for digest, space in core.spaces.items()
         }
-        return wire.Numbers(counters=counters, gauges=gauges, namespaces=spaces)
-
-    # Dispatch.
-
-    def _answer(self, peer: Peer, message: Any, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
-        if isinstance(message, wire.Register):
-            return self._register(peer, message)
-        if isinstance(message, wire.Stats):
-            return self.numbers()
-        session = self.core.sessions.get(message.session, message.epoch, self._clock())
-        return self._handlers[type(message)](session, message, payload)
+        return wire.Numbers(epoch=core.sessions.epoch, counters=counters, gauges=gauges, namespaces=spaces)
 
     async def _finish(self, kind: str, started: float, answer: Awaitable[Answer]) -> Parcel:
         try:
@@ -134,8 +131,14 @@ class HubService(Service):
         except BlendHubError as error:
             self._refused(kind, error)
             raise
+        return self._told(kind, started, finished)
+
+    def _told(self, kind: str, started: float, answer: Answer) -> Parcel:
         self.counters.took(kind, self._clock() - started)
-        return _parcel(finished)
+        # A prefetch or an acquire usually belongs to a lookup that was counted.
+        if kind == LOOKUP and isinstance(answer, wire.Found) and answer.matches:
+            self.counters.totals["lookups_that_found"] += 1
+        return answer if isinstance(answer, Parcel) else Parcel(answer)
 
     def _refused(self, kind: str, error: BlendHubError) -> None:
         self.counters.totals[f"refused_{type(error).__name__}"] += 1
@@ -166,7 +169,7 @@ class HubService(Service):
 
     def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
         self.core.let_go(session, message.let_go)
-        return wire.Pong(revoked=tuple(session.revoked))
+        return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
     # Reading.
 
@@ -214,7 +217,6 @@ class HubService(Service):
         self._load({part.chunk for part in parts if part.chunk.offset is None})
         lease = self.core.acquire(session, parts, self._clock() + self._config.read_lease_s) if acquire else None
         on_the_way = sum(part.end - part.start for part in parts if part.chunk.offset is None)
-        self.counters.totals["lookups_that_found"] += bool(matches)
         for part in parts:
             self.counters.totals["tokens_exact" if part.match.exact else "tokens_moved"] += part.end - part.start
         return wire.Found(
@@ -327,10 +329,6 @@ class HubService(Service):
             raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
         size = session.engine.space.namespace.layout.shard_bytes
         return self.core.cache.arena.slot(slot + session.rank * size, size)
-
-
-def _parcel(answer: Answer) -> Parcel:
-    return answer if isinstance(answer, Parcel) else Parcel(answer)
 
 
 async def _in_thread(work: Callable[..., T], *arguments: Any) -> T:

@@ -1,5 +1,6 @@
 """Shared memory: made whole, found by name, and never left behind."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -33,6 +34,22 @@ def test_what_one_side_writes_the_other_reads():
     arena.close()
     assert not (SHM / arena.name.segment).exists()
     assert bytes(view.slot(100, 5)) == b"bytes", "who maps it keeps it"
+
+
+def test_an_arena_that_is_given_up_while_it_is_made_leaves_nothing(monkeypatch):
+    monkeypatch.setattr("blendhub.hub.arena.STEP", 1 << 16)
+
+    async def give_up() -> None:
+        before = set(SHM.iterdir())
+        making = asyncio.ensure_future(Arena.made(1 << 20))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert len(set(SHM.iterdir()) - before) == 1
+        making.cancel()
+        await asyncio.wait((making,))
+        assert making.cancelled() and not set(SHM.iterdir()) - before
+
+    asyncio.run(give_up())
 
 
 def test_another_arena_of_the_same_name_is_not_mapped():

@@ -36,6 +36,17 @@ def test_what_was_stored_is_found_exactly_in_pieces_of_chunks(hub):
     hub.core.check_integrity()
 
 
+def test_the_hit_rate_is_of_lookups_alone(hub):
+    member, text = hub.join(), tokens(1, 96)
+    member.store(text)
+    found = member.lookup(text, acquire=False)
+    member.lookup(tokens(2, 96))
+    member.ask(wire.Acquire, matches=found.matches)
+    member.ask(wire.Prefetch, [text.tobytes()])
+    counters = hub.ask(wire.Stats()).counters
+    assert counters["requests_lookup"] == 2 and counters["lookups_that_found"] == 1
+
+
 def test_moved_text_is_found_with_its_old_positions(hub):
     member, text = hub.join(), tokens(1, 200)
     member.store(text)

@@ -14,31 +14,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import NamedTuple
+from typing import TypeAlias
 
 import zmq
 
 from blendhub.contracts.transport import Buffer, Codec, Connection, Parcel, Pending
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
 from blendhub_transports import frames
+from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.faults import decode_fault
 from blendhub_transports.link import Link
 from blendhub_transports.options import ZmqOptions
-from blendhub_transports.pending import Bell, Wake, deadline_after, ring, sleep_on
+from blendhub_transports.pending import Bell, Wake, deadline_after, sleep_on
+from blendhub_transports.socket_file import why_nobody_answers
 
-RCVMORE = int(zmq.RCVMORE)
 log = logging.getLogger("blendhub.transports")
 
 NEWS_AGE_S = 0.001
 """How old the news of the link may be when something is sent: asking for it costs as much as sending."""
 
-
-class _Answer(NamedTuple):
-    """What came back, not yet decoded: that is for the thread that wants it."""
-
-    header: frames.Header
-    body: memoryview
-    payload: list[memoryview]
+Answer: TypeAlias = tuple[frames.Header, memoryview, list[memoryview]]
+"""What came back, not yet decoded: that is for the thread that wants it."""
 
 
 class ZmqPending(Pending):
@@ -47,8 +43,7 @@ class ZmqPending(Pending):
         self.number = number
         self.timeout = timeout
         self.deadline = deadline
-        self.outcome: _Answer | BlendHubError | None = None
-        self.bells: deque[Bell] = deque()
+        self.outcome: Answer | BlendHubError | None = None
 
     def done(self) -> bool:
         if self.outcome is None:
@@ -62,11 +57,13 @@ class ZmqPending(Pending):
 
 
 class ZmqConnection(Connection):
-    def __init__(self, endpoint: str, dial: Callable[[Wake], Link], codec: Codec, options: ZmqOptions) -> None:
-        self._endpoint = endpoint
+    def __init__(self, where: Endpoint, dial: Callable[[Wake], Link], codec: Codec, options: ZmqOptions) -> None:
+        self._where = where
+        self._endpoint = where.text
         self._dial = dial
         self._codec = codec
         self._options = options
+        self._most_pending = options.max_pending
         self._closed = False
         self._process = os.getpid()
         self._numbers = itertools.count(1)
@@ -74,7 +71,7 @@ class ZmqConnection(Connection):
         self._outbox: deque[tuple[ZmqPending, bytes, Sequence[Buffer]]] = deque()
         self._lead = threading.Lock()
         self._asleep = False
-        self._followers: deque[Bell] = deque()
+        self._followers: deque[tuple[ZmqPending, Bell]] = deque()
         self._wake = Wake()
         self._link: Link | None = None
         self._news_at = 0.0
@@ -87,7 +84,7 @@ class ZmqConnection(Connection):
             raise PeerGone(f"this connection to {self._endpoint} belongs to the process that this one forked from")
         number = next(self._numbers)
         frame = self._frame(request, number, timeout)
-        if len(self._pending) >= self._options.max_pending:
+        if len(self._pending) >= self._most_pending:
             self._make_room()
         pending = ZmqPending(self, number, timeout, deadline)
         self._pending[number] = pending
@@ -107,9 +104,10 @@ class ZmqConnection(Connection):
 
     def progress(self, pending: ZmqPending) -> None:
         """Do what can be done for ``pending`` without waiting."""
-        if self._lead.acquire(blocking=False):
+        if self._lead.acquire(False):
             try:
-                self._send()
+                if self._outbox:
+                    self._send()
                 self._hear_news()
                 self._receive(pending)
             finally:
@@ -121,7 +119,7 @@ class ZmqConnection(Connection):
     def wait_for(self, pending: ZmqPending) -> None:
         """Lead until ``pending`` is settled, or follow until it is or the lead is free."""
         try:
-            if self._lead.acquire(blocking=False):
+            if self._lead.acquire(False):
                 try:
                     self._lead_until(pending)
                 finally:
@@ -129,20 +127,23 @@ class ZmqConnection(Connection):
             else:
                 self._follow(pending)
         finally:
-            self._look_back()
+            if self._outbox or self._followers:
+                self._look_back()
 
-    def opened(self, outcome: _Answer | BlendHubError) -> Parcel:
+    def opened(self, outcome: Answer | BlendHubError) -> Parcel:
         """The reply that this is; raises if it is an error instead."""
         if isinstance(outcome, BlendHubError):
             raise outcome
-        if outcome.header.kind == frames.FAULT:
-            raise decode_fault(outcome.body)
-        frames.check_versions(outcome.header, self._codec.version, reader="the client", writer="the server")
-        return Parcel(self._codec.decode(outcome.body), outcome.payload)
+        header, body, payload = outcome
+        if header.kind == frames.FAULT:
+            raise decode_fault(body)
+        frames.check_versions(header, self._codec.version, reader="the client", writer="the server")
+        return Parcel(self._codec.decode(body), payload)
 
     def _lead_until(self, pending: ZmqPending) -> None:
         while True:
-            self._send()
+            if self._outbox:
+                self._send()
             self._receive(pending)
             if pending.outcome is not None:
                 return
@@ -161,19 +162,18 @@ class ZmqConnection(Connection):
 
     def _follow(self, pending: ZmqPending) -> None:
         bell: Bell = SimpleQueue()
-        pending.bells.append(bell)
-        self._followers.append(bell)
+        follower = (pending, bell)
+        self._followers.append(follower)
         try:
             # Asked after the bell is up: a leader who left, or settled this, before that did not ring it.
             if self._lead.locked() and pending.outcome is None and not sleep_on(bell, pending.deadline):
                 self._expire(pending)
         finally:
-            self._followers.remove(bell)
-            pending.bells.remove(bell)
+            self._followers.remove(follower)
 
     def _look_back(self) -> None:
         """See that somebody does what came up while the lead was held."""
-        while self._outbox and self._lead.acquire(blocking=False):
+        while self._outbox and self._lead.acquire(False):
             try:
                 self._send()
             finally:
@@ -181,7 +181,7 @@ class ZmqConnection(Connection):
         if self._outbox and self._asleep:
             self._wake.up()
         if self._followers and not self._lead.locked():
-            ring(self._followers)
+            self._ring()
 
     # What follows is done by the leader.
 
@@ -191,8 +191,6 @@ class ZmqConnection(Connection):
         return self._link
 
     def _send(self) -> None:
-        if not self._outbox:
-            return
         if time.monotonic() - self._news_at > NEWS_AGE_S:
             self._hear_news()
         while self._outbox:
@@ -202,7 +200,7 @@ class ZmqConnection(Connection):
             if pending.outcome is not None:
                 continue
             try:
-                frames.send(self._linked().socket, frame, payload)
+                frames.send(self._linked().send, frame, payload)
             except zmq.Again:
                 self._settle(pending, self._busy("high_water_mark", self._options.high_water_mark))
 
@@ -213,12 +211,10 @@ class ZmqConnection(Connection):
         socket = self._linked().socket
         while pending.outcome is None:
             try:
-                frame = memoryview(socket.recv(frames.LAST))
+                first, payload = frames.receive(socket, frames.LAST)
             except zmq.Again:
                 return
-            payload: list[memoryview] = []
-            while socket.getsockopt(RCVMORE):
-                payload.append(socket.recv(frames.LAST, copy=False).buffer)
+            frame = first.buffer
             try:
                 header = frames.read_header(frame)
             except ProtocolError as error:
@@ -226,7 +222,9 @@ class ZmqConnection(Connection):
                 continue
             answered = self._pending.get(header.number)
             if answered:
-                self._settle(answered, _Answer(header, frame[frames.HEADER_BYTES :], payload))
+                self._settle(answered, (header, frame[frames.HEADER_BYTES :], payload))
+            if self._outbox:
+                self._send()
 
     def _hear_news(self) -> None:
         """If the server went away, it answers nothing; what was not sent yet is told too, rather than left to wait."""
@@ -248,17 +246,24 @@ class ZmqConnection(Connection):
         frames.check_sendable(frame, request.payload, options.max_frame_bytes, options.max_payload_frames)
         return frame
 
-    def _settle(self, pending: ZmqPending, outcome: _Answer | BlendHubError) -> None:
+    def _settle(self, pending: ZmqPending, outcome: Answer | BlendHubError) -> None:
         if self._pending.pop(pending.number, None):
             pending.outcome = outcome
-            if pending.bells:
-                ring(pending.bells)
+            if self._followers:
+                self._ring(pending)
+
+    def _ring(self, pending: ZmqPending | None = None) -> None:
+        """Wake who waits for ``pending``, or all who wait."""
+        # A copy, since threads come and go meanwhile.
+        for waited_for, bell in tuple(self._followers):
+            if pending is None or waited_for is pending:
+                bell.put(None)
 
     def _expire(self, pending: ZmqPending) -> None:
-        self._settle(
-            pending,
-            DeadlineExceeded(f"{self._endpoint} did not answer within {pending.timeout:g} s; is it overloaded?"),
-        )
+        path = self._where.path
+        why = why_nobody_answers(path) or "is it overloaded?" if path else "does a hub run there, can it be reached?"
+        sentence = f"{self._endpoint} did not answer within {pending.timeout:g} s; {why}"
+        self._settle(pending, DeadlineExceeded(sentence))
 
     def _make_room(self) -> None:
         """Give up what nobody waited for in time; raises Busy if that is not enough."""

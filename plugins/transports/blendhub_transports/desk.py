@@ -28,9 +28,13 @@ class Desk:
         self._loop = asyncio.get_running_loop()
         self._running: dict[asyncio.Future[Any], _Held] = {}
 
-    def take(self, peer: Peer, request: Parcel, deadline: float, answer: Answer) -> None:
-        """Answer ``request``, now or later. ``deadline`` is a reading of ``time.monotonic``."""
-        if time.monotonic() >= deadline:
+    def idle(self) -> bool:
+        """Whether nothing is under way."""
+        return not self._running
+
+    def take(self, peer: Peer, request: Parcel, remaining: float, answer: Answer) -> None:
+        """Answer ``request``, now or later; ``remaining`` is how many seconds are left for it."""
+        if remaining <= 0:
             return answer(DeadlineExceeded(f"{self._endpoint}: the deadline passed in the queue; not started"))
         if len(self._running) >= self._max_pending:
             return answer(
@@ -47,8 +51,8 @@ class Desk:
         if task is None:
             return answer(reply)
         # Without a timer a request that never ends would hold its place for good.
-        timer = self._loop.call_later(deadline - time.monotonic(), task.cancel)
-        self._running[task] = _Held(request, deadline, answer, timer)
+        timer = self._loop.call_later(remaining, task.cancel)
+        self._running[task] = _Held(request, time.monotonic() + remaining, answer, timer)
         task.add_done_callback(self._finished)
         return None
 

@@ -5,8 +5,9 @@ can still tell each other which ones they speak.
 """
 
 import struct
-from collections.abc import Sequence
-from typing import Final, NamedTuple
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import zmq
 
@@ -27,6 +28,9 @@ LAST: Final = int(zmq.NOBLOCK)
 
 COPY_BELOW: Final = 2**20
 """Smaller buffers are copied: ZeroMQ's account of a buffer that it must give back costs more than that."""
+
+Send: TypeAlias = Callable[..., Any]
+"""A socket's bare ``send(buffer, flags, copy)``."""
 
 _HEADER: Final = struct.Struct("<2sHIQB3xId")
 HEADER_BYTES: Final = _HEADER.size
@@ -57,7 +61,7 @@ def read_header(frame: memoryview) -> Header:
     """The header of a frame; raises ProtocolError if these bytes never were one."""
     if len(frame) < HEADER_BYTES:
         raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than the header of {HEADER_BYTES}")
-    header = Header(*_HEADER.unpack_from(frame))
+    header = Header._make(_HEADER.unpack_from(frame))
     if header.magic != MAGIC:
         raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: its sender is no BlendHub")
     return header
@@ -73,19 +77,22 @@ def check_versions(header: Header, codec: int, reader: str, writer: str) -> None
     )
 
 
-def check_frames(sizes: Sequence[int], max_frame_bytes: int, max_payload_frames: int) -> None:
-    """Raise ProtocolError if a message of frames this large, header first, is more than the options allow."""
-    if len(sizes) - 1 > max_payload_frames:
-        raise ProtocolError(f"{len(sizes) - 1} payload frames, more than max_payload_frames = {max_payload_frames}")
-    if max(sizes) > max_frame_bytes:
-        raise ProtocolError(f"a frame of {max(sizes)} bytes, more than max_frame_bytes = {max_frame_bytes}")
+def check_frames(frame: Buffer, payload: Sequence[memoryview], max_frame_bytes: int, max_payload_frames: int) -> None:
+    """Raise ProtocolError if a message of these frames is more than the options allow."""
+    if not payload and len(frame) <= max_frame_bytes:
+        return
+    if len(payload) > max_payload_frames:
+        raise ProtocolError(f"a payload of more frames than max_payload_frames = {max_payload_frames}")
+    largest = max((view.nbytes for view in payload), default=0)
+    if max(len(frame), largest) > max_frame_bytes:
+        raise ProtocolError(
+            f"a frame of {max(len(frame), largest)} bytes, more than max_frame_bytes = {max_frame_bytes}"
+        )
 
 
 def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int, max_payload_frames: int) -> None:
     """Raise InvalidInput for what cannot be sent as it lies in memory, ProtocolError for what is too much."""
-    if not payload and len(frame) <= max_frame_bytes:
-        return
-    sizes = [len(frame)]
+    views = []
     for buffer in payload:
         try:
             view = memoryview(buffer)
@@ -93,16 +100,36 @@ def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int
             raise InvalidInput(f"a payload holds bytes-like buffers, got a {type(buffer).__name__}") from None
         if not view.contiguous:
             raise InvalidInput("a payload's buffers must be contiguous; copy this one first")
-        sizes.append(view.nbytes)
-    check_frames(sizes, max_frame_bytes, max_payload_frames)
+        views.append(view)
+    check_frames(frame, views, max_frame_bytes, max_payload_frames)
 
 
-def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -> None:
+def sending(socket: "zmq.Socket[bytes]") -> Send:
+    """The socket's ``send`` without what pyzmq wraps around it, which takes longer than sending."""
+    bare: Send = super(zmq.Socket, socket).send
+    return bare
+
+
+def send(bare: Send, frame: bytes, payload: Sequence[Buffer]) -> None:
     """Send a message with its payload; raises zmq.Again, with nothing sent, if the queue is full."""
     if not payload:
-        socket.send(frame, LAST)
+        bare(frame, LAST)
         return
-    socket.send(frame, MORE)
+    bare(frame, MORE)
     for buffer in payload[:-1]:
-        socket.send(buffer, MORE, copy=memoryview(buffer).nbytes < COPY_BELOW)
-    socket.send(payload[-1], LAST, copy=memoryview(payload[-1]).nbytes < COPY_BELOW)
+        bare(buffer, MORE, memoryview(buffer).nbytes < COPY_BELOW)
+    bare(payload[-1], LAST, memoryview(payload[-1]).nbytes < COPY_BELOW)
+
+
+def receive(socket: "zmq.Socket[bytes]", flags: int, most: int = sys.maxsize) -> tuple[zmq.Frame, list[memoryview]]:
+    """The next frame, and the payload behind it, of which one frame more than ``most`` is kept at most.
+
+    Uncopied, since such a frame knows whether another one follows: to ask the socket takes longer than to copy.
+    """
+    first = part = socket.recv(flags, False)
+    payload: list[memoryview] = []
+    while part.more:
+        part = socket.recv(LAST, False)
+        if len(payload) <= most:
+            payload.append(part.buffer)
+    return first, payload

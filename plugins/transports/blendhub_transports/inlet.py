@@ -1,33 +1,52 @@
 """Reading ZeroMQ sockets from an asyncio loop, without a thread and without zmq.asyncio's price."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import zmq
 
 EVENTS, POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+AT_ONCE, WAITING = int(zmq.NOBLOCK), 0
 BATCH = 64
 """How much is read in one go before others on the loop get their turn."""
+
+LINGER_MS = 1
+"""How long a turn waits for another message, and how long it goes on waiting: twice that is what others may lose."""
 
 
 def nothing_more() -> None:
     """For inlets that need not know when all is read."""
 
 
+def never() -> bool:
+    """For inlets that do not linger."""
+    return False
+
+
 class Inlet:
     """Calls ``read`` for each message that waits at ``socket``, then ``drained`` when none is left.
 
-    ``read`` takes one message off the socket, and lets zmq.Again pass. ZeroMQ's descriptor
-    tells only that something changed, and any use of the socket may swallow that news: so each turn reads
+    ``read`` takes one message off the socket, with the flags that it is given, and lets zmq.Again pass. ZeroMQ's
+    descriptor tells only that something changed, and any use of the socket may swallow that news: so each turn reads
     until nothing is left, and whoever sends on the socket outside of ``read`` calls ``look`` afterwards.
+
+    After a message, and while ``may_linger`` says so, a turn waits a moment for the next one: who was answered often
+    asks again at once, and the way back through the loop takes longer than the answer.
     """
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", read: Callable[[], None], drained: Callable[[], None] = nothing_more
+        self,
+        socket: "zmq.Socket[bytes]",
+        read: Callable[[int], None],
+        drained: Callable[[], None] = nothing_more,
+        may_linger: Callable[[], bool] = never,
     ) -> None:
         self._socket = socket
         self._read = read
         self._drained = drained
+        self._may_linger = may_linger
+        socket.setsockopt(zmq.RCVTIMEO, LINGER_MS)
         self._loop = asyncio.get_running_loop()
         self._descriptor = socket.getsockopt(zmq.FD)
         self._reading = False
@@ -55,9 +74,11 @@ class Inlet:
             self._soon.cancel()
             self._soon = None
         self._reading = True
+        flags, until = AT_ONCE, time.monotonic() + LINGER_MS / 1000
         try:
             for _ in range(BATCH):
-                self._read()
+                self._read(flags)
+                flags = WAITING if self._may_linger() and time.monotonic() < until else AT_ONCE
         except zmq.Again:
             self._drained()
         except BaseException:

@@ -76,7 +76,7 @@ class InprocServer(Server):
 
     def _take(self, peer: Peer, request: Parcel, pending: "InprocPending") -> None:
         if not pending.done() and not self._closed:
-            self._desk.take(peer, request, pending.deadline, pending.settle)
+            self._desk.take(peer, request, pending.deadline - time.monotonic(), pending.settle)
 
 
 class InprocPending(Pending):

@@ -2,13 +2,13 @@
 
 import os
 import time
-from collections import deque
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
 from blendhub.errors import InvalidInput
 
 LONGEST_S = 30 * 86400.0
+NUMBER = (int, float)
 
 Bell: TypeAlias = "SimpleQueue[None]"
 """What a waiting thread sleeps on. Ringing it early, or twice, does no harm."""
@@ -33,7 +33,7 @@ class Wake:
 
 def deadline_after(timeout: float) -> float:
     """A reading of ``time.monotonic``; raises InvalidInput for what is no number of seconds to wait."""
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout <= LONGEST_S:
+    if isinstance(timeout, bool) or not isinstance(timeout, NUMBER) or not 0 <= timeout <= LONGEST_S:
         raise InvalidInput(f"timeout = {timeout!r}, expected seconds from 0 to {LONGEST_S:.0f}: every request has one")
     return time.monotonic() + timeout
 
@@ -45,9 +45,3 @@ def sleep_on(bell: Bell, deadline: float) -> bool:
     except Empty:
         return False
     return True
-
-
-def ring(bells: deque[Bell]) -> None:
-    # A copy, since threads come and go meanwhile.
-    for bell in tuple(bells):
-        bell.put(None)

@@ -14,12 +14,11 @@ from blendhub_transports import frames
 from blendhub_transports.desk import Desk
 from blendhub_transports.door import Door
 from blendhub_transports.faults import encode_fault, service_failure
-from blendhub_transports.inlet import Inlet
+from blendhub_transports.inlet import AT_ONCE, Inlet
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.roster import Roster
 from blendhub_transports.sockets import CAME, LEFT, REFUSED, read_news
 
-RCVMORE = int(zmq.RCVMORE)
 log = logging.getLogger("blendhub.transports")
 
 
@@ -32,13 +31,14 @@ class ZmqServer(Server):
         self.refused = 0
         self._door = door
         self._router = door.router
+        self._send = frames.sending(door.router)
         self._service = service
         self._options = options
         self._shares_clock = shares_clock
         self._desk = Desk(service, options.max_pending, door.endpoint)
         self._roster = Roster()
         self._news = Inlet(door.monitor, self._read_news, self._ask_who_left)
-        self._requests = Inlet(door.router, self._read_request, self._say_who_left)
+        self._requests = Inlet(door.router, self._read_request, self._say_who_left, self._desk.idle)
         self._closing: asyncio.Future[None] | None = None
 
     async def close(self) -> None:
@@ -53,20 +53,12 @@ class ZmqServer(Server):
         await self._desk.close()
         await self._door.close()
 
-    def _read_request(self) -> None:
-        router = self._router
-        routing_id = router.recv(frames.LAST)
-        peer = self._roster.peer(routing_id)
-        # Uncopied frames know which connection they came through, but take longer.
-        first = router.recv(frames.LAST, copy=peer is not None)
-        peer, frame = (peer, memoryview(first)) if peer else (self._welcome(routing_id, first), first.buffer)
-        sizes = [len(frame)]
-        payload: list[memoryview] = []
-        while router.getsockopt(RCVMORE):
-            part = router.recv(frames.LAST, copy=False).buffer
-            sizes.append(len(part))
-            if len(payload) < self._options.max_payload_frames:
-                payload.append(part)
+    def _read_request(self, flags: int) -> None:
+        options = self._options
+        routing_id = self._router.recv(flags)
+        first, payload = frames.receive(self._router, frames.LAST, options.max_payload_frames)
+        peer = self._roster.peer(routing_id) or self._welcome(routing_id, first)
+        frame = first.buffer
         try:
             header = frames.read_header(frame)
             if header.kind != frames.REQUEST:
@@ -79,26 +71,23 @@ class ZmqServer(Server):
         codec = self._service.codec
         try:
             frames.check_versions(header, codec.version, reader="the server", writer="the client")
-            frames.check_frames(sizes, self._options.max_frame_bytes, self._options.max_payload_frames)
+            frames.check_frames(frame, payload, options.max_frame_bytes, options.max_payload_frames)
             message = codec.decode(frame[frames.HEADER_BYTES :])
         except ProtocolError as error:
             self._refuse(error)
             answer(error)
             return
-        self._desk.take(peer, Parcel(message, payload), self._deadline(header), answer)
-
-    def _deadline(self, header: frames.Header) -> float:
         remaining = header.timeout_ms / 1000
         if self._shares_clock:
             # What it spent in ZeroMQ's queues, while the loop was busy with others, counts.
             remaining -= max(0.0, time.time() - header.sent)
-        return time.monotonic() + remaining
+        self._desk.take(peer, Parcel(message, payload), remaining, answer)
 
     def _answer(self, routing_id: bytes, number: int, outcome: Parcel | BlendHubError) -> None:
         """Send a reply or an error. A peer that is gone, or does not read, loses it."""
         frame, payload = self._encoded(number, outcome)
-        self._router.send(routing_id, frames.MORE)
-        frames.send(self._router, frame, payload)
+        self._send(routing_id, frames.MORE)
+        frames.send(self._send, frame, payload)
         self._requests.look()
 
     def _encoded(self, number: int, outcome: Parcel | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
@@ -120,11 +109,11 @@ class ZmqServer(Server):
 
     def _welcome(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         while self._door.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            self._read_news()
+            self._read_news(AT_ONCE)
         return self._roster.speaks(routing_id, frame.get(zmq.SRCFD))
 
-    def _read_news(self) -> None:
-        event, value = read_news(self._door.monitor)
+    def _read_news(self, flags: int) -> None:
+        event, value = read_news(self._door.monitor, flags)
         if event == CAME:
             self._roster.accepted(value)
         elif event == LEFT:

@@ -35,6 +35,29 @@ class SocketFile:
                 self._path.unlink()
 
 
+def why_nobody_answers(path: str) -> str | None:
+    """What is the matter with a socket's file; None if a server lives behind it."""
+    try:
+        if _listens(Path(path)):
+            return None
+    except OSError as error:
+        return f"{path} cannot be reached ({error.strerror})"
+    what = "nobody listens any more at" if os.path.exists(path) else "there is no socket"
+    return f"{what} {path}: is the hub running? It is found when it comes up: blendhub serve --endpoint ipc://{path}"
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except BlockingIOError:  # its queue of connections is full
+            return True
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+    return True
+
+
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
     """Keeps two servers from replacing the same dead file; the lock leaves nothing behind."""
@@ -51,15 +74,9 @@ def _remove_if_dead(path: Path) -> None:
         return
     if not path.is_socket():
         raise InvalidInput(f"{path} exists and is not a socket; choose another endpoint or remove it")
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.setblocking(False)
-        try:
-            probe.connect(str(path))
-        except ConnectionRefusedError:
-            path.unlink()
-            return
-        except BlockingIOError:  # its queue of connections is full: it lives
-            pass
+    if not _listens(path):
+        path.unlink()
+        return
     raise InvalidInput(f"a server already listens at {path}; stop it or choose another endpoint")
 
 

@@ -48,8 +48,8 @@ def watch(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     return monitor
 
 
-def read_news(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
+def read_news(monitor: "zmq.Socket[bytes]", flags: int) -> tuple[int, int]:
     """The next event and its value, which is a file descriptor or an error; raises zmq.Again if there is none."""
-    event, value = _NEWS.unpack(monitor.recv(zmq.NOBLOCK))
-    monitor.recv(zmq.NOBLOCK)
+    event, value = _NEWS.unpack(monitor.recv(flags))
+    monitor.recv(flags)
     return event, value

@@ -26,8 +26,8 @@ class Doorkeeper:
         self._inlet.close()
         self._socket.close()
 
-    def _decide(self) -> None:
-        frames = self._socket.recv_multipart(zmq.NOBLOCK)
+    def _decide(self, flags: int) -> None:
+        frames = self._socket.recv_multipart(flags)
         version, request, domain, address, _, mechanism, *credentials = frames
         allowed = domain == DOMAIN and mechanism == b"CURVE" and credentials[0] in self._allowed
         if not allowed:

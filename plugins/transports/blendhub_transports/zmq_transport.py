@@ -26,4 +26,4 @@ class ZmqTransport(Transport):
     def connect(self, endpoint: str, codec: Codec) -> Connection:
         where = parse_endpoint(endpoint)
         dial = partial(Link, where, self._options, read_keys(where, self._options))
-        return ZmqConnection(where.text, dial, codec, self._options)
+        return ZmqConnection(where, dial, codec, self._options)

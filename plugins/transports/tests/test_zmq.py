@@ -1,7 +1,9 @@
 """What is particular to ZeroMQ: socket files, keys, and frames that are too much."""
 
+import asyncio
 import os
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +16,7 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Parcel
-from blendhub.errors import InvalidInput, OptionError, ProtocolError, TransportError
+from blendhub.errors import DeadlineExceeded, InvalidInput, OptionError, ProtocolError, TransportError
 from blendhub.testing.transports.base import Ask, Parrot, Running, Told, client_codec, free_port
 
 
@@ -70,6 +72,25 @@ def test_a_directory_that_is_missing_is_named_with_the_command_that_makes_it(ser
 def test_a_path_that_is_too_long_says_how_long_it_may_be(serve, tmp_path):
     with pytest.raises(InvalidInput, match="107 bytes"):
         serve(f"ipc://{tmp_path}/{'x' * 108}")
+
+
+def test_who_asks_where_nobody_listens_is_told_what_is_the_matter_and_found_later(serve, tmp_path):
+    endpoint = f"ipc://{tmp_path}/s"
+    connection = ZmqTransport(ZmqOptions()).connect(endpoint, client_codec())
+    with pytest.raises(
+        DeadlineExceeded, match=f"there is no socket {tmp_path}/s: .* blendhub serve --endpoint {endpoint}"
+    ):
+        connection.call(Parcel(Ask("hello")), 0.1)
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(tmp_path / "s"))
+    with pytest.raises(DeadlineExceeded, match=f"nobody listens any more at {tmp_path}/s"):
+        connection.call(Parcel(Ask("hello")), 0.1)
+    server = serve(endpoint)
+    assert connection.call(Parcel(Ask("hello")), 10.0).message == Told("hello")
+    with pytest.raises(DeadlineExceeded, match="is it overloaded"):
+        connection.call(Parcel(Ask("hello", seconds=5.0)), 0.1)
+    connection.close()
+    server.stop()
 
 
 def test_port_zero_picks_one(serve):
@@ -155,6 +176,43 @@ def test_a_frame_of_hostile_size_cuts_off_its_sender_alone(serve, tmp_path):
         time.sleep(0.3)
     assert connection.call(Parcel(Ask("after")), 10.0).message == Told("after")
     connection.close()
+
+
+def test_a_reply_is_whole_however_narrow_the_clients_own_limits_are(serve, tmp_path):
+    server = serve(f"ipc://{tmp_path}/s")
+    server.service.handle = lambda peer, request: Parcel(Told("many"), [b"a", b"b", b"c"])
+    assert [bytes(part) for part in ask(server.endpoint, ZmqOptions(max_payload_frames=0)).payload] == [
+        b"a",
+        b"b",
+        b"c",
+    ]
+
+
+def test_who_asks_without_a_pause_holds_up_neither_the_loop_nor_news_of_others(serve, tmp_path):
+    server = serve(f"ipc://{tmp_path}/s")
+    ended = threading.Event()
+
+    def ask_on() -> None:
+        connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
+        while not ended.is_set():
+            connection.call(Parcel(Ask("again")), 10.0)
+        connection.close()
+
+    thread = threading.Thread(target=ask_on)
+    thread.start()
+    try:
+        ask(server.endpoint)
+        begun = time.monotonic()
+        while not server.service.peers_gone and time.monotonic() < begun + 10:
+            server.run(asyncio.sleep(0))
+        assert server.service.peers_gone
+        begun = time.monotonic()
+        for _ in range(50):
+            server.run(asyncio.sleep(0))
+        assert time.monotonic() - begun < 5
+    finally:
+        ended.set()
+        thread.join()
 
 
 def test_the_service_hears_of_peers_that_left(serve, tmp_path):

@@ -1,0 +1,59 @@
+"""A hub's memory goes back without Python's collector, which therefore need not hold it up."""
+
+import gc
+
+from hub_direct import tokens
+from processes import run_python
+
+from blendhub import wire
+
+COLLECTIONS_OF_ALL = """
+import gc
+from blendhub.hub.garbage import collect_young_only
+
+generations = set()
+gc.callbacks.append(lambda phase, facts: generations.add(facts["generation"]))
+collect_young_only()
+kept = [[] for _ in range(300_000)]
+print(*sorted(generations))
+"""
+
+
+def use_up(hub, rounds):
+    """Store more than there is room for, find it, forget it, and leave."""
+    for number in range(rounds):
+        member = hub.join(engine=f"engine {number}")
+        texts = [tokens(1000 * number + text, 96) for text in range(30)]
+        for text in texts:
+            member.store(text)
+        member.ask(wire.Release, lease=member.lookup(texts[-1]).lease)
+        member.ask(wire.Abort, lease=member.reserve(tokens(1000 * number + 99, 64)).lease)
+        member.ask(wire.Clear)
+        member.ask(wire.Unregister)
+
+
+def test_a_hub_forgets_without_a_collection(hub):
+    use_up(hub, 2)
+    gc.collect()
+    gc.disable()
+    try:
+        use_up(hub, 5)
+        kinds = [type(found).__name__ for found in _garbage()]
+    finally:
+        gc.enable()
+    assert not {"Chunk", "Run", "Engine", "Session", "ReadLease", "WriteLease", "Quarantine"} & set(kinds), kinds
+
+
+def _garbage():
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        gc.collect()
+        return list(gc.garbage)
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+
+
+def test_young_objects_are_collected_and_never_all():
+    process = run_python(COLLECTIONS_OF_ALL)
+    assert process.communicate(timeout=60)[0] == "0 1\n"
