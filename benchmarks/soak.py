@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +54,18 @@ class Soak:
 
     def __init__(self, folder: Path, n_clients: int) -> None:
         self._processes = multiprocessing.get_context("spawn")
-        self._reports: Any = self._processes.Queue()
         self._endpoint = f"ipc://{folder}/hub.sock"
         ready = self._processes.Event()
         self._hub = self._processes.Process(target=serve, args=(self._endpoint, str(folder / "store"), ready))
         self._hub.start()
         if not ready.wait(60):
             raise SystemExit("the hub did not start")
-        self._clients = [self._start(number) for number in range(n_clients)]
+        self._clients: list[Any] = []
+        self._reports: list[Connection] = []
+        for number in range(n_clients):
+            client, reports = self._start(number)
+            self._clients.append(client)
+            self._reports.append(reports)
 
     def run(self, seconds: float) -> int:
         total: Counter[str] = Counter()
@@ -85,21 +90,27 @@ class Soak:
         self._hub.join(30)
         return _report(total, leaked)
 
-    def _start(self, number: int) -> Any:
-        client = self._processes.Process(target=work, args=(self._endpoint, number, self._reports), daemon=True)
+    def _start(self, number: int) -> tuple[Any, Connection]:
+        # A pipe for each: who is killed while it writes to a queue keeps that queue's lock for ever.
+        reports, theirs = self._processes.Pipe(duplex=False)
+        client = self._processes.Process(target=work, args=(self._endpoint, number, theirs), daemon=True)
         client.start()
-        return client
+        theirs.close()
+        return client, reports
 
     def _kill_one(self, total: Counter[str]) -> None:
         number = random.randrange(len(self._clients))
         os.kill(self._clients[number].pid, signal.SIGKILL)
         self._clients[number].join()
-        self._clients[number] = self._start(number)
+        self._collect(total)
+        self._clients[number], self._reports[number] = self._start(number)
         total["clients killed"] += 1
 
     def _collect(self, total: Counter[str]) -> None:
-        while not self._reports.empty():
-            total.update(self._reports.get())
+        for reports in self._reports:
+            with contextlib.suppress(EOFError, OSError):  # its client was killed, perhaps in mid-sentence
+                while reports.poll():
+                    total.update(reports.recv())
 
     def _leaks(self) -> str:
         """What is still held when no client is left; empty if nothing is."""
@@ -142,7 +153,7 @@ def serve(endpoint: str, store: str, ready: Any) -> None:
     asyncio.run(run())
 
 
-def work(endpoint: str, number: int, reports: Any) -> None:
+def work(endpoint: str, number: int, reports: Connection) -> None:
     """One client, until it is terminated or killed."""
     stopped = []
     signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
@@ -160,7 +171,7 @@ def work(endpoint: str, number: int, reports: Any) -> None:
                 write(client, prompt, chance, counted)
             except BlendHubError as error:
                 counted[f"told: {type(error).__name__}"] += 1
-            reports.put(counted)
+            reports.send(counted)
 
 
 def read(client: HubClient, prompt: Array, counted: Counter[str]) -> None:
