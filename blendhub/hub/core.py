@@ -161,6 +161,9 @@ class Core:
             space.check_integrity()
             chunks |= {chunk for run in space.runs.values() for chunk in run.chunks.values()}
         in_arena = {chunk for chunk in chunks if chunk.offset is not None}
+        # The store may drop a chunk while it is being read from there.
+        away = chunks - in_arena - self.cache.filling.keys()
+        assert all(chunk.saved is Saved.YES for chunk in away), "a chunk is nowhere"
         assert len(self.cache.policy) == len(in_arena), "the order of eviction holds other chunks than the arena"
         assert all(chunk in self.cache.policy for chunk in in_arena)
         owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena]

@@ -168,7 +168,6 @@ class Space:
         for run in self.runs.values():
             assert run.chunks, "a run without chunks is kept"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
-        assert all(chunk.offset is not None or chunk.saved is Saved.YES for chunk in chunks), "a chunk is nowhere"
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:

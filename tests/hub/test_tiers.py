@@ -1,9 +1,12 @@
 """The store behind the arena: what is evicted comes back, also after a restart, and what is damaged does not."""
 
+import asyncio
+
 import pytest
 from hub_direct import CHUNK, namespace, tokens
 
 from blendhub import wire
+from blendhub.hub.index import Saved
 from blendhub.plan import Span
 
 TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
@@ -121,6 +124,27 @@ def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tm
         member.check(found, text)
         if found.lease is not None:
             member.ask(wire.Release, lease=found.lease)
+
+
+def test_a_chunk_that_the_store_drops_while_it_is_read_is_kept_in_memory(small_hub):
+    member = small_hub.join()
+    fill(small_hub, member)
+    core, tier = small_hub.core, small_hub.tier
+    chunk = next(c for space in core.spaces.values() for run in space.runs.values() for c in run.chunks.values())
+    assert chunk.offset is None
+
+    async def drop_meanwhile():
+        loading = tier.load(chunk)
+        await asyncio.sleep(0)
+        assert chunk in core.cache.filling
+        tier._forget([(chunk.run.key, chunk.span)])
+        core.check_integrity()
+        await loading
+
+    small_hub.run(drop_meanwhile())
+    core.check_integrity()
+    assert chunk.offset is not None and chunk.saved is Saved.NO
+    member.check(member.lookup(TEXTS[0]), TEXTS[0])
 
 
 def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
