@@ -50,9 +50,11 @@ class Desk:
             return answer(self._told(error, request))
         if task is None:
             return answer(reply)
+        # Read before the timer is set, which would otherwise go off before the deadline.
+        deadline = time.monotonic() + remaining
         # Without a timer a request that never ends would hold its place for good.
         timer = self._loop.call_later(remaining, task.cancel)
-        self._running[task] = _Held(request, time.monotonic() + remaining, answer, timer)
+        self._running[task] = _Held(request, deadline, answer, timer)
         task.add_done_callback(self._finished)
         return None
 
