@@ -1,6 +1,7 @@
 """The shared memory that holds KV: made, sized and removed by the hub, mapped by whoever reads and writes it."""
 
 import asyncio
+import contextlib
 import errno
 import logging
 import mmap
@@ -8,7 +9,7 @@ import multiprocessing
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Generator
 from multiprocessing import resource_tracker
 
 from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of, read_header
@@ -34,11 +35,13 @@ class Arena:
     async def made(cls, size: int) -> "Arena":
         """The same on an event loop, which turns meanwhile: many GiB take many seconds."""
         arena = cls.__new__(cls)
-        for _ in arena._made(size):
-            await asyncio.sleep(0)
+        # Closed here, and not when the collector finds it: who is cancelled leaves nothing behind.
+        with contextlib.closing(arena._made(size)) as steps:
+            for _ in steps:
+                await asyncio.sleep(0)
         return arena
 
-    def _made(self, size: int) -> Iterator[None]:
+    def _made(self, size: int) -> Generator[None]:
         """Step by step; who gives up in between leaves nothing behind."""
         remove_leftovers()
         size = size // GRAIN * GRAIN
