@@ -11,6 +11,12 @@ from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 
 
+def check_arena(arena: npt.NDArray[np.uint8]) -> None:
+    """Raise InvalidInput unless the arena is a flat array of bytes."""
+    if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
+        raise InvalidInput(f"an arena is a flat array of bytes, got {arena.dtype} of shape {arena.shape}")
+
+
 class Bounds:
     def __init__(self, layout: KVLayout, block_size: int, n_blocks: int, n_positions: int | None) -> None:
         self._layout = layout

@@ -110,7 +110,6 @@ class Storing:
 
     def _reserve(self, tracked: Tracked, span: Span, exact: bool, run: int | None) -> "Future[Reserved]":
         tokens = tracked.tokens()[: span.end]
-
         future = self._errands.run(tracked.namespace, lambda client: client.reserve(tokens, span, exact=exact, run=run))
         future.add_done_callback(self._note_reservation)
         return future

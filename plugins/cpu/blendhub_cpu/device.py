@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.devices import Bounds
+from blendhub.devices import Bounds, check_arena
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 from blendhub_cpu import kernels
@@ -83,8 +83,7 @@ class CpuDevice(Device):
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
-        if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
-            raise InvalidInput(f"an arena is a flat array of bytes, got {arena.dtype} of shape {arena.shape}")
+        check_arena(arena)
         self._arena = arena
 
     def load(

@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.devices import Bounds
+from blendhub.devices import Bounds, check_arena
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 from blendhub_cuda.lanes import N_LANES, Loads, Saves
@@ -65,8 +65,7 @@ class CudaDevice(Device):
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
-        if arena.dtype != np.uint8 or arena.ndim != 1 or not arena.flags.c_contiguous:
-            raise InvalidInput(f"an arena is a flat array of bytes, got {arena.dtype} of shape {arena.shape}")
+        check_arena(arena)
         if arena.ctypes.data % ACCESS_BYTES:
             raise InvalidInput(f"an arena begins at a multiple of {ACCESS_BYTES}, got address {arena.ctypes.data:#x}")
         self._let_go()
