@@ -3,12 +3,13 @@
 import random
 import threading
 import time
+from collections import deque
 
 import pytest
 
 from blendhub import errors
 from blendhub.contracts import Connection, Parcel
-from blendhub.contracts.transport import Buffer
+from blendhub.contracts.transport import Buffer, Pending
 from blendhub.errors import BlendHubError, InvalidInput, ServiceFailed
 from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Running, Serve, Told, TransportTests
 
@@ -48,6 +49,29 @@ class AnsweringTests(TransportTests):
         pending = [connection.submit(Parcel(Ask(str(number))), LONG) for number in range(500)]
         for number, one in reversed(list(enumerate(pending))):
             assert one.result().message == Told(str(number))
+
+    def test_who_always_has_several_requests_under_way_gets_every_reply(
+        self, server: Running, connect: Connect
+    ) -> None:
+        wrong: list[object] = []
+
+        def go_on(connection: Connection) -> None:
+            under_way: deque[tuple[int, Pending]] = deque()
+            try:
+                for number in range(2000):
+                    under_way.append((number, connection.submit(Parcel(Ask(str(number))), LONG)))
+                    if len(under_way) == 8:
+                        oldest, pending = under_way.popleft()
+                        assert pending.result().message == Told(str(oldest))
+            except Exception as error:
+                wrong.append(error)
+
+        threads = [threading.Thread(target=go_on, args=(connect(server.endpoint),)) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
 
     def test_threads_share_a_connection(self, connection: Connection) -> None:
         wrong: list[object] = []

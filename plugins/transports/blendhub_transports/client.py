@@ -214,15 +214,13 @@ class ZmqConnection(Connection):
                 first, payload = frames.receive(socket, frames.LAST)
             except zmq.Again:
                 return
-            frame = first.buffer
             try:
-                header = frames.read_header(frame)
+                for header, message in frames.each_message(first.buffer):
+                    answered = self._pending.get(header.number)
+                    if answered:
+                        self._settle(answered, (header, message, payload))
             except ProtocolError as error:
                 log.warning("%s sent what is no answer: %s", self._endpoint, error)
-                continue
-            answered = self._pending.get(header.number)
-            if answered:
-                self._settle(answered, (header, frame[frames.HEADER_BYTES :], payload))
             if self._outbox:
                 self._send()
 
@@ -239,10 +237,11 @@ class ZmqConnection(Connection):
     # What any thread may do.
 
     def _frame(self, request: Parcel, number: int, timeout: float) -> bytes:
+        codec, options = self._codec, self._options
         # Rounded up, so that a server on the same clock never gives up before the caller does.
-        header = frames.request_header(self._codec.version, number, math.ceil(timeout * 1000), time.time())
-        frame = header + self._codec.encode(request.message)
-        options = self._options
+        timeout_ms = math.ceil(timeout * 1000)
+        message, patient = codec.encode(request.message), bool(self._pending)
+        frame = frames.request(codec.version, number, message, timeout_ms, time.time(), patient=patient)
         frames.check_sendable(frame, request.payload, options.max_frame_bytes, options.max_payload_frames)
         return frame
 

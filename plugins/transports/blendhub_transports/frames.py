@@ -1,12 +1,14 @@
 """The bytes of the zmq transport: a fixed header with the message behind it, then the payload's frames.
 
+Several answers may stand behind one another in one frame; a payload then belongs to none of them.
+
 The header, and the body of a fault, are the same in every version, so that two sides of different versions
 can still tell each other which ones they speak.
 """
 
 import struct
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import zmq
@@ -32,7 +34,7 @@ COPY_BELOW: Final = 2**20
 Send: TypeAlias = Callable[..., Any]
 """A socket's bare ``send(buffer, flags, copy)``."""
 
-_HEADER: Final = struct.Struct("<2sHIQB3xId")
+_HEADER: Final = struct.Struct("<2sHHBBQQId")
 HEADER_BYTES: Final = _HEADER.size
 
 
@@ -40,31 +42,53 @@ class Header(NamedTuple):
     magic: bytes
     protocol: int
     codec: int
+    kind: int
+    patient: int
+    """Not 0 in a request whose caller has others under way: its answer may wait a moment, to travel with theirs."""
     number: int
     """Given to a request by its connection, and repeated in the answer."""
-    kind: int
+    size: int
+    """Bytes of the message."""
     timeout_ms: int
     """How long the caller will wait; 0 in answers."""
     sent: float
     """The sender's clock (seconds since 1970) when the request left; 0 in answers."""
 
 
-def request_header(codec: int, number: int, timeout_ms: int, sent: float) -> bytes:
-    return _HEADER.pack(MAGIC, PROTOCOL, codec, number, REQUEST, timeout_ms, sent)
+def request(codec: int, number: int, message: bytes, timeout_ms: int, sent: float, *, patient: bool) -> bytes:
+    return _HEADER.pack(MAGIC, PROTOCOL, codec, REQUEST, patient, number, len(message), timeout_ms, sent) + message
 
 
-def answer_header(codec: int, number: int, kind: int) -> bytes:
-    return _HEADER.pack(MAGIC, PROTOCOL, codec, number, kind, 0, 0.0)
+def answer(codec: int, number: int, kind: int, message: bytes) -> bytes:
+    return _HEADER.pack(MAGIC, PROTOCOL, codec, kind, False, number, len(message), 0, 0.0) + message
 
 
-def read_header(frame: memoryview) -> Header:
-    """The header of a frame; raises ProtocolError if these bytes never were one."""
-    if len(frame) < HEADER_BYTES:
-        raise ProtocolError(f"a frame of {len(frame)} bytes is shorter than the header of {HEADER_BYTES}")
-    header = Header._make(_HEADER.unpack_from(frame))
+def read_header(frame: memoryview, at: int = 0) -> Header:
+    """The header that begins there; raises ProtocolError if these bytes never were one."""
+    if len(frame) - at < HEADER_BYTES:
+        raise ProtocolError(f"{len(frame) - at} bytes are less than a header, which has {HEADER_BYTES}")
+    header = Header._make(_HEADER.unpack_from(frame, at))
     if header.magic != MAGIC:
         raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: its sender is no BlendHub")
     return header
+
+
+def only_message(frame: memoryview, header: Header) -> memoryview:
+    """What stands behind the header; raises ProtocolError if it is more or less than one message."""
+    if len(frame) != HEADER_BYTES + header.size:
+        raise ProtocolError(f"a message of {header.size} bytes came in {len(frame) - HEADER_BYTES}")
+    return frame[HEADER_BYTES:]
+
+
+def each_message(frame: memoryview) -> Iterator[tuple[Header, memoryview]]:
+    """The messages that came together in a frame; raises ProtocolError where the rest of it is no message."""
+    end = 0
+    while end < len(frame) or not end:
+        header = read_header(frame, end)
+        start, end = end + HEADER_BYTES, end + HEADER_BYTES + header.size
+        if end > len(frame):
+            raise ProtocolError(f"a message of {header.size} bytes came in {len(frame) - start}")
+        yield header, frame[start:end]
 
 
 def check_versions(header: Header, codec: int, reader: str, writer: str) -> None:
@@ -110,7 +134,7 @@ def sending(socket: "zmq.Socket[bytes]") -> Send:
     return bare
 
 
-def send(bare: Send, frame: bytes, payload: Sequence[Buffer]) -> None:
+def send(bare: Send, frame: Buffer, payload: Sequence[Buffer]) -> None:
     """Send a message with its payload; raises zmq.Again, with nothing sent, if the queue is full."""
     if not payload:
         bare(frame, LAST)

@@ -19,6 +19,11 @@ def nothing_more() -> None:
     """For inlets that need not know when all is read."""
 
 
+def nothing_held() -> bool:
+    """For inlets whose readers hold nothing back."""
+    return False
+
+
 def never() -> bool:
     """For inlets that do not linger."""
     return False
@@ -31,6 +36,8 @@ class Inlet:
     descriptor tells only that something changed, and any use of the socket may swallow that news: so each turn reads
     until nothing is left, and whoever sends on the socket outside of ``read`` calls ``look`` afterwards.
 
+    ``flush`` sends what ``read`` held back, before the turn waits, or ends; it returns whether there was anything.
+
     After a message, and while ``may_linger`` says so, a turn waits a moment for the next one: who was answered often
     asks again at once, and the way back through the loop takes longer than the answer.
     """
@@ -40,23 +47,25 @@ class Inlet:
         socket: "zmq.Socket[bytes]",
         read: Callable[[int], None],
         drained: Callable[[], None] = nothing_more,
+        flush: Callable[[], bool] = nothing_held,
         may_linger: Callable[[], bool] = never,
     ) -> None:
         self._socket = socket
         self._read = read
         self._drained = drained
+        self._flush = flush
         self._may_linger = may_linger
         socket.setsockopt(zmq.RCVTIMEO, LINGER_MS)
         self._loop = asyncio.get_running_loop()
         self._descriptor = socket.getsockopt(zmq.FD)
-        self._reading = False
+        self.reading = False  # while it is, flush will be called
         self._soon: asyncio.Handle | None = None
         self._loop.add_reader(self._descriptor, self._turn)
         self.rouse()
 
     def look(self) -> None:
         """Have what waits read, if anything does."""
-        if not self._reading and self._socket.getsockopt(EVENTS) & POLLIN:
+        if not self.reading and self._socket.getsockopt(EVENTS) & POLLIN:
             self.rouse()
 
     def rouse(self) -> None:
@@ -73,19 +82,25 @@ class Inlet:
         if self._soon is not None:
             self._soon.cancel()
             self._soon = None
-        self._reading = True
-        flags, until = AT_ONCE, time.monotonic() + LINGER_MS / 1000
+        self.reading = True
         try:
-            for _ in range(BATCH):
-                self._read(flags)
-                flags = WAITING if self._may_linger() and time.monotonic() < until else AT_ONCE
-        except zmq.Again:
-            self._drained()
+            self._read_on()
         except BaseException:
             # The descriptor will not tell again of what is still there.
             self.rouse()
             raise
-        else:
-            self.rouse()
         finally:
-            self._reading = False
+            self.reading = False
+
+    def _read_on(self) -> None:
+        flags, until = AT_ONCE, time.monotonic() + LINGER_MS / 1000
+        for _ in range(BATCH):
+            try:
+                self._read(flags)
+            except zmq.Again:
+                if not self._flush():
+                    self._drained()
+                    return
+            flags = WAITING if self._may_linger() and time.monotonic() < until else AT_ONCE
+        self._flush()
+        self.rouse()

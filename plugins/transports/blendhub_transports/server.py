@@ -11,6 +11,7 @@ import zmq
 from blendhub.contracts.transport import Buffer, Parcel, Peer, Server, Service
 from blendhub.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
+from blendhub_transports.answers import Answers
 from blendhub_transports.desk import Desk
 from blendhub_transports.door import Door
 from blendhub_transports.faults import encode_fault, service_failure
@@ -31,14 +32,16 @@ class ZmqServer(Server):
         self.refused = 0
         self._door = door
         self._router = door.router
-        self._send = frames.sending(door.router)
+        self._answers = Answers(door.router)
         self._service = service
         self._options = options
         self._shares_clock = shares_clock
         self._desk = Desk(service, options.max_pending, door.endpoint)
         self._roster = Roster()
         self._news = Inlet(door.monitor, self._read_news, self._ask_who_left)
-        self._requests = Inlet(door.router, self._read_request, self._say_who_left, self._desk.idle)
+        self._requests = Inlet(
+            door.router, self._read_request, self._say_who_left, self._answers.flush, self._may_linger
+        )
         self._closing: asyncio.Future[None] | None = None
 
     async def close(self) -> None:
@@ -67,12 +70,12 @@ class ZmqServer(Server):
             # Without a header nobody can be told which request this answers.
             self._refuse(error)
             return
-        answer = partial(self._answer, routing_id, header.number)
+        answer = partial(self._answer, routing_id, header)
         codec = self._service.codec
         try:
             frames.check_versions(header, codec.version, reader="the server", writer="the client")
             frames.check_frames(frame, payload, options.max_frame_bytes, options.max_payload_frames)
-            message = codec.decode(frame[frames.HEADER_BYTES :])
+            message = codec.decode(frames.only_message(frame, header))
         except ProtocolError as error:
             self._refuse(error)
             answer(error)
@@ -83,11 +86,13 @@ class ZmqServer(Server):
             remaining -= max(0.0, time.time() - header.sent)
         self._desk.take(peer, Parcel(message, payload), remaining, answer)
 
-    def _answer(self, routing_id: bytes, number: int, outcome: Parcel | BlendHubError) -> None:
+    def _answer(self, routing_id: bytes, asked: frames.Header, outcome: Parcel | BlendHubError) -> None:
         """Send a reply or an error. A peer that is gone, or does not read, loses it."""
-        frame, payload = self._encoded(number, outcome)
-        self._send(routing_id, frames.MORE)
-        frames.send(self._send, frame, payload)
+        frame, payload = self._encoded(asked.number, outcome)
+        if asked.patient and not payload and self._requests.reading:
+            self._answers.hold(routing_id, frame)
+            return
+        self._answers.send(routing_id, frame, payload)
         self._requests.look()
 
     def _encoded(self, number: int, outcome: Parcel | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
@@ -95,13 +100,16 @@ class ZmqServer(Server):
         codec, options = self._service.codec, self._options
         if isinstance(outcome, Parcel):
             try:
-                frame = frames.answer_header(codec.version, number, frames.REPLY) + codec.encode(outcome.message)
+                frame = frames.answer(codec.version, number, frames.REPLY, codec.encode(outcome.message))
                 frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)
                 return frame, outcome.payload
             except Exception as error:
                 log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
                 outcome = service_failure(error)
-        return frames.answer_header(codec.version, number, frames.FAULT) + encode_fault(outcome), ()
+        return frames.answer(codec.version, number, frames.FAULT, encode_fault(outcome)), ()
+
+    def _may_linger(self) -> bool:
+        return not self._answers.held and self._desk.idle()
 
     def _refuse(self, reason: object) -> None:
         self.refused += 1

@@ -95,5 +95,6 @@ class TestHostileHeaders(ZmqSuite):
         return f"ipc://{path}/s"
 
     def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
-        header = struct.pack("<2sHIQB3xId", b"BH", 1, 1, 7, len(frames[0]) % 4, 1000, 0.0)
+        kind, patient, size = len(frames[0]) % 4, len(frames[0]) % 2, len(frames[0]) + len(frames[0]) % 5 // 4
+        header = struct.pack("<2sHHBBQQId", b"BH", 1, 1, kind, patient, 7, size, 1000, 0.0)
         super().send_raw(endpoint, [header + frames[0], *frames[1:]])

@@ -11,6 +11,8 @@ from pathlib import Path
 import msgspec
 import pytest
 import zmq
+from blendhub_transports import frames
+from blendhub_transports.faults import decode_fault
 from blendhub_transports.keys import make_keys
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
@@ -228,3 +230,89 @@ def test_the_service_hears_of_peers_that_left(serve, tmp_path):
     while len(server.service.peers_gone) < 3 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(set(server.service.peers_gone)) == 3
+
+
+@pytest.fixture
+def bare(serve, tmp_path) -> Iterator[tuple[Running, "zmq.Socket[bytes]"]]:
+    """A server, and a socket that talks to it without a client's help."""
+    server = serve(f"ipc://{tmp_path}/s")
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+        dealer.connect(server.endpoint)
+        yield server, dealer
+
+
+def a_request(number: int, *, patient: bool, text: str = "hello") -> bytes:
+    message = client_codec().encode(Ask(text))
+    return frames.request(1, number, message, 10_000, time.time(), patient=patient)
+
+
+def frames_until(dealer: "zmq.Socket[bytes]", numbers: set[int]) -> list[bytes]:
+    """What came until all of these requests were answered, each once."""
+    received, missing = [], set(numbers)
+    while missing:
+        received.append(dealer.recv())
+        for header, message in frames.each_message(memoryview(received[-1])):
+            assert header.kind == frames.REPLY and client_codec().decode(message).text
+            missing.remove(header.number)
+    return received
+
+
+def ask_while_the_server_is_busy(server: Running, dealer: "zmq.Socket[bytes]", requests: list[bytes]) -> None:
+    async def sleep() -> None:
+        time.sleep(0.2)  # on the loop, so that all requests are there when it reads again
+
+    busy = threading.Thread(target=lambda: server.run(sleep()))
+    busy.start()
+    for request in requests:
+        dealer.send(request)
+    busy.join()
+
+
+def test_answers_that_may_wait_for_each_other_travel_together(bare):
+    server, dealer = bare
+    numbers = set(range(60))
+    ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=True) for number in numbers])
+    assert len(frames_until(dealer, numbers)) < 20
+
+
+def test_what_travels_together_is_no_more_than_any_client_takes(bare):
+    server, dealer = bare
+    numbers = set(range(60))
+    ask_while_the_server_is_busy(
+        server, dealer, [a_request(number, patient=True, text="x" * 1500) for number in numbers]
+    )
+    received = frames_until(dealer, numbers)
+    assert len(received) >= 30 and max(map(len, received)) <= 2**12
+
+
+def test_an_answer_that_somebody_waits_for_travels_at_once_and_alone(bare):
+    server, dealer = bare
+    numbers = set(range(60))
+    ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=False) for number in numbers])
+    assert len(frames_until(dealer, numbers)) == 60
+
+
+def test_an_answer_does_not_wait_for_work_that_takes_long(bare):
+    server, dealer = bare
+    numbers = set(range(8))
+    parrot = server.service.handle
+
+    def slowly(peer, request):
+        time.sleep(0.05)
+        return parrot(peer, request)
+
+    server.service.handle = slowly
+    ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=True) for number in numbers])
+    assert len(frames_until(dealer, numbers)) == 8
+
+
+@pytest.mark.parametrize("change", [lambda frame: frame + b"x", lambda frame: frame[:-1]])
+def test_a_request_is_alone_and_whole_in_its_frame(bare, change):
+    server, dealer = bare
+    dealer.send(change(a_request(7, patient=False)))
+    ((header, message),) = frames.each_message(memoryview(dealer.recv()))
+    assert header.kind == frames.FAULT and header.number == 7
+    assert isinstance(decode_fault(message), ProtocolError)
+    assert server.server.refused == 1 and server.service.started == 0
