@@ -19,6 +19,7 @@ FULL = np.uint32(0xFFFFFFFF)
 NONE = -1
 LOOK_BACK = 64
 AHEAD = 16
+FOLLOWING = 4
 MODULUS = (1 << 61) - 1
 
 PAGE_RECORD = np.dtype(
@@ -65,19 +66,21 @@ def _multiply_fold(typing_context, a, b):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def _prefetch(typing_context, table, place):  # type: ignore[no-untyped-def]
-    """Fetch a place of the table into the cache: places are random, and memory would be waited for."""
+def _prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
+    """Fetch a place of an array into the cache, so that its memory need not be waited for later."""
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        array = context.make_array(signature.args[0])(context, builder, arguments[0])
-        address = cgutils.get_item_pointer(context, builder, signature.args[0], array, [arguments[1]])
-        flag = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [address.type, flag, flag, flag])
-        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-        builder.call(function, [address, flag(0), flag(3), flag(1)])  # to read, often, data
+        kind, where = signature.args[0], arguments[1]
+        indices = [where] + [where.type(0)] * (kind.ndim - 1)
+        data = context.make_array(kind)(context, builder, arguments[0])
+        address = cgutils.get_item_pointer(context, builder, kind, data, indices)
+        byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
+        takes = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, takes, "llvm.prefetch.p0")
+        builder.call(function, [builder.bitcast(address, byte), flag(0), flag(3), flag(1)])  # to read, often, data
         return context.get_dummy_value()
 
-    return types.void(table, place), generate
+    return types.void(array, place), generate
 
 
 @_compiled
@@ -400,6 +403,9 @@ def _extend_right(tokens, pages, page, prompt, at):
         if following == NONE or pages[following].ordinal != pages[page].ordinal + 1:
             return at
         page = following
+        # Mostly the run's next pages, since runs are stored in one go; no harm is done where they are not.
+        _prefetch(pages, page + FOLLOWING)
+        _prefetch(tokens, page + FOLLOWING)
         stored = pages[page].stored
         for k in range(min(PAGE, prompt.size - at)):
             if not (stored >> np.uint32(k)) & np.uint32(1) or tokens[page, k] != prompt[at]:
@@ -440,15 +446,21 @@ def _owners(tokens, table, prompt, at, tag):
 
 
 @_compiled
-def _next_possible(homes, tags, at):
-    """The first window from ``at`` on that may be stored."""
+def _collect_possible(table, homes, tags, at, possible):
+    """Windows from ``at`` on that may be stored, as many as there is room for; returns how many, and where to go on.
+
+    Their places in the table are fetched all at once: one after the other, each would be waited for.
+    """
     last = np.uint64(homes.size - 1)
-    while at < tags.size:
+    count = 0
+    while at < tags.size and count < possible.size:
         tag = np.uint64(tags[at])
         if homes[tag & last] & _class_of(tag):
-            return at
+            _prefetch(table, np.int64(tag & last))
+            possible[count] = at
+            count += 1
         at += 1
-    return tags.size
+    return count, at
 
 
 START, END, SHIFT, RUN = range(4)
@@ -470,10 +482,18 @@ def find_stretches(tokens, pages, table, homes, runs, prompt, tags, max_candidat
     floor = 0
     budget = LOOK_BACK * prompt.size
     at = 0
+    possible = np.empty(AHEAD, np.int64)
+    count = used = collected = 0
     while True:
-        at = _next_possible(homes, tags, at)
-        if at == tags.size:
-            return found
+        while used < count and possible[used] < at:
+            used += 1
+        if used == count:
+            count, collected = _collect_possible(table, homes, tags, max(at, collected), possible)
+            used = 0
+            if not count:
+                return found
+            continue
+        at = possible[used]
         if _owners(tokens, table, prompt, at, np.uint64(tags[at])) == NONE:
             at += 1
             continue
