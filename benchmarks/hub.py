@@ -7,7 +7,6 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import statistics
 import tempfile
 import threading
 import time
@@ -16,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.progress import track
 
 from benchmarks import echo
-from benchmarks.peer import PeerProcess
-from benchmarks.report import Row, arguments, finish, missing_row, row
+from benchmarks.hub_beside_peer import beside_the_peer, not_measured
+from benchmarks.report import Row, arguments, finish, row
+from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span, wire
 from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen
@@ -40,9 +38,6 @@ SMALL = bytes(64)
 # A slot of 32 MiB: 256 tokens of a model of 8 billion parameters.
 LARGE = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8")
-AS_PEER = KVLayout(layers=8, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16")
-PEER_CHUNKS = 8
-PEER_BARS = {"rtt_vs_peer": 0.5, "store_vs_peer": 0.5, "retrieve_vs_peer": 0.7}
 
 
 def main() -> None:
@@ -55,15 +50,14 @@ def main() -> None:
         with Hub.embedded(config, "process"), echo.running(bare):
             rows += round_trips(endpoint, bare, blocks=40 // scale + 2)
             rows += lookups(endpoint, bare, repeats=200 // scale + 3)
-            rows += pipelined(endpoint, bare, seconds=2.0 / scale + 0.3, rounds=3)
+            rows += pipelined(endpoint, bare, seconds=2.0 / scale + 0.3, rounds=3 if options.quick else 7)
             rows += copies(endpoint, repeats=60 // scale + 3)
             if options.peer_python:
                 rows += beside_the_peer(endpoint, options.peer_python, repeats=20 // scale + 2)
     rows += growth(10_000 // scale, 1_000_000 // scale)
     rows += decoding(seconds=6.0 / scale + 1)
     if not options.peer_python:
-        why = "not measured: name the peer's interpreter with --peer-python"
-        rows += [missing_row(id, why, "x", bar, "lower") for id, bar in PEER_BARS.items()]
+        rows += not_measured()
     finish("hub", rows, ["python", "numpy", "pyzmq", "msgspec", "blendhub", "blendhub-transports"], options.json)
 
 
@@ -74,9 +68,9 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
     with HubClient(endpoint) as client:
         client.register("round-trips", _space(LARGE), rank=0)
         ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
-        for block in track(range(blocks), "round trips", console=_progress()):
-            theirs = _sorted_times(lambda: caller(SMALL), 300)
-            mine = _sorted_times(lambda: client._connection.call(ping, 5.0), 300)
+        for block in progress(range(blocks), "round trips"):
+            theirs = sorted_times(lambda: caller(SMALL), 300)
+            mine = sorted_times(lambda: client._connection.call(ping, 5.0), 300)
             if block > 1:  # the first ones warm up
                 ours.append(mine[150] * 1e6)
                 tails.append(mine[297] * 1e6)
@@ -109,9 +103,9 @@ def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
                 parts += [text, _text(1000 + run, 2048)]
         prompt = np.concatenate([parts[at] for at in random.permutation(len(parts))])
         ratios, ours = [], []
-        for _ in track(range(repeats), "lookups", console=_progress()):
-            mine = _seconds(lambda: client.lookup(prompt, acquire=False))
-            floor = _seconds(lambda: caller(SMALL, prompt.data)) + _seconds(lambda: [m.match(prompt) for m in alone])
+        for _ in progress(range(repeats), "lookups"):
+            mine = seconds(lambda: client.lookup(prompt, acquire=False))
+            floor = seconds(lambda: caller(SMALL, prompt.data)) + seconds(lambda: [m.match(prompt) for m in alone])
             ratios.append(mine / floor)
             ours.append(mine * 1e6)
     caller.close()
@@ -125,7 +119,7 @@ def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
 def pipelined(endpoint: str, bare: str, seconds: float, rounds: int) -> list[Row]:
     """Eight processes, each with sixteen small requests under way."""
     ratios, ours = [], []
-    for _ in track(range(rounds), "pipelined", console=_progress()):
+    for _ in progress(range(rounds), "pipelined"):
         theirs = _together(_pipeline_bare, bare, seconds)
         mine = _together(_pipeline_hub, endpoint, seconds)
         ratios.append(mine / theirs)
@@ -189,69 +183,16 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
         client.register("copies", _space(LARGE), rank=0)
         reserved = client.reserve(text, Span(0, len(text)))
         shard = client.shard(reserved.slots[0].slot)
-        for _ in track(range(repeats), "copies", console=_progress()):
-            plain = _seconds(lambda: np.copyto(target, source))
-            into.append(plain / _seconds(lambda: np.copyto(shard, source)))
-            plain = _seconds(lambda: np.copyto(target, source))
-            out.append(plain / _seconds(lambda: np.copyto(target, shard)))
+        for _ in progress(range(repeats), "copies"):
+            plain = seconds(lambda: np.copyto(target, source))
+            into.append(plain / seconds(lambda: np.copyto(shard, source)))
+            plain = seconds(lambda: np.copyto(target, source))
+            out.append(plain / seconds(lambda: np.copyto(target, shard)))
         client.abort(reserved.lease)
     return [
         row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, by numpy between ordinary arrays", "x", into, 0.9),
         row("arena_out_vs_memcpy", "the same out of the arena", "x", out, 0.9),
     ]
-
-
-def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
-    """Round trips, and eight chunks of 8 MiB stored and read back, in turn with the peer's server and client."""
-    peer = PeerProcess(python, "peer_hub.py")
-    source, target = (np.full(AS_PEER.shard_bytes, fill, np.uint8) for fill in (1, 2))
-    trips, pings, stored, read = [], [], [], []
-    with HubClient(endpoint) as client:
-        client.register("beside", _space(AS_PEER, "beside"), rank=0)
-        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
-        for turn in track(range(repeats), "beside the peer", console=_progress()):
-            theirs = statistics.median(peer("round_trips", 200))
-            same = statistics.median(peer("pings", 200))
-            ours = statistics.median(_sorted_times(lambda: client._connection.call(ping, 5.0), 200))
-            text = np.arange(turn * 10_000, turn * 10_000 + PEER_CHUNKS * 256, dtype=np.uint32)
-            storing = peer("store", turn * 10_000, PEER_CHUNKS)
-            ours_storing = _seconds(lambda: _store_whole(client, text, source))  # noqa: B023
-            reading = peer("retrieve", turn * 10_000, PEER_CHUNKS)
-            ours_reading = _seconds(lambda: _read_whole(client, text, target))  # noqa: B023
-            if turn:  # the first one warms up
-                trips.append(ours / theirs)
-                pings.append(ours / same)
-                stored.append(ours_storing / storing)
-                read.append(ours_reading / reading)
-            client.clear()
-            peer("clear")
-    peer.close()
-    size = f"{PEER_CHUNKS} chunks of 8 MiB through shared memory"
-    return [
-        row("rtt_vs_peer", "round trip of a ping, by the peer's of a request that does nothing at all", "x", trips,
-            PEER_BARS["rtt_vs_peer"], "lower"),
-        row("ping_vs_peer", "the same, by the peer's of a ping, which notes that its sender lives as ours does", "x",
-            pings, better="lower"),
-        row("store_vs_peer", f"time to store {size}, by the peer's", "x", stored, PEER_BARS["store_vs_peer"], "lower"),
-        row("retrieve_vs_peer", f"time to look up and read {size}, by the peer's", "x", read,
-            PEER_BARS["retrieve_vs_peer"], "lower"),
-    ]  # fmt: skip
-
-
-def _store_whole(client: HubClient, text: np.ndarray, source: np.ndarray) -> None:
-    reserved = client.reserve(text, Span(0, len(text)))
-    assert reserved.lease is not None and len(reserved.slots) == PEER_CHUNKS
-    with client.writing(reserved.lease):
-        for slot in reserved.slots:
-            np.copyto(client.shard(slot.slot), source)
-    client.commit(reserved.lease, len(text))
-
-
-def _read_whole(client: HubClient, text: np.ndarray, target: np.ndarray) -> None:
-    with client.reading(client.lookup(text)) as pieces:
-        assert len(pieces) == PEER_CHUNKS
-        for piece in pieces:
-            np.copyto(target, client.shard(piece.slot))
 
 
 def growth(few: int, many: int) -> list[Row]:
@@ -267,9 +208,10 @@ def growth(few: int, many: int) -> list[Row]:
         for n in hubs
     }
     ratios = []
-    for _ in track(range(40), "growth", console=_progress()):
-        large, small = (_seconds(lambda n=n: hubs[n].look_up(prompts[n])) for n in (many, few))
-        ratios.append(large / small)
+    for turn in progress(range(60), "growth"):
+        large, small = (seconds(lambda n=n: hubs[n].look_up(prompts[n])) for n in (many, few))
+        if turn > 9:  # the first ones warm up
+            ratios.append(large / small)
     for hub in hubs.values():
         hub.core.cache.arena.close()
     slot = -(-space.slot_bytes // 64) * 64
@@ -312,7 +254,7 @@ class _Filled:
 
 def _filled(space: Namespace, n_chunks: int) -> _Filled:
     hub = _Filled(space, n_chunks)
-    for run in track(range(n_chunks * TINY.chunk_tokens // 2048), f"{n_chunks:,} chunks", console=_progress()):
+    for run in progress(range(n_chunks * TINY.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
         hub.store(_text(run, 2048))
     return hub
 
@@ -328,7 +270,7 @@ def decoding(seconds: float) -> list[Row]:
             for run in range(64):
                 _store(client, _text(run, 2048))
             prompt = np.concatenate([_text(run, 2048) for run in range(16)])
-            for _ in track(range(7), f"decoding, hub in a {where}", console=_progress()):
+            for _ in progress(range(7), f"decoding, hub in a {where}"):
                 alone = _step_times(seconds / 7)
                 with _asking(lambda: client.lookup(prompt, acquire=False)):  # noqa: B023
                     steps = _step_times(seconds / 7)
@@ -382,20 +324,6 @@ def _store(client: HubClient, text: np.ndarray) -> None:
     reserved = client.reserve(text, Span(0, len(text)))
     if reserved.lease is not None:
         client.commit(reserved.lease, reserved.span.end)
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    begun = time.perf_counter()
-    work()
-    return time.perf_counter() - begun
-
-
-def _sorted_times(work: Callable[[], object], repeats: int) -> list[float]:
-    return sorted(_seconds(work) for _ in range(repeats))
-
-
-def _progress() -> Console:
-    return Console(stderr=True)
 
 
 if __name__ == "__main__":

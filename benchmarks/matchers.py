@@ -7,16 +7,15 @@ import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from rich.progress import track
 
 from benchmarks.peer import PeerProcess
 from benchmarks.report import Row, arguments, finish, missing_row, row
+from benchmarks.timing import progress, seconds
 from blendhub import PluginHost, Span
 from blendhub.contracts import Matcher
 
@@ -89,7 +88,7 @@ def coverage(peer: Peer | None, documents: int, prompts: int) -> list[Row]:
         peer("store_texts", peer.file("stored", np.concatenate(stored)), [len(one) for one in stored])
     known = {window for sequence in stored for window in _windows(sequence)}
     ours, theirs = [], []
-    for _ in track(range(prompts), "coverage", console=_progress()):
+    for _ in progress(range(prompts), "coverage"):
         parts = []
         for document in random.choice(documents, 8, replace=False):
             parts += [texts[document], _text(random, int(random.integers(20, 200)))]
@@ -151,12 +150,6 @@ def _half_stored_prompt(runs: int) -> Array:
     return np.concatenate([part for number in picked for part in (_run(int(number)), _run(2**40 + int(number)))])
 
 
-def _seconds(work: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
-
-
 def speed(peer: Peer | None, chunks: int) -> list[Row]:
     """One large index: matching, adding and discarding, in turn with the peer."""
     runs = chunks // RUN_CHUNKS
@@ -164,7 +157,7 @@ def speed(peer: Peer | None, chunks: int) -> list[Row]:
     prompt = _half_stored_prompt(runs)
     everything = np.stack([_run(number) for number in range(runs)]) if peer else None
     added, discarded = [], []
-    for _ in track(range(3), "add and discard", console=_progress()):
+    for _ in progress(range(3), "add and discard"):
         for run in range(runs) if len(matcher) else ():
             matcher.discard(run, Span(0, RUN_CHUNKS * CHUNK))
         ours = _fill(matcher, 0, runs)
@@ -175,12 +168,12 @@ def speed(peer: Peer | None, chunks: int) -> list[Row]:
             peer("add", peer.file("runs", everything))
             removed = new_matcher()
             _fill(removed, 0, runs)
-            ours = _seconds(lambda: [removed.discard(run, Span(0, RUN_CHUNKS * CHUNK)) for run in range(runs)])  # noqa: B023
+            ours = seconds(lambda: [removed.discard(run, Span(0, RUN_CHUNKS * CHUNK)) for run in range(runs)])  # noqa: B023
             discarded.append(theirs / ours)
     matched, ratios = [], []
     path = peer.file("prompt", prompt) if peer else ""
-    for _ in track(range(15), "match", console=_progress()):
-        ours = _seconds(lambda: matcher.match(prompt))
+    for _ in progress(range(15), "match"):
+        ours = seconds(lambda: matcher.match(prompt))
         matched.append(len(prompt) / ours / 1e6)
         if peer:
             ratios.append(peer("match", path) / ours)
@@ -202,7 +195,7 @@ def curve(sizes: list[int]) -> list[Row]:
     rows: list[Row] = []
     worst = 0.0
     stored = 0
-    for size in track(sizes, "growth", console=_progress()):
+    for size in progress(sizes, "growth"):
         step = max((size // RUN_CHUNKS - stored) // 50, 1)
         while stored < size // RUN_CHUNKS:
             _fill(matcher, stored, min(stored + step, size // RUN_CHUNKS))
@@ -210,7 +203,7 @@ def curve(sizes: list[int]) -> list[Row]:
             if len(matcher) >= 100_000:
                 worst = max(worst, matcher.nbytes / len(matcher))
         prompt = _half_stored_prompt(stored)
-        speeds = [len(prompt) / _seconds(lambda: matcher.match(prompt)) / 1e6 for _ in range(9)]  # noqa: B023
+        speeds = [len(prompt) / seconds(lambda: matcher.match(prompt)) / 1e6 for _ in range(9)]  # noqa: B023
         rows.append(row(f"match_mtok_s_{size}", f"the same with {size:,} chunks", "Mtok/s", speeds))
     what = f"the most memory held for a stored token at any size from 100,000 tokens to {sizes[-1]:,} chunks"
     _plot(sizes, rows)
@@ -244,7 +237,7 @@ def retained(chunks: int) -> list[Row]:
     found = 0
     together = 16
     order = np.random.default_rng(3).permutation(runs)
-    for first in track(range(0, runs, together), "retained", console=_progress()):
+    for first in progress(range(0, runs, together), "retained"):
         prompt = np.concatenate([_run(int(number)) for number in order[first : first + together]])
         mask = _covered(len(prompt), [(m.span.start, m.span.end) for m in matcher.match(prompt)])
         found += int(mask.reshape(-1, CHUNK).all(axis=1).sum())
@@ -263,24 +256,18 @@ def cycles(repeats: int) -> list[Row]:
     for matcher in (first, last):
         _fill(matcher, 0, resident)
     _fill(first, resident, resident + moving)
-    for cycle in track(range(repeats), "cycles", console=_progress()):
+    for cycle in progress(range(repeats), "cycles"):
         begin = resident + cycle * moving
         if cycle:
             for run in range(begin - moving, begin):
                 last.discard(run, Span(0, RUN_CHUNKS * CHUNK))
         _fill(last, begin, begin + moving)
-    times = [_seconds(lambda: last.match(prompt)) / _seconds(lambda: first.match(prompt)) for _ in range(45)]
+    times = [seconds(lambda: last.match(prompt)) / seconds(lambda: first.match(prompt)) for _ in range(45)]
     what = f"after {repeats} cycles of storing and discarding a million tokens, by the first cycle"
     return [
         row("cycles_memory", f"memory {what}", "x", [last.nbytes / first.nbytes], 1.05, "lower"),
         row("cycles_time", f"match time {what}", "x", times, 1.2, "lower"),
     ]
-
-
-def _progress() -> Any:
-    from rich.console import Console
-
-    return Console(stderr=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,12 @@ from typing import Any
 CHUNK = 256
 LAYERS = 8
 HIDDEN = 1024
-MODEL = "a model"
+HEADS = 8
+BLOCK = 128
+CHUNKS = 8
+BLOCKS = CHUNKS * CHUNK // BLOCK
+MODEL, PAGED_MODEL = "a model", "a model in pages"
+WORKER = 2
 TIMEOUT_S = 60.0
 
 
@@ -40,6 +45,7 @@ class Peer:
         from lmcache.v1.multiprocess.custom_types import RegisterEngineDrivenContextPayload
         from lmcache.v1.multiprocess.transfer_context.base import EngineDrivenContextMetadata
         from lmcache.v1.multiprocess.transfer_context.shm import EngineDrivenContextShm
+        from lmcache.v1.multiprocess.transfer_context.worker_transfer import EngineDrivenTransferContext
         from lmcache.v1.multiprocess.transport.factory import RequestClientFactory
 
         self._client = RequestClientFactory.create(f"tcp://127.0.0.1:{port}")
@@ -54,6 +60,13 @@ class Peer:
         )
         self._source = torch.ones(shape, dtype=torch.bfloat16)
         self._target = torch.zeros(shape, dtype=torch.bfloat16)
+        # Pages as vLLM has them on a CPU: of each head and token the key, and behind it the value.
+        blocks = [HEADS, BLOCK, 2 * HIDDEN // HEADS]
+        self._pages = {f"layer {n}": torch.randn(2 * BLOCKS, *blocks).to(torch.bfloat16) for n in range(LAYERS)}
+        order = torch.randperm(2 * BLOCKS, generator=torch.Generator().manual_seed(1)).tolist()
+        self._stored_from, self._brought_to = order[:BLOCKS], order[BLOCKS:]
+        self._worker = EngineDrivenTransferContext(WORKER, self._client)
+        self._worker.register(self._pages, PAGED_MODEL, 1, CHUNK // BLOCK, TIMEOUT_S)
 
     def round_trips(self, repeats: int) -> list[float]:
         """Seconds of each of so many requests that ask for nothing."""
@@ -73,28 +86,50 @@ class Peer:
             seconds.append(time.perf_counter() - begun)
         return seconds
 
-    def store(self, first: int, chunks: int) -> float:
-        """Get slots for new chunks, fill them, and say so."""
-        key = self._key(first, chunks)
+    def store(self, first: int) -> float:
+        """Store new chunks from pages, as its worker does."""
+        key = self._key(PAGED_MODEL, first)
+        begun = time.perf_counter()
+        stored = self._worker.submit_store(
+            key.request_id, key, self._pages, [self._stored_from], None, CHUNK // BLOCK
+        ).result(timeout=TIMEOUT_S)
+        if not stored:
+            raise SystemExit("the peer's worker did not store")
+        return time.perf_counter() - begun
+
+    def retrieve(self, first: int) -> float:
+        """Look them up and bring them back into other pages, as its worker does."""
+        key = self._key(PAGED_MODEL, first)
+        begun = time.perf_counter()
+        self._look_up(key)
+        brought = self._worker.submit_retrieve(
+            key.request_id, key, self._pages, [self._brought_to], None, CHUNK // BLOCK
+        ).result(timeout=TIMEOUT_S)
+        if not brought:
+            raise SystemExit("the peer's worker did not bring back what it stored")
+        return time.perf_counter() - begun
+
+    def store_bytes(self, first: int) -> float:
+        """Get slots for new chunks, fill them with what lies in one piece, and say so."""
+        key = self._key(MODEL, first)
         begun = time.perf_counter()
         prepared = self._context.prepare_store(key, 1)
-        if prepared is None or len(prepared[0]) != chunks:
-            raise SystemExit(f"the peer gave {prepared and len(prepared[0])} slots for {chunks} chunks")
+        if prepared is None or len(prepared[0]) != CHUNKS:
+            raise SystemExit(f"the peer gave {prepared and len(prepared[0])} slots for {CHUNKS} chunks")
         for slot in prepared[0]:
             slot.copy_(self._source)
         if not self._context.commit_store(key, 1, prepared[0]):
             raise SystemExit("the peer did not commit")
         return time.perf_counter() - begun
 
-    def retrieve(self, first: int, chunks: int) -> float:
+    def retrieve_bytes(self, first: int) -> float:
         """Look chunks up, copy them out, and let them go."""
-        key = self._key(first, chunks)
+        key = self._key(MODEL, first)
         begun = time.perf_counter()
-        self._client.lookup(key, 1).result(timeout=TIMEOUT_S)
-        found = self._client.wait_prefetch_status(key.request_id, TIMEOUT_S).result(timeout=TIMEOUT_S)
+        found = self._look_up(key)
         slots = self._context.prepare_retrieve(key, 1)
-        if not slots or len(slots) != chunks:
-            raise SystemExit(f"the peer found {found} and gave {slots and len(slots)} of {chunks} chunks")
+        if not slots or len(slots) != CHUNKS:
+            raise SystemExit(f"the peer found {found} and gave {slots and len(slots)} of {CHUNKS} chunks")
         for slot in slots:
             self._target.copy_(slot)
         self._context.commit_retrieve(key, 1)
@@ -105,24 +140,24 @@ class Peer:
         self._client.clear(True).result(timeout=TIMEOUT_S)
 
     def close(self) -> None:
+        for pages in self._pages.values():
+            if not pages[self._brought_to].equal(pages[self._stored_from]):
+                raise SystemExit("what the peer brought back is not what it stored")
+        self._worker.close()
         self._context.close()
         self._server.terminate()
         self._server.wait(30)
 
-    def _key(self, first: int, chunks: int) -> Any:
+    def _look_up(self, key: Any) -> Any:
+        self._client.lookup(key, 1).result(timeout=TIMEOUT_S)
+        return self._client.wait_prefetch_status(key.request_id, TIMEOUT_S).result(timeout=TIMEOUT_S)
+
+    def _key(self, model: str, first: int) -> Any:
         from lmcache.v1.multiprocess.custom_types import IPCCacheServerKey
 
-        length = chunks * CHUNK
-        return IPCCacheServerKey(
-            MODEL,
-            1,
-            0,
-            tuple(range(first, first + length)),
-            0,
-            length,
-            request_id=f"{time.time_ns()}",
-            num_kv_readers=1,
-        )
+        length = CHUNKS * CHUNK
+        tokens = tuple(range(first, first + length))
+        return IPCCacheServerKey(model, 1, 0, tokens, 0, length, request_id=f"{time.time_ns()}", num_kv_readers=1)
 
 
 def main() -> None:
