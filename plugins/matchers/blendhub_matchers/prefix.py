@@ -171,8 +171,9 @@ class PrefixMatcher(Matcher):
                 if node is None:
                     break
                 favourite = matches[-1].run if matches else None
-                matches += self._within_chunk(node, chunk, index * self._chunk, favourite)
-                node = node.child(chunk)
+                child = node.child(chunk)
+                matches += self._within_chunk(node, child, chunk, index * self._chunk, favourite)
+                node = child
         return join(matches)
 
     def __len__(self) -> int:
@@ -186,8 +187,16 @@ class PrefixMatcher(Matcher):
         step = self._chunk * TOKEN_BYTES
         return (data[at : at + step] for at in range(0, len(data), step))
 
-    def _within_chunk(self, parent: Node, chunk: bytes, start: int, favourite: int | None) -> list[Match]:
+    def _within_chunk(
+        self, parent: Node, child: Node | None, chunk: bytes, start: int, favourite: int | None
+    ) -> list[Match]:
         """What is stored of one chunk of the prompt: by the child that equals it, and by those that begin like it."""
+        if child is not None:
+            # Mostly it has all of it, and its neighbours need no look.
+            whole = Span(start, start + len(chunk) // TOKEN_BYTES)
+            held = list(child.tile(whole, favourite))
+            if sum(len(match.span) for match in held) == len(whole):
+                return held
         found: list[Match] = []
         open_spans: list[Span] | None = None
         for node, shared in parent.agreeing(chunk):
