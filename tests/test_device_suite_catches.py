@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pytest
+import torch
 
 from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.errors import InvalidInput, Unsupported
+from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.layout import KVLayout
 from blendhub.testing.device_reference import Finished, ReferenceDevice, decoded, encoded, turned
 from blendhub.testing.devices import DeviceSuite
@@ -132,6 +133,61 @@ class WantsWholeTensors(ReferenceDevice):
         super().attach(whole, block_size, layout)
 
 
+class WantsNarrowTables(ReferenceDevice):
+    """Reads the rows of a table as if they adjoined."""
+
+    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        read = [
+            replace(
+                one, rotation=one.rotation and replace(one.rotation, cos_sin=_as_if_adjoining(one.rotation.cos_sin))
+            )
+            for one in layers
+        ]
+        super().attach(read, block_size, layout)
+
+
+def _as_if_adjoining(table: Any) -> Any:
+    return table.as_strided(table.shape, (table.shape[1], 1))
+
+
+class WantsNumbers(ReferenceDevice):
+    """As the types of tensors tell them."""
+
+    def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
+        if layer.tensors[0].dtype == torch.uint8:
+            raise LayoutMismatch("these are bytes")
+        super()._check(layer, block_size, layout)
+
+
+class AttachesAgain(ReferenceDevice):
+    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        self._layers = None
+        super().attach(layers, block_size, layout)
+
+
+class GoesOnAfterClose(ReferenceDevice):
+    def close(self) -> None:
+        pass
+
+
+class TakesAnyArena(ReferenceDevice):
+    def pin(self, arena: Any) -> None:
+        self._arena = arena
+
+
+class FailsInItsOwnWords(ReferenceDevice):
+    """Whatever goes wrong."""
+
+    def _ready(self) -> Any:
+        assert self._arena is not None and self._layers is not None
+        return self._arena, self._layers
+
+    def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
+        if self._arena is not None and not self._arena.flags.writeable:
+            raise ValueError("assignment destination is read-only")
+        return super().save(segments, block_ids)
+
+
 class BelievesAnything(ReferenceDevice):
     def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
         pass
@@ -204,6 +260,14 @@ FAULTS = [
     (ForgetsWhatWasSkippedInTurning, "test_what_follows_a_skipped_prefix_is_turned_from_its_own_position"),
     (TurnsAllLayersAlike, "test_layers_turn_each_in_its_own_way"),
     (WantsWholeTensors, "test_every_bit_is_copied"),
+    (WantsNarrowTables, "test_a_table_may_be_part_of_a_wider_one"),
+    (WantsNumbers, "test_numbers_of_8_bits_may_be_kept_as_bytes"),
+    (WantsWholeTensors, "test_pages_of_all_layers_may_share_one_allocation"),
+    (AttachesAgain, "test_a_device_is_attached_once"),
+    (GoesOnAfterClose, "test_nothing_is_copied_after_close"),
+    (TakesAnyArena, "test_an_arena_is_a_flat_array_of_bytes"),
+    (FailsInItsOwnWords, "test_nothing_is_copied_before_attach_and_pin"),
+    (FailsInItsOwnWords, "test_an_arena_that_is_read_only_serves_loads_only"),
     (BelievesAnything, "test_pages_that_are_not_what_the_layout_says"),
     (BelievesAnything, "test_a_format_that_nobody_knows"),
     (CopiesBeforeItChecks, "test_invalid_segments_change_nothing"),

@@ -26,7 +26,8 @@ split              two tensors, keys [B, T, H, Dk] and values [B, T, H, Dv]
 latent             one tensor [B, T, L]: one vector a token, which serves as key and value (MLA)
 =================  ==========================================================================================
 
-Tensors may have any strides, as views of a larger allocation have; the last axis is contiguous.
+Tensors may have any strides, as views of a larger allocation have; the last axis is contiguous. Numbers of 8 bits may
+be kept in tensors of bytes.
 """
 
 
@@ -34,7 +35,8 @@ class Rotation(msgspec.Struct, frozen=True, eq=False):
     """How a layer turns its keys with their position."""
 
     cos_sin: "torch.Tensor"
-    """float32 ``[positions, width]``: cosines of ``width // 2`` angles, then their sines, scaled as the model does."""
+    """float32 ``[positions, width]``: cosines of ``width // 2`` angles, then their sines, scaled as the model does.
+    It may be a part of a wider table."""
     neox: bool
     """True: the first half of the rotated part pairs with the second half; False: neighbours pair."""
     offset: int = 0
@@ -97,7 +99,8 @@ class Device(ABC):
     first.
 
     *Errors.* A segment that leaves its shard, the arena, the block table, the pages or the rotation's positions raises
-    InvalidInput, and nothing is copied. So do segments of one load that overlap.
+    InvalidInput, and nothing is copied. So do segments of one load that overlap, a save to an arena that is read-only,
+    and any copy before ``attach`` and ``pin`` or after ``close``.
     """
 
     torch_type: str = "cpu"
@@ -120,13 +123,16 @@ class Device(ABC):
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         """Get to know the engine's pages, in the model's order. Once, before any transfer.
 
-        Raises LayoutMismatch for pages that are not what ``layout`` says, and Unsupported for a format or type that
-        this device cannot serve.
+        Raises LayoutMismatch for pages that are not what ``layout`` says, Unsupported for a format or type that this
+        device cannot serve, and InvalidInput the second time.
         """
 
     @abstractmethod
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
-        """Get to know the arena's bytes, and make them fast to copy from and to. Replaces an earlier arena."""
+        """Get to know the arena's bytes, and make them fast to copy from and to. Replaces an earlier arena.
+
+        Raises InvalidInput for what is no flat array of bytes, and after ``close``.
+        """
 
     @abstractmethod
     def load(

@@ -17,6 +17,12 @@ def check_arena(arena: npt.NDArray[np.uint8]) -> None:
         raise InvalidInput(f"an arena is a flat array of bytes, got {arena.dtype} of shape {arena.shape}")
 
 
+def check_writable(arena: npt.NDArray[np.uint8]) -> None:
+    """Raise InvalidInput unless something can be saved to the arena."""
+    if not arena.flags.writeable:
+        raise InvalidInput("the arena is read-only, so nothing can be saved; pin one that can be written")
+
+
 class Bounds:
     def __init__(self, layout: KVLayout, block_size: int, n_blocks: int, n_positions: int | None) -> None:
         self._layout = layout

@@ -172,12 +172,18 @@ class ReferenceDevice(Device):
             layer.format == "latent" and (layout.kv_heads, layout.value_dim) != (1, 0)
         ):
             raise LayoutMismatch(f"pages of {layer.name!r} are {layer.format!r}, which {layout} cannot be")
-        if any(tensor.dtype != torch_type(layout.dtype) for tensor in layer.tensors):
+        kinds = {tensor.dtype for tensor in layer.tensors}
+        as_bytes = ITEM_SIZES[layout.dtype] == 1 and kinds == {torch_type("uint8")}
+        if kinds != {torch_type(layout.dtype)} and not as_bytes:
             raise LayoutMismatch(f"pages of {layer.name!r} are not {layout.dtype}")
         if layer.rotation and layout.dtype == "int8":
             raise Unsupported(f"keys of {layer.name!r} are int8, which cannot be turned")
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+        if self._closed:
+            raise InvalidInput("nothing comes after close")
+        if arena.dtype != np.uint8 or arena.ndim != 1 or arena.strides != (1,):
+            raise InvalidInput("an arena is a flat array of bytes")
         self._arena = arena
 
     def load(
@@ -216,8 +222,10 @@ class ReferenceDevice(Device):
         return turned(key, rotation, old, new)
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
-        _, layers = self._ready()
+        arena, layers = self._ready()
         self._check_segments(segments, block_ids)
+        if not arena.flags.writeable:
+            raise InvalidInput("nothing can be saved to an arena that is read-only")
         for segment in segments:
             for position in range(segment.span.start, segment.span.end):
                 block = int(block_ids[position // self._block_size])

@@ -3,6 +3,7 @@
 from typing import get_args
 
 import pytest
+from msgspec.structs import replace
 
 from blendhub.contracts import PageFormat
 from blendhub.layout import ITEM_SIZES
@@ -58,3 +59,27 @@ class FormatTests(DeviceTests):
         world.load(world.chunks(3, 60, source=500), skip_prefix_n_tokens=10)
         world.overwrite_pages()
         world.save(world.chunks(3, 60))
+
+    @pytest.mark.parametrize("dtype", [dtype for dtype, size in ITEM_SIZES.items() if size == 1])
+    def test_numbers_of_8_bits_may_be_kept_as_bytes(self, make_world: MakeWorld, dtype: str) -> None:
+        import torch
+
+        turns = dtype in NUMBERS
+        world = make_world(self.setup(dtype=dtype, turnings=(Turning() if turns else None, None)))
+        as_bytes = [replace(one, tensors=tuple(t.view(torch.uint8) for t in one.tensors)) for one in world.layers]
+        world.go_on_with(self.create(), as_bytes)
+        world.load(world.chunks(3, 60, source=100 if turns else None))
+        world.overwrite_pages()
+        world.save(world.chunks(3, 60))
+
+    def test_pages_of_all_layers_may_share_one_allocation(self, make_world: MakeWorld) -> None:
+        """Layer beside layer in each block, as engines with several groups of layers have them."""
+        import torch
+
+        world = make_world(self.setup(format="packed_tokens"))
+        shared = torch.stack([layer.tensors[0] for layer in world.layers], dim=1)
+        world.go_on_with(self.create(), [replace(one, tensors=(shared[:, at],)) for at, one in enumerate(world.layers)])
+        world.start_load(world.chunks(3, 60)).wait()
+        for at, layer in enumerate(world.layers):
+            layer.tensors[0].copy_(shared[:, at])
+        world.check()

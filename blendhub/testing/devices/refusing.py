@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, cast, get_args
 
 import msgspec
+import numpy as np
 import pytest
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Segment
@@ -32,6 +33,13 @@ UNTURNABLE: dict[str, tuple[int, int, int]] = {
     "a source beyond the last position": (10, 14, 100),
     "a source far beyond the last position": (10, 14, 2**40),
     "a target half beyond the last position": (98, 102, 3),
+}
+
+
+NO_ARENAS: dict[str, Any] = {
+    "numbers with a sign": np.zeros(64, np.int8),
+    "rows of bytes": np.zeros((2, 64), np.uint8),
+    "bytes with gaps": np.zeros(128, np.uint8)[::2],
 }
 
 
@@ -129,6 +137,43 @@ class RefusingTests(DeviceTests):
     def _refused(self, device: Device, layers: list[PagedLayer], block_size: int, layout: KVLayout) -> None:
         with pytest.raises(LayoutMismatch):
             device.attach(layers, block_size, layout)
+
+    def test_a_device_is_attached_once(self, world: World) -> None:
+        with pytest.raises(InvalidInput):
+            world.device.attach(world.layers, world.setup.block_size, world.layout)
+        world.load(world.chunks(3, 60))
+
+    def test_nothing_is_copied_before_attach_and_pin(self, world: World, device: Device) -> None:
+        self._copies_nothing(device, world)
+        device.attach(world.layers, world.setup.block_size, world.layout)
+        self._copies_nothing(device, world)
+
+    def test_nothing_is_copied_after_close(self, world: World) -> None:
+        world.device.close()
+        self._copies_nothing(world.device, world)
+        with pytest.raises(InvalidInput):
+            world.device.pin(world.arena)
+
+    def _copies_nothing(self, device: Device, world: World) -> None:
+        for copy in (device.load, device.save):
+            with pytest.raises(InvalidInput):
+                copy(world.chunks(3, 60), world.block_ids)
+        world.check()
+
+    @pytest.mark.parametrize("name", NO_ARENAS)
+    def test_an_arena_is_a_flat_array_of_bytes(self, world: World, name: str) -> None:
+        with pytest.raises(InvalidInput):
+            world.device.pin(NO_ARENAS[name])
+        world.load(world.chunks(3, 60))
+
+    def test_an_arena_that_is_read_only_serves_loads_only(self, world: World) -> None:
+        world.arena = world.arena.copy()
+        world.arena.flags.writeable = False
+        world.device.pin(world.arena)
+        world.load(world.chunks(3, 60))
+        with pytest.raises(InvalidInput):
+            world.device.save(world.chunks(3, 60), world.block_ids)
+        world.check()
 
     def test_a_format_that_nobody_knows(self, world: World, device: Device) -> None:
         layers = [msgspec.structs.replace(layer, format=cast(PageFormat, "spiral")) for layer in world.layers]

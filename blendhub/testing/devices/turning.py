@@ -1,7 +1,9 @@
 """Keys that move are turned, within one rounding of the reference; all else stays bit for bit."""
 
 import pytest
+from msgspec.structs import replace
 
+from blendhub.contracts import Rotation
 from blendhub.testing.devices.base import NUMBERS, DeviceTests, MakeWorld
 from blendhub.testing.devices.world import Turning
 
@@ -75,3 +77,13 @@ class TurningTests(DeviceTests):
         world.load([world.segment(102, 120, source=2)])
         world.save([world.segment(102, 120, shard=1)])
         world.load([world.segment(2, 20, shard=1, source=102)])
+
+    def test_a_table_may_be_part_of_a_wider_one(self, make_world: MakeWorld) -> None:
+        import torch
+
+        world = make_world(self.setup(turnings=(Turning(width=12), Turning(width=12))))
+        table = Turning(width=12).rotation().cos_sin
+        wider = torch.cat([table, torch.full((len(table), 8), torch.nan)], dim=1).to(self.torch_type)
+        rotation = Rotation(wider[:, :12], neox=True)
+        world.go_on_with(self.create(), [replace(layer, rotation=rotation) for layer in world.layers])
+        world.load(world.chunks(3, 60, source=100))

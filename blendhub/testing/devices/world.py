@@ -95,10 +95,9 @@ class World:
         self.arena = self.expected_arena.copy()
         self.block_ids = self._random.permutation(setup.n_blocks)[:-2].astype(np.int64)
         self.layers = _moved(self._layers, torch_type)
-        device.attach(self.layers, setup.block_size, self.layout)
         self.reference.attach(self._layers, setup.block_size, self.layout)
-        device.pin(self.arena)
         self.reference.pin(self.expected_arena)
+        self._equip(device, self.layers)
 
     @property
     def n_tokens(self) -> int:
@@ -120,6 +119,12 @@ class World:
             self.segment(at, min(at + size, end), shard=number, source=None if source is None else source + at - start)
             for number, at in enumerate(range(start, end, size))
         ]
+
+    def go_on_with(self, device: Device, layers: Sequence[PagedLayer]) -> None:
+        """Have another device copy, which sees the pages as these layers."""
+        self.device.close()
+        self.device = device
+        self._equip(device, layers)
 
     def load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> None:
         self.start_load(segments, skip_prefix_n_tokens).wait()
@@ -160,6 +165,10 @@ class World:
             for number, (tensor, twin) in enumerate(zip(layer.tensors, expected.tensors, strict=True)):
                 self._check_pages(f"layer {index}, tensor {number}", _on_cpu(tensor), twin, index, number)
         self.reference.all_equal()
+
+    def _equip(self, device: Device, layers: Sequence[PagedLayer]) -> None:
+        device.attach(layers, self.setup.block_size, self.layout)
+        device.pin(self.arena)
 
     def _check_pages(self, name: str, found: "torch.Tensor", expected: "torch.Tensor", layer: int, number: int) -> None:
         got, wanted = bits_of(found), bits_of(expected)

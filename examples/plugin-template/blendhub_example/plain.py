@@ -12,7 +12,7 @@ import torch
 
 from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
-from blendhub.devices import Bounds, check_pages, count_blocks, count_positions, planes_of
+from blendhub.devices import Bounds, check_arena, check_pages, check_writable, count_blocks, count_positions, planes_of
 from blendhub.errors import InvalidInput, Unsupported
 from blendhub.layout import ITEM_SIZES, KVLayout
 
@@ -44,9 +44,12 @@ class PlainDevice(Device):
 
     def __init__(self) -> None:
         self._planes: list[Plane] = []
-        self._arena: torch.Tensor | None = None
+        self._arena: npt.NDArray[np.uint8] | None = None
+        self._closed = False
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        if self._closed or self._planes:
+            raise InvalidInput("a device is attached once; create another one for other pages")
         place = check_pages(layers, block_size, layout, self.formats)
         if place.type != self.torch_type:
             raise Unsupported(
@@ -63,7 +66,10 @@ class PlainDevice(Device):
         self._bounds = Bounds(layout, block_size, count_blocks(layers), count_positions(layers))
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
-        self._arena = torch.from_numpy(arena)
+        if self._closed:
+            raise InvalidInput("this device is closed; create another one")
+        check_arena(arena)
+        self._arena = arena
 
     def load(
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
@@ -82,16 +88,17 @@ class PlainDevice(Device):
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         arena = self._checked_arena(segments, block_ids)
+        check_writable(arena)
         for segment in segments:
             for plane, rows, at in self._pairs(arena, segment, block_ids):
                 rows.copy_(plane.pages[at])
         return Finished()
 
     def close(self) -> None:
-        self._planes, self._arena = [], None
+        self._planes, self._arena, self._closed = [], None, True
 
     def _pairs(
-        self, arena: torch.Tensor, segment: Segment, block_ids: npt.NDArray[np.int64]
+        self, arena: npt.NDArray[np.uint8], segment: Segment, block_ids: npt.NDArray[np.int64]
     ) -> Iterator[tuple[Plane, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
         """For each plane: the segment's rows in the arena, and where its tokens are in the pages."""
         positions = np.arange(segment.span.start, segment.span.end)
@@ -101,10 +108,10 @@ class PlainDevice(Device):
             _, _, heads, width = plane.pages.shape
             row_bytes = heads * width * plane.pages.itemsize
             start = segment.shard + plane.part + segment.row * row_bytes
-            rows = arena[start : start + len(positions) * row_bytes].view(plane.pages.dtype)
+            rows = torch.from_numpy(arena[start : start + len(positions) * row_bytes]).view(plane.pages.dtype)
             yield plane, rows.view(len(positions), heads, width), at
 
-    def _checked_arena(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> torch.Tensor:
+    def _checked_arena(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
         if not self._planes or self._arena is None:
             raise InvalidInput("a device copies after attach and pin, and before close")
         self._bounds.check(segments, block_ids, len(self._arena))

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.devices import Bounds, check_arena
+from blendhub.devices import Bounds, check_arena, check_writable
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 from blendhub_cpu import kernels
@@ -97,8 +97,7 @@ class CpuDevice(Device):
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         engine, arena = self._ready()
         engine.bounds.check(segments, block_ids, arena.size)
-        if not arena.flags.writeable:
-            raise InvalidInput("the arena is read-only, so nothing can be saved; pin one that can be written")
+        check_writable(arena)
         return _start(_save, engine, arena, pieces_of(segments, block_ids, engine.block_size))
 
     def close(self) -> None:

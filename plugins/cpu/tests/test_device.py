@@ -6,13 +6,11 @@ import threading
 import msgspec
 import numpy as np
 import pytest
-import torch
 from blendhub_cpu import device as module
 from blendhub_cpu.device import CpuDevice, run_on, usable_cores
 from blendhub_cpu.options import CpuOptions
 
-from blendhub.contracts import PagedLayer, Rotation
-from blendhub.errors import InvalidInput, Unsupported
+from blendhub.errors import Unsupported
 from blendhub.testing.devices.world import Setup, Turning, World
 
 replace = msgspec.structs.replace
@@ -63,71 +61,12 @@ def test_a_copy_that_failed_raises_where_it_is_waited_for(world, monkeypatch):
     assert transfer.done()
 
 
-def test_a_read_only_arena_serves_loads_only(world):
-    arena = world.arena.copy()
-    arena.flags.writeable = False
-    world.device.pin(arena)
-    world.load(world.chunks(3, 60))
-    with pytest.raises(InvalidInput, match="read-only"):
-        world.device.save(world.chunks(3, 60), world.block_ids)
-
-
-@pytest.mark.parametrize(
-    "arena", [np.zeros(9, np.int8), np.zeros((3, 3), np.uint8), np.zeros(9, np.uint8)[::2]], ids=["type", "2d", "gaps"]
-)
-def test_an_arena_is_flat_bytes(world, arena):
-    with pytest.raises(InvalidInput, match="flat array of bytes"):
-        world.device.pin(arena)
-
-
-def test_nothing_is_copied_before_attach_or_after_close(world):
-    for device, told in ((CpuDevice(CpuOptions()), "needs attach and pin"), (world.device, "is closed")):
-        world.device.close()
-        with pytest.raises(InvalidInput, match=told):
-            device.load([], world.block_ids)
-        with pytest.raises(InvalidInput, match=told):
-            device.save([], world.block_ids)
-    with pytest.raises(InvalidInput, match="is closed"):
-        world.device.pin(world.arena)
-
-
-def test_a_device_is_attached_once(world):
-    with pytest.raises(InvalidInput, match="attached once"):
-        world.device.attach(world.layers, world.setup.block_size, world.layout)
-
-
 def test_pages_that_are_not_a_cpu_s_are_refused():
     world = world_of()
     world.device.close()
     layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in world.layers]
     with pytest.raises(Unsupported, match=r"lie on meta.*choose another device"):
         CpuDevice(CpuOptions()).attach(layers, world.setup.block_size, world.layout)
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2", "int8"])
-def test_numbers_of_8_bits_may_be_kept_as_bytes(dtype):
-    world = world_of(Setup(dtype=dtype, turnings=(None if dtype == "int8" else Turning(), None)))
-    world.device.close()
-    world.device = CpuDevice(CpuOptions())
-    as_bytes = [replace(layer, tensors=tuple(t.view(torch.uint8) for t in layer.tensors)) for layer in world.layers]
-    world.device.attach(as_bytes, world.setup.block_size, world.layout)
-    world.device.pin(world.arena)
-    world.load(world.chunks(3, 60, source=None if dtype == "int8" else 100))
-    world.device.close()
-
-
-def test_a_rotation_table_may_be_part_of_a_larger_one():
-    whole = Turning(width=12).rotation()
-    wide = torch.zeros(1024, 20)
-    wide[:, :12] = whole.cos_sin
-    world = world_of(Setup(turnings=(Turning(width=12), Turning(width=12))))
-    world.device.close()
-    world.device = CpuDevice(CpuOptions())
-    layers = [replace(layer, rotation=Rotation(wide[:, :12], True)) for layer in world.layers]
-    world.device.attach(layers, world.setup.block_size, world.layout)
-    world.device.pin(world.arena)
-    world.load(world.chunks(3, 60, source=100))
-    world.device.close()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity of threads")
@@ -149,20 +88,3 @@ def test_threads_run_where_any_thread_of_the_process_may():
         release.set()
         free.join()
     assert found == [allowed]
-
-
-def test_pages_may_share_one_allocation():
-    """Layer beside layer in each block, as engines with several groups of layers have them."""
-    world = world_of(Setup(format="packed_tokens"))
-    world.device.close()
-    shared = torch.stack([layer.tensors[0] for layer in world.layers], dim=1)
-    layers = [PagedLayer(layer.name, layer.format, (shared[:, i],)) for i, layer in enumerate(world.layers)]
-    device = CpuDevice(CpuOptions())
-    device.attach(layers, world.setup.block_size, world.layout)
-    device.pin(world.arena)
-    world.device = device
-    world.start_load(world.chunks(3, 60)).wait()
-    for index, layer in enumerate(world.layers):
-        layer.tensors[0].copy_(shared[:, index])
-    world.check()
-    device.close()

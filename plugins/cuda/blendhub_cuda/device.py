@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.devices import Bounds, check_arena
+from blendhub.devices import Bounds, check_arena, check_writable
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 from blendhub_cuda.lanes import N_LANES, Loads, Saves
@@ -86,8 +86,7 @@ class CudaDevice(Device):
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         engine, arena = self._ready()
         engine.bounds.check(segments, block_ids, arena.bytes.size)
-        if not arena.bytes.flags.writeable:
-            raise InvalidInput("the arena is read-only, so nothing can be saved; pin one that can be written")
+        check_writable(arena.bytes)
         stage_parts = not arena.is_registered
         return engine.saves.start(arena, engine.cutter.work(tuple(segments), block_ids.copy(), 0, stage_parts))
 

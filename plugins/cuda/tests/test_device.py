@@ -12,7 +12,6 @@ from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
-from blendhub.contracts import PagedLayer, Rotation
 from blendhub.errors import InvalidInput, Unsupported
 from blendhub.testing.devices.world import Setup, Turning, World
 
@@ -67,15 +66,6 @@ def test_an_arena_may_come_before_the_pages(world):
     world.load(world.chunks(3, 60))
 
 
-def test_a_read_only_arena_serves_loads_only(world):
-    arena = world.arena.copy()
-    arena.flags.writeable = False
-    world.device.pin(arena)
-    world.load(world.chunks(3, 60))
-    with pytest.raises(InvalidInput, match="read-only"):
-        world.device.save(world.chunks(3, 60), world.block_ids)
-
-
 @pytest.mark.parametrize(
     "arena",
     [np.zeros(16, np.int8), np.zeros((3, 16), np.uint8), np.zeros(32, np.uint8)[::2], np.zeros(32, np.uint8)[1:]],
@@ -101,67 +91,9 @@ def test_what_is_refused_never_reaches_the_gpu(world, monkeypatch):
     world.check()
 
 
-def test_nothing_is_copied_before_attach_or_after_close(world):
-    for device, told in ((device_of(), "needs attach and pin"), (world.device, "is closed")):
-        world.device.close()
-        with pytest.raises(InvalidInput, match=told):
-            device.load([], world.block_ids)
-        with pytest.raises(InvalidInput, match=told):
-            device.save([], world.block_ids)
-    with pytest.raises(InvalidInput, match="is closed"):
-        world.device.pin(world.arena)
-
-
-def test_a_device_is_attached_once(world):
-    with pytest.raises(InvalidInput, match="attached once"):
-        world.device.attach(world.layers, world.setup.block_size, world.layout)
-
-
 def test_pages_that_are_not_on_a_gpu_are_refused():
     with pytest.raises(Unsupported, match="serves only GPUs"):
         World(CudaDevice(CudaOptions()), "cpu", Setup())
-
-
-@pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2", "int8"])
-def test_numbers_of_8_bits_may_be_kept_as_bytes(dtype):
-    world = world_of(Setup(dtype=dtype, turnings=(None if dtype == "int8" else Turning(), None)))
-    world.device.close()
-    world.device = device_of()
-    as_bytes = [replace(layer, tensors=tuple(t.view(torch.uint8) for t in layer.tensors)) for layer in world.layers]
-    world.device.attach(as_bytes, world.setup.block_size, world.layout)
-    world.device.pin(world.arena)
-    world.load(world.chunks(3, 60, source=None if dtype == "int8" else 100))
-    world.device.close()
-
-
-def test_a_rotation_table_may_be_part_of_a_larger_one():
-    whole = Turning(width=12).rotation()
-    wide = torch.zeros(1024, 20, device=DEVICE)
-    wide[:, :12] = whole.cos_sin
-    world = world_of(Setup(turnings=(Turning(width=12), Turning(width=12))))
-    world.device.close()
-    world.device = device_of()
-    layers = [replace(layer, rotation=Rotation(wide[:, :12], True)) for layer in world.layers]
-    world.device.attach(layers, world.setup.block_size, world.layout)
-    world.device.pin(world.arena)
-    world.load(world.chunks(3, 60, source=100))
-    world.device.close()
-
-
-def test_pages_may_share_one_allocation():
-    """Layer beside layer in each block, as engines with several groups of layers have them."""
-    world = world_of(Setup(format="packed_tokens"))
-    world.device.close()
-    shared = torch.stack([layer.tensors[0] for layer in world.layers], dim=1)
-    layers = [PagedLayer(layer.name, layer.format, (shared[:, i],)) for i, layer in enumerate(world.layers)]
-    world.device = device_of()
-    world.device.attach(layers, world.setup.block_size, world.layout)
-    world.device.pin(world.arena)
-    world.start_load(world.chunks(3, 60)).wait()
-    for index, layer in enumerate(world.layers):
-        layer.tensors[0].copy_(shared[:, index])
-    world.check()
-    world.device.close()
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
