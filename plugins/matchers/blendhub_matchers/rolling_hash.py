@@ -89,8 +89,6 @@ class RollingHashMatcher(Matcher):
         prompt = as_tokens(tokens)
         if prompt.size < PAGE:
             return []
-        tags = np.empty(prompt.size - PAGE + 1, np.uint32)
-        kernels.tags_of_windows(prompt, self._base, self._tag_mask, tags)
         stretches = np.empty((prompt.size + 2, 4), np.int64)
         with self._lock:
             found = kernels.find_stretches(
@@ -100,7 +98,8 @@ class RollingHashMatcher(Matcher):
                 self._homes.view,
                 self._runs.view,
                 prompt,
-                tags,
+                self._base,
+                self._tag_mask,
                 self._options.max_candidates,
                 self._options.min_match_tokens,
                 stretches,

@@ -17,9 +17,10 @@ from numba.extending import intrinsic
 PAGE = 32
 FULL = np.uint32(0xFFFFFFFF)
 NONE = -1
-LOOK_BACK = 64
-AHEAD = 16
-FOLLOWING = 4
+LOOK_BACK = 64  # tokens that a search may look back, for each token of the prompt
+AT_ONCE = 256  # windows of the prompt that are hashed before they are looked up
+AHEAD = 16  # pages whose places in the table are fetched before they are needed
+FOLLOWING = 4  # the same for the pages of a run that a prompt goes on with
 MODULUS = (1 << 61) - 1
 
 PAGE_RECORD = np.dtype(
@@ -96,7 +97,7 @@ def _tag(value, tag_mask):
 
 
 @_compiled
-def power(base, exponent):
+def _power(base, exponent):
     result = np.uint64(1)
     for _ in range(exponent):
         result = _reduce(_multiply_fold(result, base))
@@ -104,27 +105,17 @@ def power(base, exponent):
 
 
 @_compiled
-def tags_of_windows(tokens, base, tag_mask, tags):
-    """The tag of each window of 32 tokens; ``tags`` has one place for each."""
-    leaving = power(base, PAGE)
-    value = np.uint64(0)
-    for at in range(tokens.size):
-        # One more than the token, so that leading zeros count.
-        value = _multiply_fold(value, base) + np.uint64(tokens[at]) + np.uint64(1)
-        if at >= PAGE:
-            gone = _reduce(_multiply_fold(np.uint64(tokens[at - PAGE]) + np.uint64(1), leaving))
-            value += np.uint64(MODULUS) - gone
-        value = _reduce(value)
-        if at >= PAGE - 1:
-            tags[at - PAGE + 1] = _tag(value, tag_mask)
+def _appended(value, token, base):
+    """The hash of a sequence with one more token, not reduced. A token counts one more, so that leading zeros do."""
+    return _multiply_fold(value, base) + np.uint64(token) + np.uint64(1)
 
 
 @_compiled
-def _tag_of_page(tokens, page, base, tag_mask):
+def _hash(tokens, start, end, base):
     value = np.uint64(0)
-    for k in range(PAGE):
-        value = _reduce(_multiply_fold(value, base) + np.uint64(tokens[page, k]) + np.uint64(1))
-    return _tag(value, tag_mask)
+    for at in range(start, end):
+        value = _reduce(_appended(value, tokens[at], base))
+    return value
 
 
 @_compiled
@@ -298,7 +289,7 @@ def store(tokens, pages, table, homes, counters, runs, slot, sequence, start, ex
         at += count
         pages[page].stored |= _bits(first, first + count)
         if pages[page].stored == FULL:
-            tag = _tag_of_page(tokens, page, base, tag_mask)
+            tag = _tag(_hash(tokens[page], 0, PAGE, base), tag_mask)
             pages[page].tag = tag
             _prefetch(table, np.int64(tag & np.uint64(table.size - 1)))
     # In a second pass, when the places of the table have arrived.
@@ -446,21 +437,39 @@ def _owners(tokens, table, prompt, at, tag):
 
 
 @_compiled
-def _collect_possible(table, homes, tags, at, possible):
-    """Windows from ``at`` on that may be stored, as many as there is room for; returns how many, and where to go on.
+def _hash_windows(prompt, base, leaving, tag_mask, homes, first, value, tags):
+    """The tags of the windows from ``first`` on, as many as ``tags`` has places for.
 
-    Their places in the table are fetched all at once: one after the other, each would be waited for.
+    ``value`` is the hash of the first window without its last token; returned is that of the window behind the last.
     """
     last = np.uint64(homes.size - 1)
-    count = 0
-    while at < tags.size and count < possible.size:
-        tag = np.uint64(tags[at])
-        if homes[tag & last] & _class_of(tag):
-            _prefetch(table, np.int64(tag & last))
-            possible[count] = at
-            count += 1
-        at += 1
-    return count, at
+    for k in range(tags.size):
+        value = _appended(value, prompt[first + k + PAGE - 1], base)
+        tag = _tag(_reduce(value), tag_mask)
+        tags[k] = tag
+        # The next hash waits for this one; memory that arrives meanwhile costs nothing.
+        _prefetch(homes, np.int64(tag & last))
+        gone = _reduce(_multiply_fold(np.uint64(prompt[first + k]) + np.uint64(1), leaving))
+        value = _reduce(value + np.uint64(MODULUS) - gone)
+    return value
+
+
+@_compiled
+def _collect_possible(table, homes, tags, possible):
+    """Which of the windows with these tags may be stored; returns how many.
+
+    There is no branch on what is found: the processor would often guess it wrong. The places in the table are
+    fetched all at once; one after the other, each would be waited for.
+    """
+    last = np.uint64(homes.size - 1)
+    found = 0
+    for k in range(tags.size):
+        tag = np.uint64(tags[k])
+        possible[found] = k
+        found += np.int64((homes[tag & last] & _class_of(tag)) != 0)
+    for one in range(found):
+        _prefetch(table, np.int64(np.uint64(tags[possible[one]]) & last))
+    return found
 
 
 START, END, SHIFT, RUN = range(4)
@@ -468,7 +477,7 @@ START, END, SHIFT, RUN = range(4)
 
 
 @_compiled
-def find_stretches(tokens, pages, table, homes, runs, prompt, tags, max_candidates, min_tokens, stretches):
+def find_stretches(tokens, pages, table, homes, runs, prompt, base, tag_mask, max_candidates, min_tokens, stretches):
     """Stretches of the prompt that are stored, each as long as it can be; returns how many.
 
     From the first hit on, all owners of the next 32 windows are compared: every stored stretch of 63 tokens that
@@ -481,28 +490,42 @@ def find_stretches(tokens, pages, table, homes, runs, prompt, tags, max_candidat
     found = 0
     floor = 0
     budget = LOOK_BACK * prompt.size
-    at = 0
-    possible = np.empty(AHEAD, np.int64)
-    count = used = collected = 0
+    windows = prompt.size - PAGE + 1
+    tags = np.empty(AT_ONCE, np.uint32)
+    possible = np.empty(AT_ONCE, np.int64)
+    leaving = _power(base, PAGE - 1)
+    value = _hash(prompt, 0, PAGE - 1, base)
+    at = first = reached = 0
+    count = used = 0
     while True:
-        while used < count and possible[used] < at:
+        while used < count and first + possible[used] < at:
             used += 1
         if used == count:
-            count, collected = _collect_possible(table, homes, tags, max(at, collected), possible)
-            used = 0
-            if not count:
+            first = max(at, reached)
+            if first >= windows:
                 return found
+            if first > reached:
+                value = _hash(prompt, first, first + PAGE - 1, base)
+            reached = min(first + AT_ONCE, windows)
+            hashed = tags[: reached - first]
+            value = _hash_windows(prompt, base, leaving, tag_mask, homes, first, value, hashed)
+            count = _collect_possible(table, homes, hashed, possible)
+            used = 0
             continue
-        at = possible[used]
-        if _owners(tokens, table, prompt, at, np.uint64(tags[at])) == NONE:
+        at = first + possible[used]
+        if _owners(tokens, table, prompt, at, np.uint64(tags[at - first])) == NONE:
             at += 1
+            continue
+        if first < at and reached < min(at + PAGE, windows):
+            # The windows behind it must be hashed too: once more, from here on.
+            count = used = reached = 0
             continue
         far = stretches[found]
         left = stretches[found + 1]
         far[END] = 0
         left[START] = prompt.size
-        for window in range(at, min(at + PAGE, tags.size)):
-            page = _owners(tokens, table, prompt, window, np.uint64(tags[window]))
+        for window in range(at, min(at + PAGE, windows)):
+            page = _owners(tokens, table, prompt, window, np.uint64(tags[window - first]))
             tried = 0
             while page != NONE and tried < max_candidates:
                 tried += 1

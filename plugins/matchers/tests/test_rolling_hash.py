@@ -96,6 +96,23 @@ def test_chosen_spans_cover_all_with_the_fewest_pieces(drawn):
     assert (covered, count) == best_cover(stretches)
 
 
+@pytest.mark.parametrize("overlap", [1, 16, 31, 48])
+def test_stretches_are_found_wherever_they_begin_and_whatever_they_overlap(overlap):
+    """A prompt is searched block by block; none may be lost at a border, nor where the one before it ended."""
+    random = np.random.default_rng(5)
+    shortest = 2 * PAGE - 1
+    text = random.integers(0, 2**32, 2 * shortest - overlap, dtype=np.uint32)
+    for offset in range(kernels.AT_ONCE + PAGE):
+        unknown = random.integers(0, 2**32, offset, dtype=np.uint32)
+        matcher = RollingHashMatcher(RollingHashOptions(min_match_tokens=1))
+        matcher.add(1, text, Span(0, shortest))
+        # What stands before it in its run decides where its only whole page begins.
+        run = np.concatenate([unknown[: offset % PAGE], text[shortest - overlap :]])
+        matcher.add(2, run, Span(0, len(run)))
+        found = matcher.match(np.concatenate([unknown, text]))
+        assert sum(len(match.span) for match in found if match.span.start >= offset) == len(text), offset
+
+
 def test_a_text_moved_by_five_tokens_inside_a_window_does_not_match_another():
     """Windows that differ in a few tokens whose weights cancel under a public base cannot be prepared here."""
     random = np.random.default_rng(1)
