@@ -2,10 +2,10 @@
 
 import secrets
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from blendhub.contracts import Matcher, RunKey
@@ -65,16 +65,16 @@ class Run:
         del self.chunks[chunk.span.start]
         del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
 
-    def chunks_between(self, start: int, end: int) -> Iterator[Chunk]:
+    def chunks_between(self, start: int, end: int) -> list[Chunk]:
         """The chunks that hold any of the positions ``[start, end)``, ascending."""
-        at = max(bisect_right(self._starts, start) - 1, 0)
-        for first in self._starts[at : bisect_left(self._starts, end)]:
-            chunk = self.chunks[first]
-            if chunk.span.end > start:
-                yield chunk
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        chunks = [self.chunks[at] for at in self._starts[first : bisect_left(self._starts, end)]]
+        if chunks and chunks[0].span.end <= start:
+            del chunks[0]
+        return chunks
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True):
     """Positions ``[start, end)`` of a prompt, which one chunk holds."""
 
     match: Match
@@ -115,11 +115,12 @@ class Space:
             run = self.runs.get(match.run)
             if run is None:
                 continue
-            start, end = match.span.start, match.span.end
-            shift = match.source_start - start
-            for chunk in run.chunks_between(max(start, skip_prefix) + shift, end + shift):
-                first = max(start, skip_prefix, chunk.span.start - shift)
-                parts.append(Part(match, first, min(end, chunk.span.end - shift), chunk))
+            shift = match.source_start - match.span.start
+            start, end = max(match.span.start, skip_prefix), match.span.end
+            for chunk in run.chunks_between(start + shift, end + shift):
+                first, last = chunk.span.start - shift, chunk.span.end - shift
+                # Not max and min: a long prompt has many parts.
+                parts.append(Part(match, first if first > start else start, last if last < end else end, chunk))
         return parts
 
     def exact_until(self, tokens: Tokens, span: Span) -> int:

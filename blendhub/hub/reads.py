@@ -32,12 +32,13 @@ class Reads:
         """A lease on those parts that are in the arena; None if none is."""
         pieces: list[Piece] = []
         chunks: dict[Chunk, None] = {}
-        for match, start, end, chunk in parts:
+        for part in parts:
+            match, chunk = part.match, part.chunk
             if chunk.offset is None:
                 continue
-            source = match.source_start + start - match.span.start
+            source = match.source_start + part.start - match.span.start
             row = source - chunk.span.start
-            pieces.append(Piece(Span(start, end), match.run, source, chunk.offset, row, match.exact))
+            pieces.append(Piece(Span(part.start, part.end), match.run, source, chunk.offset, row, match.exact))
             chunks[chunk] = None
         if not pieces:
             return None

@@ -187,9 +187,10 @@ class HubService(Service):
 
     def _found(self, session: Session, message: wire.Lookup, matches: list[Match]) -> Answer | Awaitable[Answer]:
         parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
-        away = {part.chunk for part in parts if part.chunk.offset is None}
-        if away and message.wait_s and self._tier:
-            return self._fetch_then_grant(session, message, matches, parts, away)
+        if message.wait_s and self._tier:
+            away = {part.chunk for part in parts if part.chunk.offset is None}
+            if away:
+                return self._fetch_then_grant(session, message, matches, parts, away)
         return self._grant(session, matches, parts, message.acquire)
 
     async def _fetch_then_grant(
@@ -214,11 +215,21 @@ class HubService(Service):
         return self._grant(session, matches, parts, message.acquire)
 
     def _grant(self, session: Session, matches: list[Match], parts: list[Part], acquire: bool) -> Answer:
-        self._load({part.chunk for part in parts if part.chunk.offset is None})
-        lease = self.core.acquire(session, parts, self._clock() + self._config.read_lease_s) if acquire else None
-        on_the_way = sum(part.end - part.start for part in parts if part.chunk.offset is None)
+        away: set[Chunk] = set()
+        exact = moved = on_the_way = 0
         for part in parts:
-            self.counters.totals["tokens_exact" if part.match.exact else "tokens_moved"] += part.end - part.start
+            length = part.end - part.start
+            if part.match.exact:
+                exact += length
+            else:
+                moved += length
+            if part.chunk.offset is None:
+                away.add(part.chunk)
+                on_the_way += length
+        self.counters.totals["tokens_exact"] += exact
+        self.counters.totals["tokens_moved"] += moved
+        lease = self.core.acquire(session, parts, self._clock() + self._config.read_lease_s) if acquire else None
+        self._load(away)
         return wire.Found(
             matches=tuple(matches),
             pieces=lease.pieces if lease else (),
