@@ -6,7 +6,7 @@ A client is one session of one engine. It pings by itself, notices when the hub 
 import contextlib
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,8 +37,9 @@ Bytes = npt.NDArray[np.uint8]
 class LookupPending:
     """A lookup under way; the hub may be fetching what it found from its store meanwhile."""
 
-    def __init__(self, client: "HubClient", pending: Pending) -> None:
+    def __init__(self, client: "HubClient", session: int, pending: Pending) -> None:
         self._client = client
+        self._session = session
         self._pending = pending
 
     def done(self) -> bool:
@@ -47,7 +48,9 @@ class LookupPending:
 
     def result(self) -> wire.Found:
         """What was found. If the hub was restarted meanwhile that is nothing, and the error says so."""
-        return self._client._checked(wire.Found, self._pending.result)
+        message = self._client._again(self._pending.result, self._session).message
+        assert isinstance(message, wire.Found)
+        return message
 
 
 class HubClient:
@@ -91,6 +94,8 @@ class HubClient:
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
         """Join an engine. ``rank`` is -1 for a process that reads and writes no KV itself."""
+        if self._register is not None:
+            raise HubError("this client is registered already; a client is one session")
         self._register = wire.Register(engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace)
         self._join()
         self._pinger.start()
@@ -140,7 +145,7 @@ class HubClient:
         message = wire.Lookup(**self._ids(), acquire=acquire, skip_prefix_n_tokens=skip_prefix, wait_s=wait_s)
         parcel = Parcel(message, [as_tokens(tokens).data])
         self._check_up()
-        return LookupPending(self, self._connection.submit(parcel, self._timeout + wait_s))
+        return LookupPending(self, message.session, self._connection.submit(parcel, self._timeout + wait_s))
 
     def prefetch(self, tokens: TokenBuffer) -> wire.Found:
         """Bring what is stored of these tokens into the arena, without waiting for it."""
@@ -219,7 +224,8 @@ class HubClient:
         """Give up a write lease; waits for writes of this process that are under way."""
         with self._writing:
             self._revoked.add(lease)
-            self._writing.wait_for(lambda: lease not in self._writes, self._timeout)
+            if not self._writing.wait_for(lambda: lease not in self._writes, self._timeout):
+                raise HubError(f"a write into lease {lease} has not ended, so it is not given up yet; try again")
         self._call(wire.Done, wire.Abort(**self._ids(), lease=lease))
 
     def put(self, lease: int, position: int, shard: Buffer) -> None:
@@ -267,22 +273,17 @@ class HubClient:
         return answer
 
     def _request(self, message: Any, payload: Sequence[Buffer]) -> Parcel:
-        return self._again(lambda: self._connection.call(Parcel(message, payload), self._timeout))
+        session = message.session if isinstance(message, wire.FromSession) else None
+        return self._again(lambda: self._connection.call(Parcel(message, payload), self._timeout), session)
 
-    def _checked(self, expected: type[R], answer: Any) -> R:
-        message = self._again(answer).message
-        assert isinstance(message, expected)
-        return message
-
-    def _again(self, ask: Any) -> Parcel:
-        """Ask; if the hub does not know this session any more, register again before the error goes on."""
+    def _again(self, ask: Callable[[], Parcel], session: int | None) -> Parcel:
+        """Ask; if the hub does not know the session that asks any more, register again before the error goes on."""
         self._check_up()
-        before = self._registered
         try:
-            parcel: Parcel = ask()
+            parcel = ask()
         except (UnknownSession, StaleEpoch):
             if not self._closed.is_set():
-                self._join(before)
+                self._join(replaces=session)
             raise
         except PeerGone:
             if self._registered:  # otherwise nobody pings, and would notice that the hub is back
@@ -294,17 +295,17 @@ class HubClient:
         if self._trouble.is_set() and threading.current_thread() is not self._pinger:
             raise PeerGone("the hub does not answer; it is asked again and again, try later")
 
-    def _join(self, before: wire.Registered | None = None) -> None:
+    def _join(self, replaces: int | None = None) -> None:
         assert self._register
         with self._registering, self._no_writes():
-            if self._registered is not before:
-                return  # another thread was faster
+            if replaces is not None and self._session.session != replaces:
+                return  # another request found it out before
             message = wire.Register(
                 engine=self._register.engine,
                 rank=self._register.rank,
                 process=self._register.process,
                 namespace=self._register.namespace,
-                replaces=before.session if before else None,
+                replaces=replaces,
             )
             # A hub that is down is found out sooner than one that compiles.
             self._connection.call(Parcel(wire.Stats()), self._timeout)
