@@ -12,7 +12,8 @@ from blendhub.contracts.transport import Buffer
 from blendhub_transports import frames
 
 HOLD_S = 0.002
-"""Answers wait for others if some left less than this ago, and until then at most."""
+"""Answers wait for others if some left less than this ago, and until then at most; or, if that takes longer, until
+the request that is being handled is answered."""
 
 MOST_BYTES = 2**12
 """Of answers that travel together: no client's ``max_frame_bytes`` is less."""
@@ -33,6 +34,7 @@ class Answers:
         """Send one at once. A peer that is gone, or does not read, loses it."""
         self._send(routing_id, frames.MORE)
         frames.send(self._send, frame, payload)
+        self._flush_if_late()
 
     def hold(self, routing_id: bytes, frame: bytes) -> None:
         """Send one soon, provided that ``flush`` is called whenever nothing else is to be done."""
@@ -42,10 +44,9 @@ class Answers:
         elif len(before) + len(frame) <= MOST_BYTES:
             before += frame
         else:
-            self.send(routing_id, before)
             self._held[routing_id] = bytearray(frame)
-        if time.monotonic() >= self._hold_until:
-            self.flush()
+            self.send(routing_id, before)
+        self._flush_if_late()
 
     def flush(self) -> bool:
         """Send what is held; returns whether anything was."""
@@ -56,3 +57,7 @@ class Answers:
             self.send(routing_id, together)
         self._hold_until = time.monotonic() + HOLD_S
         return True
+
+    def _flush_if_late(self) -> None:
+        if self._held and time.monotonic() >= self._hold_until:
+            self.flush()

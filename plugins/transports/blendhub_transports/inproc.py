@@ -5,6 +5,7 @@ runs on the loop that called ``serve``; callers are other threads, or the loop's
 """
 
 import asyncio
+import itertools
 import threading
 import time
 from typing import ClassVar
@@ -112,11 +113,13 @@ class InprocPending(Pending):
 
 
 class InprocConnection(Connection):
+    _numbers = itertools.count(1)
+
     def __init__(self, endpoint: str, codec: Codec, options: InprocOptions) -> None:
         self.endpoint = endpoint
         self._codec = codec
         self._options = options
-        self._peer: Peer = b"inproc-%x" % id(self)
+        self._peer: Peer = b"inproc-%d" % next(self._numbers)
         self._under_way: set[InprocPending] = set()
         self._server: InprocServer | None = None
         self._closed = False

@@ -33,8 +33,8 @@ class Roster:
 
     @property
     def leaving(self) -> bool:
-        """Whether ``drained`` has something to say."""
-        return bool(self._leaving)
+        """Whether ``drained`` has something to do."""
+        return bool(self._leaving or self._left_unheard)
 
     def peer(self, routing_id: bytes) -> Peer | None:
         """The peer that this routing id stands for; None if it has not spoken before."""

@@ -5,7 +5,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -259,15 +259,26 @@ def frames_until(dealer: "zmq.Socket[bytes]", numbers: set[int]) -> list[bytes]:
     return received
 
 
-def ask_while_the_server_is_busy(server: Running, dealer: "zmq.Socket[bytes]", requests: list[bytes]) -> None:
+def while_the_server_is_busy(server: Running, work: Callable[[], None]) -> None:
+    asleep = threading.Event()
+
     async def sleep() -> None:
+        asleep.set()
         time.sleep(0.2)  # on the loop, so that all requests are there when it reads again
 
     busy = threading.Thread(target=lambda: server.run(sleep()))
     busy.start()
-    for request in requests:
-        dealer.send(request)
+    asleep.wait()
+    work()
     busy.join()
+
+
+def ask_while_the_server_is_busy(server: Running, dealer: "zmq.Socket[bytes]", requests: list[bytes]) -> None:
+    def send() -> None:
+        for request in requests:
+            dealer.send(request)
+
+    while_the_server_is_busy(server, send)
 
 
 def test_answers_that_may_wait_for_each_other_travel_together(bare):
@@ -306,6 +317,55 @@ def test_an_answer_does_not_wait_for_work_that_takes_long(bare):
     server.service.handle = slowly
     ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=True) for number in numbers])
     assert len(frames_until(dealer, numbers)) == 8
+
+
+def test_an_answer_that_waits_does_not_wait_for_other_clients_work(bare):
+    """Behind three answers that may wait come twenty requests of somebody else, each of which takes long."""
+    server, dealer = bare
+    parrot = server.service.handle
+
+    def slowly(peer, request):
+        time.sleep(0.02 if request.message.text == "long" else 0)
+        return parrot(peer, request)
+
+    server.service.handle = slowly
+    with zmq.Context() as context, context.socket(zmq.DEALER) as other:
+        other.setsockopt(zmq.LINGER, 0)
+        other.connect(server.endpoint)
+        for one in (dealer, other):
+            one.send(a_request(99, patient=False))
+            one.recv()
+
+        def send() -> None:
+            for number in range(3):
+                dealer.send(a_request(number, patient=True))
+            time.sleep(0.01)
+            for number in range(20):
+                other.send(a_request(number, patient=False, text="long" if number > 2 else "hello"))
+
+        while_the_server_is_busy(server, send)
+        begun = time.monotonic()
+        frames_until(dealer, set(range(3)))
+        assert time.monotonic() - begun < 0.2
+
+
+def test_who_only_looked_in_does_not_take_the_next_one_with_it(serve, tmp_path):
+    """A connection that ends without a word leaves its descriptor to the next one."""
+    server = serve(f"ipc://{tmp_path}/s")
+    # Made before, so that it opens nothing that could get the descriptor instead.
+    with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.RCVTIMEO, 10_000)
+        with socket.socket(socket.AF_UNIX) as probe:
+            probe.connect(f"{tmp_path}/s")
+            time.sleep(0.2)
+        time.sleep(0.3)
+        dealer.connect(server.endpoint)
+        for number in range(3):
+            dealer.send(a_request(number, patient=False))
+            dealer.recv()
+            time.sleep(0.1)
+        assert not server.service.peers_gone
 
 
 @pytest.mark.parametrize("change", [lambda frame: frame + b"x", lambda frame: frame[:-1]])
