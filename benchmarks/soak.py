@@ -1,7 +1,8 @@
 """Eight clients, one hub, a small arena and a small disk: every byte that is read is held against what was written.
 
 Clients store and look up prompts made of shared documents, leave writes unfinished, and are killed now and then.
-Ends with exit code 1 if a single byte was wrong, or if anything leaked.
+Ends with exit code 1 if a single byte was wrong, if anything leaked, if a client failed, or if eviction or the disk
+had nothing to do.
 """
 
 import argparse
@@ -84,7 +85,9 @@ class Soak:
             client.terminate()
         for client in self._clients:
             client.join(30)
+            total["CLIENTS THAT FAILED"] += client.exitcode != 0
         self._collect(total)
+        total["chunks evicted"], total["chunks read back from disk"] = self._tiers()
         leaked = self._leaks()
         self._hub.terminate()
         self._hub.join(30)
@@ -100,6 +103,7 @@ class Soak:
 
     def _kill_one(self, total: Counter[str]) -> None:
         number = random.randrange(len(self._clients))
+        total["CLIENTS THAT FAILED"] += not self._clients[number].is_alive()
         os.kill(self._clients[number].pid, signal.SIGKILL)
         self._clients[number].join()
         self._collect(total)
@@ -111,6 +115,11 @@ class Soak:
             with contextlib.suppress(EOFError, OSError):  # its client was killed, perhaps in mid-sentence
                 while reports.poll():
                     total.update(reports.recv())
+
+    def _tiers(self) -> tuple[int, int]:
+        with HubClient(self._endpoint) as client:
+            counters = client.stats().counters
+        return int(counters["evictions"]), int(counters["store_loads"])
 
     def _leaks(self) -> str:
         """What is still held when no client is left; empty if nothing is."""
@@ -231,7 +240,8 @@ def _report(total: Counter[str], leaked: str) -> int:
         print(f"{name:28} {count:>16,}")
     wrong = total["WRONG TOKENS"]
     print(f"{'leaked':28} {leaked or 'nothing':>16}")
-    good = not wrong and not leaked and total["tokens read"] > 0
+    busy = all(total[name] for name in ("tokens read", "chunks evicted", "chunks read back from disk"))
+    good = busy and not wrong and not leaked and not total["CLIENTS THAT FAILED"]
     print("every byte was right" if good else "FAILED")
     return 0 if good else 1
 
