@@ -72,7 +72,13 @@ class Core:
         """Slots for a span that is not stored; None if there is no room just now."""
         space = session.engine.space
         target = space.runs.get(run) if run is not None else None
-        if target is None or target.end != span.start or target.exact != exact or self.writes.is_growing(target):
+        if (
+            target is None
+            or target.end != span.start
+            or target.exact != exact
+            or self.writes.is_growing(target)
+            or not target.continues(tokens)
+        ):
             target = Run(self.next_id(), space, span.start, exact)
         return self.writes.reserve(secrets.randbits(62), session, deadline, target, tokens, span)
 
@@ -116,6 +122,9 @@ class Core:
             self._revoke(write)
         for session in self.sessions.silent_since(now - silence):
             self.end_session(session, alive=True)
+        # Each value of vLLM's cache_salt makes one.
+        for space in [space for space in self.spaces.values() if not space.runs and not self.sessions.use(space)]:
+            del self.spaces[space.digest]
 
     def died(self, process: ProcessId) -> None:
         for session in self.sessions.of_process(process):

@@ -1,5 +1,6 @@
 """What is stored: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
+import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ class Chunk:
 class Run:
     """Chunks whose KV was computed in one go, at positions that follow each other."""
 
-    __slots__ = ("_starts", "chunks", "end", "exact", "id", "key", "space", "tokens")
+    __slots__ = ("_hash", "_hashed", "_starts", "chunks", "end", "exact", "id", "key", "space", "tokens")
 
     def __init__(self, id: int, space: "Space", end: int, exact: bool, key: RunKey | None = None) -> None:
         self.id = id
@@ -56,6 +57,17 @@ class Run:
         """From position 0, kept only for the store."""
         self.chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._hashed = 0
+
+    def continues(self, tokens: Tokens) -> bool:
+        """Whether these tokens, from position 0, begin with all that the run was made of."""
+        return hashlib.blake2b(tokens[: self.end].data, digest_size=16).digest() == self._hash.digest()
+
+    def grow(self, tokens: Tokens, end: int) -> None:
+        """The run goes up to a position of these tokens now."""
+        self._hash.update(tokens[self._hashed : end].data)
+        self._hashed = self.end = end
 
     def add(self, chunk: Chunk) -> None:
         self.chunks[chunk.span.start] = chunk
@@ -117,6 +129,8 @@ class Space:
                 continue
             shift = match.source_start - match.span.start
             start, end = max(match.span.start, skip_prefix), match.span.end
+            if start >= end:
+                continue
             for chunk in run.chunks_between(start + shift, end + shift):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
                 # Not max and min: a long prompt has many parts.
@@ -142,7 +156,7 @@ class Space:
             # A run grows without gaps. A store may have lost some of its chunks.
             for gap in missing:
                 matcher.discard(run.id, gap)
-        run.end = span.end
+        run.grow(tokens, span.end)
         self.runs[run.id] = run
         self.by_key[run.key] = run
         for chunk in chunks:

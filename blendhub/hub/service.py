@@ -19,7 +19,7 @@ from blendhub.hub.index import Chunk, Part
 from blendhub.hub.sessions import DeathWatch, Session
 from blendhub.hub.tiers import Tier
 from blendhub.hub.writes import WriteLease, check_reservation
-from blendhub.plan import Match, Span
+from blendhub.plan import Match, Span, check_tiling
 from blendhub.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
@@ -246,6 +246,7 @@ class HubService(Service):
 
     def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
         matches = list(message.matches)
+        check_tiling(max((match.span.end for match in matches), default=0), matches)
         parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
         return self._grant(session, matches, parts, acquire=True)
 
@@ -304,14 +305,19 @@ class HubService(Service):
         if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
             sizes = [memoryview(part).nbytes for part in payload]
             raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
+        copying = asyncio.ensure_future(
+            _in_thread(np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8))
+        )
         lease.busy += 1
-        try:
-            await _in_thread(np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8))
-        finally:
-            lease.busy -= 1
-            if not lease.busy:
-                self.core.writes.let_go(lease)
+        copying.add_done_callback(lambda _: self._copied(lease))
+        # If nobody waits for the answer any more, the copy still goes on, and the slot is not free before it ends.
+        await asyncio.shield(copying)
         return DONE
+
+    def _copied(self, lease: WriteLease) -> None:
+        lease.busy -= 1
+        if not lease.busy:
+            self.core.writes.let_go(lease)
 
     def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
         for chunk in self.core.clear(session.engine.space):

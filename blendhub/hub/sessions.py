@@ -53,6 +53,10 @@ class Sessions:
     def n_engines(self) -> int:
         return len(self._engines)
 
+    def use(self, space: Space) -> bool:
+        """Whether any engine stores there."""
+        return any(engine.space is space for engine in self._engines.values())
+
     def engine(self, name: str) -> Engine | None:
         return self._engines.get(name)
 

@@ -128,17 +128,19 @@ class Tier:
         offset = self._cache.begin_filling(chunk) if chunk.saved is Saved.YES else None
         if offset is None:
             return
-        found = False
+        found = gone = False
         try:
             shards = self._shards(chunk, offset)
             found = await _in(self._readers, self.store.load, chunk.run.key, chunk.span, shards)
+            gone = not found
         except BlendHubError as error:
+            # It may be there still, and be read the next time.
             self._failed("load", error)
         finally:
             self._cache.end_filling(chunk, whole=found)
         if found:
             self.loads += 1
-        else:
+        elif gone or chunk.saved is not Saved.YES:
             chunk.run.space.drop(chunk)
 
     def _shards(self, chunk: Chunk, offset: int) -> list[memoryview]:

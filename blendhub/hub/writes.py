@@ -82,8 +82,8 @@ class Writes:
             raise InvalidInput(f"rank {session.rank} has no shard to commit; the ranks are {list(lease.committed)}")
         if not done <= upto <= lease.span.end:
             raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
+        self._publish(lease, min({**lease.committed, session.rank: upto}.values()))
         lease.committed[session.rank] = upto
-        self._publish(lease)
         if lease.published == len(lease.slots):
             self.leases.end(lease)
 
@@ -104,8 +104,7 @@ class Writes:
                 quarantine.waiting_for.discard(who)
                 self._free_quarantined(id)
 
-    def _publish(self, lease: WriteLease) -> None:
-        reached = min(lease.committed.values())
+    def _publish(self, lease: WriteLease, reached: int) -> None:
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
         if not ready:
             return

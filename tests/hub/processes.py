@@ -14,6 +14,7 @@ from blendhub.hub.hub import Hub
 endpoint, store = sys.argv[1:3]
 config = HubConfig(
     arena_gib=float(sys.argv[3]),
+    silence_s=float(sys.argv[4]),
     listen=(Listen(endpoint=endpoint),),
     store=StoreChoice(options={"path": store, "capacity_gib": 0.05}) if store else None,
     policy="s3fifo",
@@ -32,9 +33,11 @@ asyncio.run(serve())
 class HubProcess:
     """A hub that can be killed and started again at the same endpoint."""
 
-    def __init__(self, folder: Path, *, arena_gib: float = 0.01, store: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, arena_gib: float = 0.01, store: Path | None = None, silence_s: float = 15.0
+    ) -> None:
         self.endpoint = f"ipc://{folder}/hub.sock"
-        self._arguments = [self.endpoint, str(store or ""), str(arena_gib)]
+        self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s)]
         self.start()
 
     def start(self) -> None:

@@ -1,5 +1,6 @@
 """Any history of sessions that store, look up, read, crash, expire and evict, beside a model that knows the tokens."""
 
+import contextlib
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from blendhub import wire
 from blendhub.config import HubConfig
-from blendhub.errors import ArenaFull, BlendHubError, LeaseError, UnknownSession
+from blendhub.errors import ArenaFull, BlendHubError, InvalidInput, LeaseError, UnknownSession
 from blendhub.plan import Span
 from blendhub.processes import ProcessId
 
@@ -116,6 +117,43 @@ class HubMachine(RuleBasedStateMachine):
         if reserved.lease is not None:
             engine.writes.append((reserved, text))
 
+    @rule(data=st.data(), text=st.sampled_from(TEXTS), other=st.sampled_from(TEXTS), last=st.booleans())
+    def grow(self, data: st.DataObject, text: np.ndarray, other: np.ndarray, last: bool) -> None:
+        """Store a beginning, and go on with it; by mistake with another text's tokens, perhaps."""
+        engine = self.any_engine(data)
+        try:
+            first = engine.members[0].reserve(text, Span(0, 40))
+            if first.lease is None:
+                return
+            engine.writes.insert(0, (first, text))
+            self.write_all(engine, 0.5)
+            second = engine.members[0].reserve(other, Span(first.span.end, len(other)), run=first.run)
+        except (ArenaFull, UnknownSession, InvalidInput):  # a text that has no more than was stored
+            return
+        if second.lease is not None:
+            engine.writes.insert(0, (second, other))
+            if last:
+                self.write_all(engine, 0.5)
+
+    @rule(data=st.data(), prompt=st.sampled_from(PROMPTS))
+    def prefetch(self, data: st.DataObject, prompt: np.ndarray) -> None:
+        with contextlib.suppress(UnknownSession):
+            self.any_engine(data).members[0].ask(wire.Prefetch, [prompt.tobytes()])
+
+    @rule(
+        data=st.data(), prompt=st.sampled_from(PROMPTS), seconds=st.sampled_from([0.0, 1.0]), skip=st.integers(0, 220)
+    )
+    def look_up_and_acquire_later(self, data: st.DataObject, prompt: np.ndarray, seconds: float, skip: int) -> None:
+        engine = self.any_engine(data)
+        try:
+            named = engine.members[0].lookup(prompt, acquire=False)
+            assert named.lease is None and not named.pieces
+            self.time_passes(seconds)
+            found = engine.members[0].ask(wire.Acquire, matches=named.matches, skip_prefix_n_tokens=skip)
+        except UnknownSession:
+            return
+        self.took(engine, found, prompt, skip)
+
     @rule(data=st.data(), prompt=st.sampled_from(PROMPTS))
     def look_up_all(self, data: st.DataObject, prompt: np.ndarray) -> None:
         self.look_up(data, prompt, 0.5, 0)
@@ -173,7 +211,7 @@ class HubMachine(RuleBasedStateMachine):
             except LeaseError:
                 engine.scribbles.append((reserved, text))
 
-    @rule(data=st.data(), prompt=st.sampled_from(PROMPTS), wait=st.sampled_from([0.0, 0.5]), skip=st.integers(0, 70))
+    @rule(data=st.data(), prompt=st.sampled_from(PROMPTS), wait=st.sampled_from([0.0, 0.5]), skip=st.integers(0, 220))
     def look_up(self, data: st.DataObject, prompt: np.ndarray, wait: float, skip: int) -> None:
         self.look_up_by(self.any_engine(data), prompt, wait, skip)
 
@@ -182,6 +220,9 @@ class HubMachine(RuleBasedStateMachine):
             found = engine.members[0].lookup(prompt, wait_s=wait, skip_prefix_n_tokens=skip)
         except UnknownSession:
             return
+        self.took(engine, found, prompt, skip)
+
+    def took(self, engine: Engine, found: wire.Found, prompt: np.ndarray, skip: int) -> None:
         at = skip
         for piece in found.pieces:
             assert piece.span.start >= at and len(piece.span)

@@ -1,10 +1,14 @@
 """What a hub answers, asked directly."""
 
+import asyncio
+import threading
+
 import numpy as np
 import pytest
 from hub_direct import CHUNK, LAYOUT, marks, namespace, tokens
 
 from blendhub import wire
+from blendhub.contracts import Parcel
 from blendhub.errors import (
     ArenaFull,
     InvalidInput,
@@ -64,6 +68,15 @@ def test_a_skipped_prefix_is_not_leased(hub):
     assert member.lookup(text, skip_prefix_n_tokens=96).lease is None
 
 
+@pytest.mark.parametrize("skip", [39, 40, 50, 200])
+def test_a_prefix_may_be_skipped_that_is_longer_than_what_is_found(hub, skip):
+    member, text = hub.join(), tokens(1, 96)
+    member.store(text)
+    found = member.lookup(np.concatenate([text[:40], tokens(2, 60)]), skip_prefix_n_tokens=skip)
+    assert found_spans(found) == ([(39, 40, True)] if skip == 39 else [])
+    assert hub.service.counters.totals["tokens_exact"] == (1 if skip == 39 else 0)
+
+
 def test_nothing_is_found_before_every_rank_has_committed(hub):
     first, second = (hub.join(rank=rank, space=namespace(world_size=2)) for rank in range(2))
     text = tokens(1, 64)
@@ -89,6 +102,16 @@ def test_a_run_grows(hub):
     assert second.run == first.run
     prompt = np.concatenate([tokens(9, 7), text[60:200]])
     assert {match.run for match in member.lookup(prompt).matches} == {first.run}
+
+
+def test_a_run_does_not_grow_by_another_texts_tokens(hub):
+    member, text, other = hub.join(), tokens(1, 96), tokens(2, 96)
+    first = member.store(text, Span(0, 64))
+    second = member.store(other, Span(64, 96), run=first.run)
+    assert second.run != first.run
+    hub.core.check_integrity()
+    member.check(member.lookup(text), text)
+    assert found_spans(member.lookup(text)) == [(0, 32, True), (32, 64, True)]
 
 
 def test_what_is_stored_exactly_is_not_stored_twice(hub):
@@ -313,6 +336,38 @@ def test_bytes_through_the_transport(hub):
         member.ask(wire.Put, [b""], lease=reserved.lease, position=1)
 
 
+def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch):
+    """Whoever asked may be gone by then, and the lease too."""
+    hub = make_hub(n_slots=2)
+    member = hub.join(process=ELSEWHERE)
+    reserved = member.reserve(tokens(1, 64))
+    ids = {"session": member.registered.session, "epoch": member.registered.epoch}
+    put = wire.Put(**ids, lease=reserved.lease, position=0)
+    begun, go_on = threading.Event(), threading.Event()
+    copy = np.copyto
+
+    def slowly(*arrays):
+        begun.set()
+        go_on.wait(10)
+        copy(*arrays)
+
+    async def give_up():
+        asked = asyncio.ensure_future(hub.service.handle(b"peer", Parcel(put, [bytes(LAYOUT.shard_bytes)])))
+        await asyncio.to_thread(begun.wait, 10)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert asked.cancelled()
+
+    monkeypatch.setattr(np, "copyto", slowly)
+    hub.run(give_up())
+    member.ask(wire.Abort, lease=reserved.lease)
+    assert hub.core.writes.quarantined, "the slots were free while they were written"
+    go_on.set()
+    hub.run(asyncio.sleep(0.1))
+    assert not hub.core.writes.quarantined
+    assert hub.core.cache.arena.extents.free == hub.arena.name.size
+
+
 def test_clear_forgets_all_but_what_is_leased(hub):
     member, text, other = hub.join(), tokens(1, 64), tokens(2, 64)
     member.store(text)
@@ -336,14 +391,45 @@ def test_acquire_takes_what_an_earlier_lookup_named(hub):
     taken = member.ask(wire.Acquire, matches=found.matches, skip_prefix_n_tokens=32)
     assert found_spans(taken) == [(32, 64, True), (64, 96, True)]
     member.check(taken, text)
+    with pytest.raises(InvalidInput, match="start at 96 or later"):
+        member.ask(wire.Acquire, matches=found.matches * 2)
 
 
-def test_long_prompts_are_matched_in_a_thread(make_hub):
+def test_long_prompts_are_matched_in_a_thread(make_hub, monkeypatch):
     hub = make_hub(match_inline_tokens=10)
     member, text = hub.join(), tokens(1, 64)
     member.store(text)
+    space = hub.core.spaces[namespace().digest]
+    threads, match = [], space.match
+
+    def watched(tokens):
+        threads.append(threading.current_thread())
+        return match(tokens)
+
+    monkeypatch.setattr(space, "match", watched)
     member.check(member.lookup(text), text)
+    assert threads and threading.current_thread() not in threads
     hub.core.check_integrity()
+
+
+def test_a_namespace_that_nobody_needs_is_forgotten(hub):
+    member, text = hub.join(), tokens(1, 64)
+    reserved = member.store(text)
+    hub.service.tick()
+    assert len(hub.core.spaces) == 1 and reserved.run
+    member.ask(wire.Unregister)
+    hub.service.tick()
+    assert len(hub.core.spaces) == 1, "something is stored there"
+    member.join()
+    member.ask(wire.Clear)
+    hub.service.tick()
+    assert len(hub.core.spaces) == 1, "an engine stores there"
+    member.ask(wire.Unregister)
+    hub.service.tick()
+    assert not hub.core.spaces
+    member.join()
+    member.store(text)
+    member.check(member.lookup(text), text)
 
 
 def test_slots_of_different_sizes_make_room_for_each_other(make_hub):

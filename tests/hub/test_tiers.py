@@ -6,6 +6,7 @@ import pytest
 from hub_direct import CHUNK, namespace, tokens
 
 from blendhub import wire
+from blendhub.errors import StoreFailed
 from blendhub.hub.index import Saved
 from blendhub.plan import Span
 
@@ -157,6 +158,23 @@ def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
     assert found.pieces
     member.check(found, TEXTS[-1])
     hub.core.check_integrity()
+
+
+def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):
+    member = small_hub.join()
+    fill(small_hub, member)
+
+    def fail(*arguments):
+        raise StoreFailed("too many open files")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(small_hub.tier.store, "load", fail)
+        assert not member.lookup(TEXTS[0], wait_s=5.0).pieces
+        small_hub.settle()
+    small_hub.core.check_integrity()
+    found = member.lookup(TEXTS[0], wait_s=5.0)
+    assert len(found.pieces) == 2
+    member.check(found, TEXTS[0])
 
 
 def test_clear_empties_the_store_too(small_hub, tmp_path):
