@@ -94,7 +94,7 @@ class HubClient:
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
         """Join an engine. ``rank`` is -1 for a process that reads and writes no KV itself."""
-        if self._register is not None:
+        if self._registered is not None:
             raise HubError("this client is registered already; a client is one session")
         self._register = wire.Register(engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace)
         self._join()

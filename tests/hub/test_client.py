@@ -8,7 +8,7 @@ from blendhub_transports.options import InprocOptions
 from hub_direct import DirectHub, marks, namespace, tokens
 
 from blendhub.client import HubClient
-from blendhub.errors import HubError, UnknownSession
+from blendhub.errors import HubError, InvalidInput, UnknownSession
 from blendhub.plan import Span
 from blendhub.testing.transports.base import Running
 
@@ -51,6 +51,8 @@ def test_a_client_registers_once_again_however_much_was_under_way(served, rank):
 
 def test_a_client_is_one_session(served):
     with HubClient(ENDPOINT, "inproc") as client:
+        with pytest.raises(InvalidInput, match="world size"):
+            client.register("e", namespace(), rank=5)
         client.register("e", namespace())
         with pytest.raises(HubError, match="already"):
             client.register("e", namespace())
