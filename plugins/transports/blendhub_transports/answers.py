@@ -32,8 +32,7 @@ class Answers:
 
     def send(self, routing_id: bytes, frame: Buffer, payload: Sequence[Buffer] = ()) -> None:
         """Send one at once. A peer that is gone, or does not read, loses it."""
-        self._send(routing_id, frames.MORE)
-        frames.send(self._send, frame, payload)
+        self._send_now(routing_id, frame, payload)
         self._flush_if_late()
 
     def hold(self, routing_id: bytes, frame: bytes) -> None:
@@ -44,8 +43,8 @@ class Answers:
         elif len(before) + len(frame) <= MOST_BYTES:
             before += frame
         else:
+            self._send_now(routing_id, before)
             self._held[routing_id] = bytearray(frame)
-            self.send(routing_id, before)
         self._flush_if_late()
 
     def flush(self) -> bool:
@@ -54,9 +53,13 @@ class Answers:
             return False
         held, self._held = self._held, {}
         for routing_id, together in held.items():
-            self.send(routing_id, together)
+            self._send_now(routing_id, together)
         self._hold_until = time.monotonic() + HOLD_S
         return True
+
+    def _send_now(self, routing_id: bytes, frame: Buffer, payload: Sequence[Buffer] = ()) -> None:
+        self._send(routing_id, frames.MORE)
+        frames.send(self._send, frame, payload)
 
     def _flush_if_late(self) -> None:
         if self._held and time.monotonic() >= self._hold_until:
