@@ -194,7 +194,7 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
         for _ in progress(range(repeats), "copies"):
             into.append(cold(target, source) / cold(shard, source))
             out.append(cold(target, source) / cold(target, shard))
-        client.abort(reserved.lease)
+        client.abort(reserved.right)
     return [
         row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, by numpy between ordinary arrays", "x", into, 0.9),
         row("arena_out_vs_memcpy", "the same out of the arena", "x", out, 0.9),
@@ -243,7 +243,7 @@ class _Filled:
         arena = Arena(n_chunks * (-(-space.slot_bytes // 64) * 64))
         self.core = Core(arena, LRU(), lambda namespace: Space(namespace, host))
         self.space = self.core.space(space)
-        register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=space)
+        register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=space, client=1)
         self.session = self.core.join(register, b"", 0.0)
 
     def store(self, text: np.ndarray) -> None:
@@ -328,8 +328,8 @@ def _text(seed: int, length: int) -> np.ndarray:
 
 def _store(client: HubClient, text: np.ndarray) -> None:
     reserved = client.reserve(text, Span(0, len(text)))
-    if reserved.lease is not None:
-        client.commit(reserved.lease, reserved.span.end)
+    if reserved.right is not None:
+        client.commit(reserved.right, reserved.span.end)
 
 
 if __name__ == "__main__":

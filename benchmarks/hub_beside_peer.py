@@ -13,6 +13,7 @@ from blendhub.client import HubClient
 from blendhub.contracts import PagedLayer, Parcel, Segment
 from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.tokens import Tokens
+from blendhub.write_rights import WriteRight
 
 LAYOUT = KVLayout(layers=8, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 SPACE = Namespace(model="beside", layout=LAYOUT, matchers=DEFAULT_MATCHERS)
@@ -90,11 +91,11 @@ class _Worker:
         self._device.pin(client.arena.bytes)
 
     def store(self, text: Tokens) -> None:
-        lease, slots = self._room(text)
-        with self._client.writing(lease):
+        right, slots = self._room(text)
+        with self._client.writing(right):
             segments = [Segment(one.span, one.slot, 0, one.span.start) for one in slots]
             self._device.save(segments, self._stored_from).wait()
-        self._client.commit(lease, len(text))
+        self._client.commit(right, len(text))
 
     def retrieve(self, text: Tokens) -> None:
         with self._client.reading(self._client.lookup(text)) as pieces:
@@ -103,11 +104,11 @@ class _Worker:
             self._device.load(segments, self._brought_to).wait()
 
     def store_bytes(self, text: Tokens) -> None:
-        lease, slots = self._room(text)
-        with self._client.writing(lease):
+        right, slots = self._room(text)
+        with self._client.writing(right):
             for slot in slots:
                 np.copyto(self._client.shard(slot.slot), self._bytes[0])
-        self._client.commit(lease, len(text))
+        self._client.commit(right, len(text))
 
     def retrieve_bytes(self, text: Tokens) -> None:
         with self._client.reading(self._client.lookup(text)) as pieces:
@@ -121,7 +122,7 @@ class _Worker:
             if not pages[self._brought_to].equal(pages[self._stored_from]):
                 raise SystemExit("what was brought back is not what was stored")
 
-    def _room(self, text: Tokens) -> tuple[int, Sequence[wire.Slot]]:
+    def _room(self, text: Tokens) -> tuple[WriteRight, Sequence[wire.Slot]]:
         reserved = self._client.reserve(text, Span(0, len(text)))
-        assert reserved.lease is not None and len(reserved.slots) == CHUNKS
-        return reserved.lease, reserved.slots
+        assert reserved.right is not None and len(reserved.slots) == CHUNKS
+        return reserved.right, reserved.slots

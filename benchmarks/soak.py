@@ -206,20 +206,20 @@ def read(client: HubClient, prompt: Array, counted: Counter[str]) -> None:
 def write(client: HubClient, prompt: Array, chance: random.Random, counted: Counter[str]) -> None:
     """Store the prompt; now and then leave it unfinished or take it back."""
     reserved = client.reserve(prompt, Span(0, len(prompt)))
-    if reserved.lease is None:
+    if reserved.right is None:
         return
     fate = chance.random()
     for slot in reserved.slots:
-        with client.writing(reserved.lease):
+        with client.writing(reserved.right):
             _rows(client, slot.slot)[:, : len(slot.span)] = _content(prompt, slot.span)
         if fate < 0.05:
             counted["writes left unfinished"] += 1
             return
     if fate < 0.1:
-        client.abort(reserved.lease)
+        client.abort(reserved.right)
         counted["writes aborted"] += 1
         return
-    client.commit(reserved.lease, reserved.span.end)
+    client.commit(reserved.right, reserved.span.end)
     counted["tokens stored"] += len(reserved.span)
 
 

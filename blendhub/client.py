@@ -1,14 +1,18 @@
 """The hub as a Python object, over any transport.
 
-A client is one session of one engine. It pings by itself, notices when the hub was restarted, and registers again.
+A client is one session of one engine. A thread of the client pings the hub; when the hub does not answer, or does not
+know the session any more, that thread asks again and again, and registers anew. Meanwhile every call fails at once.
 """
 
 import contextlib
 import logging
+import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -16,12 +20,21 @@ from blendhub import wire
 from blendhub.arena_view import ArenaView
 from blendhub.contracts import Parcel
 from blendhub.contracts.transport import Buffer, Pending
-from blendhub.errors import BlendHubError, HubError, LeaseError, PeerGone, StaleEpoch, TransportError, UnknownSession
+from blendhub.errors import (
+    BlendHubError,
+    DeadlineExceeded,
+    HubError,
+    PeerGone,
+    ProtocolError,
+    StaleEpoch,
+    UnknownSession,
+)
 from blendhub.host import PluginHost
 from blendhub.layout import Namespace
 from blendhub.plan import Match, Span
 from blendhub.processes import ProcessId
 from blendhub.tokens import TokenBuffer, as_tokens
+from blendhub.write_rights import WriteRight, WriteRights
 
 log = logging.getLogger(__name__)
 R = TypeVar("R")
@@ -30,34 +43,59 @@ REGISTER_TIMEOUT_S = 60.0
 """A hub that meets a namespace for the first time may have to compile its matchers."""
 
 RETRY_S = 0.1
+LEAVE_TIMEOUT_S = 1.0
+"""The hub finds out in any case that a client has left."""
 
 Bytes = npt.NDArray[np.uint8]
 
 
-class LookupPending:
-    """A lookup under way; the hub may be fetching what it found from its store meanwhile."""
+class Reservation(msgspec.Struct, frozen=True):
+    """Slots for ``span``, which may be shorter at its beginning than asked; no right where nothing is to be written."""
 
-    def __init__(self, client: "HubClient", session: int, pending: Pending) -> None:
+    span: Span
+    run: int | None
+    right: WriteRight | None
+    slots: tuple[wire.Slot, ...]
+
+
+class PendingReply(Generic[R]):
+    """A request under way."""
+
+    def __init__(self, client: "HubClient", session: int | None, pending: Pending, expected: type[R]) -> None:
         self._client = client
         self._session = session
         self._pending = pending
+        self._expected = expected
 
     def done(self) -> bool:
-        """Whether ``result`` returns at once. Never blocks."""
+        """Whether ``result`` returns at once; true at the latest when the timeout has passed. Never blocks."""
         return self._pending.done()
 
-    def result(self) -> wire.Found:
-        """What was found. If the hub was restarted meanwhile that is nothing, and the error says so."""
-        message = self._client._again(self._pending.result, self._session).message
-        assert isinstance(message, wire.Found)
-        return message
+    def result(self) -> R:
+        """The answer; raises the error that came instead. Waits until the timeout, unless ``done``."""
+        return self._checked().message  # type: ignore[return-value]
+
+    def payload(self) -> Sequence[Buffer]:
+        """The bytes that came with the answer; waits and raises as ``result`` does."""
+        return self._checked().payload
+
+    def _checked(self) -> Parcel:
+        with self._client._noticing_trouble(self._session):
+            answer = self._pending.result()
+        if not isinstance(answer.message, self._expected):
+            raise ProtocolError(
+                f"the hub answered {type(answer.message).__name__} where {self._expected.__name__} was expected"
+            )
+        return answer
 
 
 class HubClient:
     """One session. All methods may be called from several threads; every one ends by its timeout.
 
-    Errors are those of ``blendhub.errors``. After ``UnknownSession`` or ``StaleEpoch`` the client has registered
-    again; leases from before have ended, and ``epoch`` tells the lives of the hub apart.
+    Errors are those of ``blendhub.errors``. After ``UnknownSession``, ``StaleEpoch``, ``PeerGone`` or
+    ``DeadlineExceeded`` the client is not ``is_up``: calls raise PeerGone at once until its own thread has reached the
+    hub, and registered anew if need be. Leases from before a registration have ended; ``epoch`` tells the lives of
+    the hub apart.
     """
 
     def __init__(
@@ -68,24 +106,28 @@ class HubClient:
         *,
         host: PluginHost | None = None,
         timeout: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        background: bool = True,
     ) -> None:
+        """``background`` false: the caller calls ``keep_alive`` regularly, instead of a thread of the client."""
         self._connection = (
             (host or PluginHost.discover())
             .create("transport", transport, options)
             .connect(endpoint, wire.client_codec())
         )
         self._timeout = timeout
-        self._registering = threading.Lock()
+        self._clock = clock
+        self._background = background
+        self._id = secrets.randbits(62)
         self._register: wire.Register | None = None
         self._registered: wire.Registered | None = None
-        self._writing = threading.Condition()
-        """Guards the two below: no slot of a revoked lease is written, and none is let go while it is."""
-        self._writes: dict[int, int] = {}
-        self._revoked: set[int] = set()
+        self._rights = WriteRights(clock)
         self._closed = threading.Event()
-        self._trouble = threading.Event()
-        """The hub went away. Until it answers a ping again, requests fail at once instead of waiting in vain."""
-        self._pinger = threading.Thread(target=self._ping_on, name="blendhub-ping", daemon=True)
+        self._down = threading.Event()
+        """The hub does not answer, or does not know this session: requests fail at once instead of waiting in vain."""
+        self._is_lost = False
+        """The hub does not know this session any more."""
+        self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None if the hub is on another machine."""
         self.registrations = 0
@@ -94,11 +136,24 @@ class HubClient:
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
         """Join an engine. ``rank`` is -1 for a process that reads and writes no KV itself."""
-        if self._registered is not None:
+        if self._register is not None:
             raise HubError("this client is registered already; a client is one session")
-        self._register = wire.Register(engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace)
-        self._join()
-        self._pinger.start()
+        self._register = wire.Register(
+            engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace, client=self._id
+        )
+        try:
+            self._join()
+        except BaseException:
+            self._register = self._registered = None
+            raise
+        self._down.clear()
+        if self._background:
+            self._keeper.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the hub answered when it was last asked, and knows this session."""
+        return not self._down.is_set()
 
     @property
     def epoch(self) -> int:
@@ -116,13 +171,16 @@ class HubClient:
         if self._closed.is_set():
             return
         self._closed.set()
-        if self._registered and not self._trouble.is_set():
-            with contextlib.suppress(BlendHubError), self._no_writes():
-                self._call(wire.Done, wire.Unregister(**self._ids()))
-        self._trouble.set()
+        self._rights.close()
+        # If a write goes on, the hub waits for the end of this process's mapping instead.
+        if self._registered and self.is_up and self._rights.wait_until_idle(self._timeout):
+            with contextlib.suppress(BlendHubError):
+                leaving = wire.Unregister(**self._ids())
+                self._submit(wire.Done, leaving, timeout=min(self._timeout, LEAVE_TIMEOUT_S)).result()
+        self._down.set()
         self._connection.close()
-        if self._pinger.is_alive():
-            self._pinger.join(self._timeout)
+        if self._keeper.is_alive():
+            self._keeper.join(self._timeout)
 
     def __enter__(self) -> "HubClient":
         return self
@@ -139,13 +197,18 @@ class HubClient:
         return self.submit_lookup(tokens, acquire=acquire, skip_prefix=skip_prefix, wait_s=wait_s).result()
 
     def submit_lookup(
-        self, tokens: TokenBuffer, *, acquire: bool = True, skip_prefix: int = 0, wait_s: float = 0.0
-    ) -> LookupPending:
+        self,
+        tokens: TokenBuffer,
+        *,
+        acquire: bool = True,
+        skip_prefix: int = 0,
+        wait_s: float = 0.0,
+        timeout: float | None = None,
+    ) -> PendingReply[wire.Found]:
         """The same without waiting for the answer."""
         message = wire.Lookup(**self._ids(), acquire=acquire, skip_prefix_n_tokens=skip_prefix, wait_s=wait_s)
-        parcel = Parcel(message, [as_tokens(tokens).data])
-        self._check_up()
-        return LookupPending(self, message.session, self._connection.submit(parcel, self._timeout + wait_s))
+        timeout = self._timeout + wait_s if timeout is None else timeout
+        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
 
     def prefetch(self, tokens: TokenBuffer) -> wire.Found:
         """Bring what is stored of these tokens into the arena, without waiting for it."""
@@ -153,12 +216,22 @@ class HubClient:
 
     def acquire(self, matches: Sequence[Match], skip_prefix: int = 0) -> wire.Found:
         """A read lease on matches that a lookup named; those that are gone meanwhile are left out."""
+        return self.submit_acquire(matches, skip_prefix).result()
+
+    def submit_acquire(
+        self, matches: Sequence[Match], skip_prefix: int = 0, *, timeout: float | None = None
+    ) -> PendingReply[wire.Found]:
+        """The same without waiting for the answer."""
         message = wire.Acquire(**self._ids(), matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
-        return self._call(wire.Found, message)
+        return self._submit(wire.Found, message, (), timeout)
 
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""
-        self._call(wire.Done, wire.Release(**self._ids(), lease=lease))
+        self.submit_release(lease).result()
+
+    def submit_release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
+        """The same without waiting for the answer."""
+        return self._submit(wire.Done, wire.Release(**self._ids(), lease=lease), (), timeout)
 
     @contextlib.contextmanager
     def reading(self, found: wire.Found) -> Iterator[tuple[wire.Piece, ...]]:
@@ -191,46 +264,53 @@ class HubClient:
     def fetch(self, lease: int) -> list[Buffer]:
         """This rank's shards of a lease's pieces, through the transport; for hubs on other machines."""
         message = wire.Fetch(**self._ids(), lease=lease)
-        return list(self._request(message, ()).payload)
+        return list(self._submit(wire.Bytes, message).payload())
 
     # Writing.
 
-    def reserve(self, tokens: TokenBuffer, span: Span, *, exact: bool = True, run: int | None = None) -> wire.Reserved:
+    def reserve(self, tokens: TokenBuffer, span: Span, *, exact: bool = True, run: int | None = None) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
-        message = wire.Reserve(**self._ids(), span=span, exact=exact, run=run)
-        return self._call(wire.Reserved, message, [as_tokens(tokens).data])
+        session, asked_at = self._session, self._clock()
+        message = wire.Reserve(session=session.session, epoch=session.epoch, span=span, exact=exact, run=run)
+        answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
+        right = None
+        if answer.lease is not None:
+            right = WriteRight(
+                lease=answer.lease,
+                number=answer.number,
+                epoch=session.epoch,
+                arena=session.arena.nonce,
+                end=answer.span.end,
+                # The hub counts from when it granted the lease, which was later.
+                deadline=asked_at + answer.expires_s,
+            )
+        return Reservation(answer.span, answer.run, right, answer.slots)
 
     @contextlib.contextmanager
-    def writing(self, lease: int) -> Iterator[None]:
-        """Around every write into the slots of a lease; raises LeaseError if the hub has taken it back."""
-        with self._writing:
-            if lease in self._revoked:
-                raise LeaseError(f"the hub has taken back write lease {lease}; reserve anew")
-            self._writes[lease] = self._writes.get(lease, 0) + 1
+    def writing(self, right: WriteRight) -> Iterator[None]:
+        """Around every write into the slots of a lease; raises LeaseError if the right to write has ended."""
+        self._rights.begin_write(right)
         try:
             yield
         finally:
-            with self._writing:
-                self._writes[lease] -= 1
-                if not self._writes[lease]:
-                    del self._writes[lease]
-                    self._writing.notify_all()
+            self._rights.end_write(right)
 
-    def commit(self, lease: int, upto: int) -> None:
+    def commit(self, right: WriteRight, upto: int) -> None:
         """This rank has written its shards up to a position; when all ranks have, they are matchable."""
-        self._call(wire.Done, wire.Commit(**self._ids(), lease=lease, upto=upto))
+        if upto == right.end:
+            self._rights.end(right)
+        self._call(wire.Done, wire.Commit(**self._ids(), lease=right.lease, upto=upto))
 
-    def abort(self, lease: int) -> None:
-        """Give up a write lease; waits for writes of this process that are under way."""
-        with self._writing:
-            self._revoked.add(lease)
-            if not self._writing.wait_for(lambda: lease not in self._writes, self._timeout):
-                raise HubError(f"a write into lease {lease} has not ended, so it is not given up yet; try again")
-        self._call(wire.Done, wire.Abort(**self._ids(), lease=lease))
+    def abort(self, right: WriteRight) -> None:
+        """End a write lease; waits for writes of this process that are under way."""
+        self._rights.end(right)
+        if not self._rights.wait_until_idle(self._timeout, right.lease):
+            raise HubError(f"a write into lease {right.lease} has not ended, so it is not aborted yet; try again")
+        self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
 
-    def put(self, lease: int, position: int, shard: Buffer) -> None:
+    def put(self, right: WriteRight, position: int, shard: Buffer) -> None:
         """This rank's shard of the slot at a position, through the transport; for hubs on other machines."""
-        self._call(wire.Done, wire.Put(**self._ids(), lease=lease, position=position), [shard])
+        self._call(wire.Done, wire.Put(**self._ids(), lease=right.lease, position=position), [shard])
 
     # The rest.
 
@@ -242,13 +322,14 @@ class HubClient:
         """How the hub is; needs no registration."""
         return self._call(wire.Numbers, wire.Stats())
 
-    def ping(self) -> None:
-        """Tell the hub that this session lives; done regularly by a thread of its own."""
-        with self._writing:
-            let_go = tuple(lease for lease in self._revoked if lease not in self._writes)
-        answer = self._call(wire.Pong, wire.Ping(**self._ids(), let_go=let_go))
-        with self._writing:
-            self._revoked = (self._revoked - set(let_go)) | set(answer.revoked)
+    def keep_alive(self) -> None:
+        """Ping the hub, or register anew if it does not know this session; raises what keeps it from that."""
+        if not self._is_lost:
+            with contextlib.suppress(UnknownSession, StaleEpoch):
+                self._ping()
+        if self._is_lost:
+            self._join()
+        self._down.clear()
 
     # How it is done.
 
@@ -267,85 +348,89 @@ class HubClient:
         session = self._session
         return {"session": session.session, "epoch": session.epoch}
 
-    def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
-        answer = self._request(message, payload).message
-        assert isinstance(answer, expected)
-        return answer
-
-    def _request(self, message: Any, payload: Sequence[Buffer]) -> Parcel:
+    def _submit(
+        self,
+        expected: type[R],
+        message: Any,
+        payload: Sequence[Buffer] = (),
+        timeout: float | None = None,
+        *,
+        probing: bool = False,
+    ) -> PendingReply[R]:
+        """``probing``: ask even while the hub is known not to answer."""
+        if not (probing or self.is_up):
+            raise PeerGone("the hub does not answer, or the session is being registered anew; try later")
         session = message.session if isinstance(message, wire.FromSession) else None
-        return self._again(lambda: self._connection.call(Parcel(message, payload), self._timeout), session)
+        with self._noticing_trouble(session):
+            timeout = self._timeout if timeout is None else timeout
+            return PendingReply(self, session, self._connection.submit(Parcel(message, payload), timeout), expected)
 
-    def _again(self, ask: Callable[[], Parcel], session: int | None) -> Parcel:
-        """Ask; if the hub does not know the session that asks any more, register again before the error goes on."""
-        self._check_up()
-        try:
-            parcel = ask()
-        except (UnknownSession, StaleEpoch):
-            if not self._closed.is_set():
-                self._join(replaces=session)
-            raise
-        except PeerGone:
-            if self._registered:  # otherwise nobody pings, and would notice that the hub is back
-                self._trouble.set()
-            raise
-        return parcel
-
-    def _check_up(self) -> None:
-        if self._trouble.is_set() and threading.current_thread() is not self._pinger:
-            raise PeerGone("the hub does not answer; it is asked again and again, try later")
-
-    def _join(self, replaces: int | None = None) -> None:
-        assert self._register
-        with self._registering, self._no_writes():
-            if replaces is not None and self._session.session != replaces:
-                return  # another request found it out before
-            message = wire.Register(
-                engine=self._register.engine,
-                rank=self._register.rank,
-                process=self._register.process,
-                namespace=self._register.namespace,
-                replaces=replaces,
-            )
-            # A hub that is down is found out sooner than one that compiles.
-            self._connection.call(Parcel(wire.Stats()), self._timeout)
-            answer = self._connection.call(Parcel(message), REGISTER_TIMEOUT_S).message
-            assert isinstance(answer, wire.Registered)
-            try:
-                if self.arena is None or self.arena.name != answer.arena:
-                    self.arena = ArenaView(answer.arena)
-            except HubError as error:
-                self.arena = None
-                log.info("KV goes through the transport: %s", error)
-            self._registered = answer
-            self._revoked.clear()
-            self.registrations += 1
+    def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
+        return self._submit(expected, message, payload).result()
 
     @contextlib.contextmanager
-    def _no_writes(self) -> Iterator[None]:
-        """Until the block ends no thread of this process writes into the arena."""
-        with self._writing:
-            if not self._writing.wait_for(lambda: not self._writes, self._timeout):
-                raise HubError("a write into the arena has not ended; the session cannot be changed meanwhile")
+    def _noticing_trouble(self, session: int | None) -> Iterator[None]:
+        """Have the client's own thread look after the hub, if an error says that this is needed."""
+        try:
             yield
+        except (UnknownSession, StaleEpoch):
+            if self._registered and self._registered.session == session:
+                self._is_lost = True
+                self._down.set()
+            raise
+        except (PeerGone, DeadlineExceeded):
+            if self._registered and self._registered.session == session:
+                self._down.set()
+            raise
 
-    def _ping_on(self) -> None:
+    def _ping(self) -> None:
+        ended = self._rights.to_acknowledge()
+        answer = self._submit(wire.Pong, wire.Ping(**self._ids(), let_go=ended), probing=True).result()
+        self._rights.acknowledged(ended)
+        self._rights.revoke(answer.revoked)
+
+    def _join(self) -> None:
+        """Register, and map the arena. To be called by one thread at a time; no lock is held meanwhile."""
+        assert self._register
+        self._rights.end_session()
+        if not self._rights.wait_until_idle(self._timeout):
+            raise HubError("a write into the arena has not ended; the client registers anew after it")
+        # A hub that is down is found out sooner than one that compiles.
+        self._submit(wire.Numbers, wire.Stats(), probing=True).result()
+        answer = self._submit(wire.Registered, self._register, (), REGISTER_TIMEOUT_S, probing=True).result()
+        self._registered = answer
+        try:
+            if self.arena is None or self.arena.name != answer.arena:
+                self.arena = ArenaView(answer.arena)
+        except HubError as error:
+            self.arena = None
+            log.info("KV goes through the transport: %s", error)
+        if self.arena and self._rank >= 0:
+            mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)
+            may = self._submit(wire.MayWrite, mapped, probing=True).result()
+            self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted, may.longest_lease_s)
+        self._is_lost = False
+        self.registrations += 1
+
+    def _keep_alive_regularly(self) -> None:
+        failing = False
         while True:
-            self._trouble.wait(self._session.ping_every_s)
+            self._down.wait(self._session.ping_every_s)
             if self._closed.is_set():
                 return
-            before = self._trouble.is_set()
+            before = self.registrations
             try:
-                self.ping()
-            except (UnknownSession, StaleEpoch) as error:
-                log.info("registered again with the hub: %s", error)
-            except TransportError as error:
-                if not before:
-                    log.warning("the hub does not answer, KV is neither loaded nor saved: %s", error)
-                self._trouble.set()
+                self.keep_alive()
+            except Exception as error:  # without this thread the session would end
+                self._down.set()
+                if not failing and not self._closed.is_set():
+                    expected = isinstance(error, BlendHubError)
+                    log.warning(
+                        "the hub does not answer, KV is neither loaded nor saved: %s", error, exc_info=not expected
+                    )
+                failing = True
                 self._closed.wait(RETRY_S)
                 continue
-            except BlendHubError as error:
-                log.warning("the hub refused a ping: %s", error)
-            if not self._closed.is_set():
-                self._trouble.clear()
+            if failing or self.registrations > before:
+                log.info("the hub answers again" if self.registrations == before else "registered anew with the hub")
+            failing = False

@@ -10,7 +10,7 @@ from typing import Annotated, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from blendhub.arena_view import ArenaName
+from blendhub.arena_view import ArenaName, MappingId
 from blendhub.contracts.transport import Codec
 from blendhub.layout import Namespace, Text
 from blendhub.plan import Match, Span
@@ -60,8 +60,8 @@ class Register(Message, frozen=True):
     """-1 for a process that reads and writes no KV itself."""
     process: ProcessId
     namespace: Namespace
-    replaces: Id | None = None
-    """This process's session before, if it had one: it touches no slot any more that it got there."""
+    client: Id
+    """Chosen at random by the client. A session that it had before ends, and it writes under no lease of that one."""
 
 
 class FromSession(Message, frozen=True):
@@ -76,9 +76,17 @@ class Unregister(FromSession, frozen=True):
 
 
 class Ping(FromSession, frozen=True):
-    """I live. ``let_go`` names revoked write leases whose slots this process will not touch again."""
+    """I live. ``let_go`` names revoked write leases whose slots this process will not write again."""
 
     let_go: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+
+
+class Mapped(FromSession, frozen=True):
+    """This process has mapped the arena, and will write into it. Before the reply it writes nothing."""
+
+    nonce: Annotated[str, Meta(max_length=64)]
+    """Read from the mapped segment."""
+    mapping: MappingId
 
 
 class Lookup(FromSession, frozen=True):
@@ -160,6 +168,7 @@ Request: TypeAlias = (
     Register
     | Unregister
     | Ping
+    | Mapped
     | Lookup
     | Prefetch
     | Acquire
@@ -180,7 +189,15 @@ class Registered(Message, frozen=True):
     session: Id
     epoch: Id
     arena: ArenaName
-    ping_every_s: float
+    ping_every_s: Annotated[float, Meta(ge=0.01, le=3600)]
+
+
+class MayWrite(Message, frozen=True):
+    """Which write leases this process may use: those numbered from ``first`` on, and the ``granted`` ones."""
+
+    first: Id
+    granted: tuple[Id, ...]
+    longest_lease_s: Seconds
 
 
 class Done(Message, frozen=True):
@@ -198,8 +215,8 @@ class Found(Message, frozen=True):
     matches: tuple[Match, ...]
     pieces: tuple[Piece, ...] = ()
     lease: Id | None = None
-    expires_s: float = 0.0
-    on_the_way_tokens: int = 0
+    expires_s: Seconds = 0.0
+    on_the_way_tokens: Position = 0
     """Tokens of the matches that are in the store only, and being fetched."""
 
 
@@ -209,8 +226,9 @@ class Reserved(Message, frozen=True):
     span: Span
     run: Id | None = None
     lease: Id | None = None
+    number: Id = 0
     slots: tuple[Slot, ...] = ()
-    expires_s: float = 0.0
+    expires_s: Seconds = 0.0
 
 
 class Numbers(Message, frozen=True):
@@ -226,7 +244,7 @@ class Bytes(Message, frozen=True):
     """The payloads are what was asked for."""
 
 
-Reply: TypeAlias = Registered | Done | Pong | Found | Reserved | Numbers | Bytes
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Numbers | Bytes
 
 
 def hub_codec() -> Codec:

@@ -292,9 +292,9 @@ def store_a_chunk(endpoint: str) -> None:
     with HubClient(endpoint) as client:
         client.register("an-engine", SPACE, rank=0)
         reserved = client.reserve(tokens, Span(0, 128))
-        with client.writing(reserved.lease):
+        with client.writing(reserved.right):
             client.shard(reserved.slots[0].slot)[:] = 7
-        client.commit(reserved.lease, 128)
+        client.commit(reserved.right, 128)
         assert client.lookup(tokens).pieces[0].exact
         assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).pieces
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import mmap
 import multiprocessing
@@ -11,11 +12,12 @@ import re
 import secrets
 from collections.abc import Generator
 from multiprocessing import resource_tracker
+from pathlib import Path
 
-from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of, read_header
+from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of
 from blendhub.errors import HubError
+from blendhub.file_locks import is_byte_locked
 from blendhub.hub.extents import GRAIN, Extents
-from blendhub.processes import ProcessId
 
 log = logging.getLogger(__name__)
 STEP = 2**27
@@ -46,24 +48,21 @@ class Arena:
         remove_leftovers()
         size = size // GRAIN * GRAIN
         _check_room(size)
-        self.name = ArenaName(f"blendhub-{os.getuid()}-{secrets.token_hex(8)}", secrets.token_hex(16), size)
-        self._path = SHM / self.name.segment
         self.extents = Extents(size)
-        fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        self._path, self._fd = _new_segment()
+        self.name = ArenaName(self._path.name, secrets.token_hex(16), size)
         try:
-            # First of all, so that a hub killed while it reserves memory leaves a segment that names its owner.
-            os.pwrite(fd, header_of(self.name, ProcessId.mine()), 0)
+            os.pwrite(self._fd, header_of(self.name), 0)
             for at in range(0, HEADER_BYTES + size, STEP):
-                os.posix_fallocate(fd, at, min(STEP, HEADER_BYTES + size - at))
+                os.posix_fallocate(self._fd, at, min(STEP, HEADER_BYTES + size - at))
                 yield
-            self._memory = mmap.mmap(fd, HEADER_BYTES + size)
+            self._memory = mmap.mmap(self._fd, HEADER_BYTES + size)
         except BaseException as error:
             self._path.unlink()
+            os.close(self._fd)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise _too_small(size) from error
             raise
-        finally:
-            os.close(fd)
         self._memory.madvise(mmap.MADV_HUGEPAGE)
         # A parent may kill this process before it can clean up, as vLLM does; the tracker of the family outlives it.
         self._tracked = multiprocessing.parent_process() is not None
@@ -74,9 +73,17 @@ class Arena:
         """The bytes of a slot."""
         return memoryview(self._memory)[HEADER_BYTES + offset : HEADER_BYTES + offset + size]
 
+    def is_mapped_by(self, mapping: int) -> bool:
+        """Whether a client's mapping lasts, in the process that made it or in one forked from that."""
+        return is_byte_locked(self._fd, mapping)
+
     def close(self) -> None:
-        """Remove the segment; whoever still maps it keeps its bytes until it lets go."""
+        """Remove the segment; a process that maps it keeps its bytes. Closing twice is fine."""
+        if self._fd < 0:
+            return
         self._path.unlink(missing_ok=True)
+        os.close(self._fd)
+        self._fd = -1
         if self._tracked:
             self._tracked = False
             resource_tracker.unregister(f"/{self.name.segment}", "shared_memory")
@@ -87,22 +94,38 @@ class Arena:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove the segments of this user whose hubs were killed; returns their names."""
+    """Remove the segments of this user whose hubs were killed; returns their names.
+
+    A hub holds a lock on its segment until it ends, however it ends and in whichever container it runs.
+    """
     removed = []
     for path in SHM.glob(f"blendhub-{os.getuid()}-*"):
         if not _OURS.fullmatch(path.name):
             continue
-        try:
-            owner = read_header(path).owner
-        except (OSError, ValueError):
-            # Without a header it was abandoned while it was made, or is being made just now.
-            continue
-        if owner.is_here() and not owner.is_alive():
-            path.unlink(missing_ok=True)
-            removed.append(path.name)
+        with contextlib.suppress(OSError):  # it has just been removed, or its hub lives
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
+                removed.append(path.name)
+            finally:
+                os.close(fd)
     if removed:
         log.warning("removed what killed hubs left in %s: %s", SHM, ", ".join(removed))
     return removed
+
+
+def _new_segment() -> tuple[Path, int]:
+    """An empty segment that this process holds locked, as path and descriptor."""
+    while True:
+        path = SHM / f"blendhub-{os.getuid()}-{secrets.token_hex(8)}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return path, fd
+        # Another hub that looked for leftovers was quicker than the lock, and removes the segment.
+        os.close(fd)
 
 
 def _check_room(size: int) -> None:

@@ -5,6 +5,7 @@ import secrets
 from collections.abc import Callable, Hashable, Iterable
 
 from blendhub.contracts.transport import Peer
+from blendhub.errors import InvalidInput
 from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import Policy
@@ -33,8 +34,8 @@ class Core:
         self.writes = Writes(self.cache, self._published)
         self.save: SaveChunk | None = None
         """Writes a new chunk to the store, if there is one."""
-        self.lingering: dict[int, ProcessId] = {}
-        """Sessions that ended while their processes live, and may still write into quarantined slots."""
+        self.lingering: dict[int, Session] = {}
+        """Sessions that ended while a mapping of theirs lasts, through which somebody may still write."""
         self._make_space = space_of
         self._ids = itertools.count(1)
 
@@ -53,8 +54,24 @@ class Core:
     def join(self, message: Register, peer: Peer, now: float) -> Session:
         """A new session."""
         space = self.spaces[message.namespace.digest]
-        id = secrets.randbits(62)
-        return self.sessions.join(id, message.engine, space, message.rank, message.process, peer, now)
+        for former in self.sessions.of_client(message.client):
+            self.end_session(former, writes_on=False)
+        for id in [id for id, former in self.lingering.items() if former.client == message.client]:
+            self._gone(id)
+        return self.sessions.join(secrets.randbits(62), message, space, peer, now)
+
+    def attach(self, session: Session, mapping: int) -> tuple[int, tuple[int, ...]]:
+        """From now on the session's process may write; returns the first number of leases to come, and those that hold.
+
+        Whenever one of these ends, its slots wait for this process.
+        """
+        if session.rank < 0:
+            raise InvalidInput("this session registered without a rank, so it writes no shard")
+        if not self.cache.arena.is_mapped_by(mapping):
+            raise InvalidInput(f"no process holds mapping {mapping} of this arena")
+        session.mapping = mapping
+        leases = [lease for lease in self.writes.leases if lease.engine == session.engine.name]
+        return self.next_id(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
 
     # Reading.
 
@@ -80,34 +97,35 @@ class Core:
             or not target.continues(tokens)
         ):
             target = Run(self.next_id(), space, span.start, exact)
-        return self.writes.reserve(secrets.randbits(62), session, deadline, target, tokens, span)
+        return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, target, tokens, span)
 
     def commit(self, session: Session, lease: int, upto: int) -> None:
         self.writes.commit(self.writes.leases.of_engine(lease, session.engine.name), session, upto)
 
     def abort(self, session: Session, lease: int) -> None:
-        """Whoever aborts has stopped writing; the other ranks are asked to."""
+        """The rank that aborts has stopped writing; the others are asked to."""
         self._revoke(self.writes.leases.of_engine(lease, session.engine.name), but=session)
 
     # Ending.
 
-    def end_session(self, session: Session, *, alive: bool) -> None:
+    def end_session(self, session: Session, *, writes_on: bool) -> None:
         """Nothing that a session held outlives it; only slots that its process may still write wait for that one."""
         self.sessions.leave(session)
-        if alive and session.writes_into_the_arena:
-            self.lingering[session.id] = session.process
+        if writes_on and session.mapping is not None:
+            self.lingering[session.id] = session
         for read in [lease for lease in self.reads.leases if lease.session == session.id]:
             self.reads.end(read)
         for write in [lease for lease in self.writes.leases if lease.engine == session.engine.name]:
             if write.session == session.id or session.rank >= 0:
-                self._revoke(write, also=session if alive else None)
-        if not alive:
+                self._revoke(write)
+        if not writes_on:
             self.writes.let_go(session.id)
 
-    def replace_session(self, id: int) -> None:
-        """A process registers anew: it has let go of all that it held under this session."""
-        if self.lingering.pop(id, None):
-            self.writes.let_go(id)
+    def check_mappings(self) -> None:
+        """Free what waited for processes that are gone."""
+        for id, session in list(self.lingering.items()):
+            if session.mapping is None or not self.cache.arena.is_mapped_by(session.mapping):
+                self._gone(id)
 
     def let_go(self, session: Session, leases: Iterable[int]) -> None:
         for lease in leases:
@@ -121,16 +139,17 @@ class Core:
         for write in self.writes.leases.expired(now):
             self._revoke(write)
         for session in self.sessions.silent_since(now - silence):
-            self.end_session(session, alive=True)
+            self.end_session(session, writes_on=True)
+        self.check_mappings()
         # Each value of vLLM's cache_salt makes one.
         for space in [space for space in self.spaces.values() if not space.runs and not self.sessions.use(space)]:
             del self.spaces[space.digest]
 
     def died(self, process: ProcessId) -> None:
+        """A child that was forked from it may have its mapping, and write."""
         for session in self.sessions.of_process(process):
-            self.end_session(session, alive=False)
-        for id in [id for id, lingering in self.lingering.items() if lingering == process]:
-            self.replace_session(id)
+            self.end_session(session, writes_on=True)
+        self.check_mappings()
 
     def clear(self, space: Space) -> list[Chunk]:
         """Forget a namespace's chunks, but for those that are pinned; returns those that the store has."""
@@ -145,13 +164,17 @@ class Core:
             space.drop(chunk)
         return saved
 
-    def _revoke(self, lease: WriteLease, but: Session | None = None, also: Session | None = None) -> None:
+    def _gone(self, lingering: int) -> None:
+        """Nobody writes for a session that has ended any more."""
+        del self.lingering[lingering]
+        self.writes.let_go(lingering)
+
+    def _revoke(self, lease: WriteLease, but: Session | None = None) -> None:
         engine = self.sessions.engine(lease.engine)
-        sessions = [*(engine.sessions.values() if engine else ()), *([also] if also else ())]
+        lingering = [session for session in self.lingering.values() if session.engine.name == lease.engine]
         waiting: set[Hashable] = set()
-        for session in sessions:
-            writes = session.writes_into_the_arena and lease.committed[session.rank] < lease.span.end
-            if writes and session is not but:
+        for session in [*(engine.sessions.values() if engine else ()), *lingering]:
+            if session is not but and session.mapping is not None and not lease.is_written_by(session.rank):
                 session.revoked.add(lease.id)
                 waiting.add(session.id)
         self.writes.revoke(lease, waiting)

@@ -28,6 +28,7 @@ Answer: TypeAlias = wire.Reply | Parcel
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 DONE = wire.Done()
 PONG = wire.Pong()
+SHORTEST_PING_S = 0.01
 AT_ONCE = (wire.Message, Parcel)
 KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
 LOOKUP = KINDS[wire.Lookup]
@@ -48,6 +49,7 @@ class HubService(Service):
         self._handlers: dict[type, Handler] = {
             wire.Unregister: self._unregister,
             wire.Ping: self._ping,
+            wire.Mapped: self._mapped,
             wire.Lookup: self._lookup,
             wire.Prefetch: self._prefetch,
             wire.Acquire: self._acquire,
@@ -81,7 +83,8 @@ class HubService(Service):
 
     def gone(self, peer: Peer) -> None:
         for session in self.core.sessions.of_peer(peer):
-            self.core.end_session(session, alive=True)
+            self.core.end_session(session, writes_on=True)
+        self.core.check_mappings()
 
     def tick(self) -> None:
         self.core.expire(self._clock(), self._config.silence_s)
@@ -153,23 +156,27 @@ class HubService(Service):
             space = await _in_thread(self.core.make_space, namespace)
             self.core.spaces.setdefault(namespace.digest, space)
         self._watch.watch(message.process)
-        if message.replaces is not None:
-            self.core.replace_session(message.replaces)
         session = self.core.join(message, peer, self._clock())
         return wire.Registered(
             session=session.id,
             epoch=self.core.sessions.epoch,
             arena=self.core.cache.arena.name,
-            ping_every_s=self._config.silence_s / 5,
+            ping_every_s=max(self._config.silence_s / 5, SHORTEST_PING_S),
         )
 
     def _unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
-        self.core.end_session(session, alive=False)
+        self.core.end_session(session, writes_on=False)
         return DONE
 
     def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
         self.core.let_go(session, message.let_go)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
+
+    def _mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
+        if message.nonce != self.core.cache.arena.name.nonce:
+            raise InvalidInput("what was mapped is not this hub's arena")
+        first, granted = self.core.attach(session, message.mapping)
+        return wire.MayWrite(first=first, granted=granted, longest_lease_s=self._config.write_lease_s)
 
     # Reading.
 
@@ -286,9 +293,30 @@ class HubService(Service):
 
     def _reserved(self, lease: WriteLease) -> Answer:
         expires = self._config.write_lease_s
-        return wire.Reserved(span=lease.span, run=lease.run.id, lease=lease.id, slots=lease.slots, expires_s=expires)
+        return wire.Reserved(
+            span=lease.span,
+            run=lease.run.id,
+            lease=lease.id,
+            number=lease.number,
+            slots=lease.slots,
+            expires_s=expires,
+        )
 
-    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer:
+    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        lease = self.core.writes.leases.of_engine(message.lease, session.engine.name)
+        copies = [copy for copy, rank in lease.copies.items() if rank == session.rank]
+        if copies:
+            return self._commit_after(session, message, copies)
+        return self._commit_now(session, message)
+
+    async def _commit_after(
+        self, session: Session, message: wire.Commit, copies: "list[asyncio.Future[None]]"
+    ) -> Answer:
+        await asyncio.wait(copies)
+        self.core.sessions.get(message.session, message.epoch, self._clock())
+        return self._commit_now(session, message)
+
+    def _commit_now(self, session: Session, message: wire.Commit) -> Answer:
         self.core.commit(session, message.lease, message.upto)
         return DONE
 
@@ -298,25 +326,22 @@ class HubService(Service):
 
     async def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Answer:
         lease = self.core.writes.leases.of_engine(message.lease, session.engine.name)
-        slot = next((slot for slot in lease.slots if slot.span.start == message.position), None)
-        if slot is None:
-            raise InvalidInput(f"no slot of lease {lease.id} begins at position {message.position}")
-        target = self._shard(session, slot.slot)
+        target = self._shard(session, lease.unwritten(session.rank, message.position).slot)
         if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
             sizes = [memoryview(part).nbytes for part in payload]
             raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
         copying = asyncio.ensure_future(
             _in_thread(np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8))
         )
-        lease.busy += 1
-        copying.add_done_callback(lambda _: self._copied(lease))
-        # If nobody waits for the answer any more, the copy still goes on, and the slot is not free before it ends.
+        lease.copies[copying] = session.rank
+        copying.add_done_callback(partial(self._copied, lease))
+        # If the client waits no longer for the answer, the copy still goes on, and the slot is not free before it ends.
         await asyncio.shield(copying)
         return DONE
 
-    def _copied(self, lease: WriteLease) -> None:
-        lease.busy -= 1
-        if not lease.busy:
+    def _copied(self, lease: WriteLease, copying: "asyncio.Future[None]") -> None:
+        del lease.copies[copying]
+        if not lease.copies:
             self.core.writes.let_go(lease)
 
     def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:

@@ -9,6 +9,7 @@ from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
 from blendhub.hub.index import Space
 from blendhub.layout import check_same
 from blendhub.processes import ProcessId
+from blendhub.wire import Register
 
 
 class Engine:
@@ -23,19 +24,18 @@ class Engine:
 class Session:
     """One process of an engine."""
 
-    def __init__(self, id: int, engine: Engine, rank: int, process: ProcessId, peer: Peer, now: float) -> None:
+    def __init__(self, id: int, engine: Engine, request: Register, peer: Peer, now: float) -> None:
         self.id = id
         self.engine = engine
-        self.rank = rank
-        self.process = process
+        self.client = request.client
+        self.rank = request.rank
+        self.process = request.process
         self.peer = peer
+        self.mapping: int | None = None
+        """Of the arena, from when on the process may write into it."""
         self.last_heard = now
         self.revoked: set[int] = set()
-        """Write leases that this process must yet let go of."""
-
-    @property
-    def writes_into_the_arena(self) -> bool:
-        return self.rank >= 0 and self.process.is_here()
+        """Write leases whose end this process has not acknowledged yet."""
 
 
 class Sessions:
@@ -60,7 +60,8 @@ class Sessions:
     def engine(self, name: str) -> Engine | None:
         return self._engines.get(name)
 
-    def join(self, id: int, name: str, space: Space, rank: int, process: ProcessId, peer: Peer, now: float) -> Session:
+    def join(self, id: int, request: Register, space: Space, peer: Peer, now: float) -> Session:
+        name, rank = request.engine, request.rank
         engine = self._engines.get(name) or Engine(name, space)
         check_same(engine.space.namespace, space.namespace, f"engine {name!r}")
         if rank >= space.namespace.world_size:
@@ -69,7 +70,7 @@ class Sessions:
             raise InvalidInput(
                 f"rank {rank} of engine {name!r} is registered already; give each engine a name of its own"
             )
-        session = Session(id, engine, rank, process, peer, now)
+        session = Session(id, engine, request, peer, now)
         self._engines[name] = engine
         engine.sessions[id] = session
         self._by_id[id] = session
@@ -93,6 +94,9 @@ class Sessions:
 
     def silent_since(self, then: float) -> list[Session]:
         return [session for session in self._by_id.values() if session.last_heard <= then]
+
+    def of_client(self, client: int) -> list[Session]:
+        return [session for session in self._by_id.values() if session.client == client]
 
     def of_peer(self, peer: Peer) -> list[Session]:
         return [session for session in self._by_id.values() if session.peer == peer]

@@ -1,5 +1,6 @@
 """Write leases: slots that engines fill; published as all ranks commit, never reused while one may still write."""
 
+from asyncio import Future
 from collections.abc import Callable, Hashable
 
 from blendhub.errors import ArenaFull, InvalidInput
@@ -15,12 +16,14 @@ from blendhub.wire import Slot
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("busy", "committed", "published", "run", "slots", "tokens")
+    __slots__ = ("committed", "copies", "number", "published", "run", "slots", "tokens")
 
     def __init__(
-        self, id: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
+        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
     ) -> None:
         super().__init__(id, session.id, session.engine.name, deadline)
+        self.number = number
+        """Later leases have larger ones."""
         self.run = run
         self.tokens = tokens
         self.slots = slots
@@ -29,12 +32,34 @@ class WriteLease(Lease):
         """How far each rank has written."""
         self.published = 0
         """How many of the slots are chunks by now."""
-        self.busy = 0
-        """Copies into the slots that the hub itself makes just now."""
+        self.copies: dict[Future[None], int] = {}
+        """Copies into the slots that the hub itself makes just now, and the ranks whose shards they are."""
 
     @property
     def span(self) -> Span:
         return Span(self.slots[0].span.start, self.slots[-1].span.end)
+
+    def committed_by(self, rank: int) -> int:
+        """How far a rank has written."""
+        done = self.committed.get(rank)
+        if done is None:
+            raise InvalidInput(f"rank {rank} has no shard to commit; the ranks are {list(self.committed)}")
+        return done
+
+    def is_written_by(self, rank: int) -> bool:
+        """Whether the rank has committed all of it, and so writes no more."""
+        return self.committed[rank] == self.span.end
+
+    def unwritten(self, rank: int, position: int) -> Slot:
+        """The slot that begins at a position, which the rank may fill; raises InvalidInput if there is none."""
+        done = self.committed_by(rank)
+        for slot in self.slots[self.published :]:
+            if slot.span.start == position and slot.span.end > done:
+                return slot
+        raise InvalidInput(
+            f"no slot of lease {self.id} that rank {rank} may fill begins at position {position}; "
+            f"it has committed up to {done} of {self.span}"
+        )
 
 
 class Quarantine:
@@ -56,7 +81,7 @@ class Writes:
         self._published = published
 
     def reserve(
-        self, id: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
+        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
     ) -> WriteLease | None:
         """Slots for the span, or for as much of its beginning as there is room for; None if there is none at all."""
         namespace = run.space.namespace
@@ -68,7 +93,7 @@ class Writes:
             slots.append(Slot(chunk, offset))
         if not slots:
             return None
-        lease = WriteLease(id, session, deadline, run, tokens, tuple(slots))
+        lease = WriteLease(id, number, session, deadline, run, tokens, tuple(slots))
         self.leases.add(lease)
         return lease
 
@@ -77,9 +102,7 @@ class Writes:
 
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
         """A rank has written up to a position; what all ranks have written is published."""
-        done = lease.committed.get(session.rank)
-        if done is None:
-            raise InvalidInput(f"rank {session.rank} has no shard to commit; the ranks are {list(lease.committed)}")
+        done = lease.committed_by(session.rank)
         if not done <= upto <= lease.span.end:
             raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
         self._publish(lease, min({**lease.committed, session.rank: upto}.values()))
@@ -90,7 +113,7 @@ class Writes:
     def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
         """End a lease; what is published stays, the other slots are free once nobody can write into them."""
         self.leases.end(lease)
-        if lease.busy:
+        if lease.copies:
             waiting_for = {*waiting_for, lease}
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
         self.quarantined[lease.id] = Quarantine(offsets, lease.run.space.namespace.slot_bytes, waiting_for)

@@ -18,6 +18,7 @@ from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.gate import Gate
 from blendhub.wire import Slot
+from blendhub.write_rights import WriteRight
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -45,7 +46,7 @@ class Save(msgspec.Struct, frozen=True):
 
     request: str
     space: str
-    lease: int
+    right: WriteRight
     slots: tuple[Slot, ...]
     """Those that the span touches."""
     span: Span

@@ -13,6 +13,7 @@ from blendhub.client import HubClient
 from blendhub.contracts import Transfer
 from blendhub.errors import BlendHubError
 from blendhub.vllm.messages import Save
+from blendhub.write_rights import WriteRight
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +28,8 @@ class Saver:
         self._saved_tokens = 0
         self._failures: Counter[str] = Counter()
         self._told: set[str] = set()
-        self._given_up: dict[str, dict[int, HubClient | None]] = {}
-        """By request, leases of which a part was not written: nothing behind it may be committed."""
+        self._given_up: dict[str, dict[WriteRight, HubClient | None]] = {}
+        """By request, rights of which a part was not written: nothing behind it may be committed."""
         self._thread = threading.Thread(target=self._run, name="blendhub-saver", daemon=True)
         self._thread.start()
 
@@ -46,12 +47,12 @@ class Saver:
                 self._told.add(reason)
                 log.warning("KV of request %s is not stored: %s", job.request, error)
             self._failures[reason] += 1
-            self._given_up.setdefault(job.request, {})[job.lease] = client
+            self._given_up.setdefault(job.request, {})[job.right] = client
 
     def gave_up(self, job: Save) -> bool:
         """Whether something before this in the lease was not written."""
         with self._state:
-            return job.lease in self._given_up.get(job.request, ())
+            return job.right in self._given_up.get(job.request, ())
 
     def is_busy_with(self, request: str) -> bool:
         with self._state:
@@ -60,10 +61,10 @@ class Saver:
     def forget(self, request: str) -> None:
         """There will be no more saves of this request."""
         with self._state:
-            leases = self._given_up.pop(request, {})
-        for lease, client in leases.items():
+            rights = self._given_up.pop(request, {})
+        for right, client in rights.items():
             if client:
-                self._work.put(partial(_abort, client, lease))
+                self._work.put(partial(_abort, client, right))
 
     def wait(self, requests: Collection[str] | None = None) -> None:
         """Return when no copy of these requests is under way; None: of any."""
@@ -91,7 +92,7 @@ class Saver:
             with right:
                 transfer.wait()
             if not self.gave_up(job):
-                client.commit(job.lease, job.span.end)
+                client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)
         except Exception as error:  # whatever it is, the request's blocks must not be kept for ever
@@ -103,6 +104,6 @@ class Saver:
             self._state.notify_all()
 
 
-def _abort(client: HubClient, lease: int) -> None:
+def _abort(client: HubClient, right: WriteRight) -> None:
     with contextlib.suppress(BlendHubError):
-        client.abort(lease)
+        client.abort(right)

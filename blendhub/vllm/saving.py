@@ -3,17 +3,19 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
+from blendhub.client import Reservation
 from blendhub.plan import Match, Span, gaps
-from blendhub.wire import Reserved, Slot
+from blendhub.wire import Slot
+from blendhub.write_rights import WriteRight
 
-Reserve = Callable[[Span, bool, int | None], "Future[Reserved]"]
+Reserve = Callable[[Span, bool, int | None], "Future[Reservation]"]
 """Asks the hub for slots for a span: is it exact, and which run does it go on?"""
 
 
 class Part:
     """A span to store. Its slots come from the hub when they come; what is computed until then waits."""
 
-    def __init__(self, span: Span, exact: bool, reserved: "Future[Reserved]") -> None:
+    def __init__(self, span: Span, exact: bool, reserved: "Future[Reservation]") -> None:
         self.span = span
         self.exact = exact
         self._reserved = reserved
@@ -25,24 +27,24 @@ class Part:
         return not self._reserved.done()
 
     @property
-    def reservation(self) -> Reserved | None:
+    def reservation(self) -> Reservation | None:
         """The slots; None while the hub has not answered, or if it had none."""
         if not self._reserved.done() or self._reserved.cancelled() or self._reserved.exception():
             return None
         return self._reserved.result()
 
     @property
-    def open_lease(self) -> int | None:
-        """A lease that was not taken to its end."""
+    def open_right(self) -> WriteRight | None:
+        """A right that was not used to its end."""
         reservation = self.reservation
-        if reservation is None or reservation.lease is None or self._written == reservation.span.end:
+        if reservation is None or reservation.right is None or self._written == reservation.span.end:
             return None
-        return reservation.lease
+        return reservation.right
 
-    def take(self, computed: int) -> tuple[int, tuple[Slot, ...], Span] | None:
-        """What can be written now that tokens up to ``computed`` are there: lease, slots and span."""
+    def take(self, computed: int) -> tuple[WriteRight, tuple[Slot, ...], Span] | None:
+        """What can be written now that tokens up to ``computed`` are there: right, slots and span."""
         reservation = self.reservation
-        if reservation is None or reservation.lease is None:
+        if reservation is None or reservation.right is None:
             return None
         span = reservation.span
         start = span.start if self._written is None else self._written
@@ -51,7 +53,7 @@ class Part:
             return None
         self._written = end
         slots = tuple(slot for slot in reservation.slots if slot.span.end > start and slot.span.start < end)
-        return reservation.lease, slots, Span(start, end)
+        return reservation.right, slots, Span(start, end)
 
 
 class Saving:
@@ -77,8 +79,8 @@ class Saving:
             self._add(Span(n_prompt, computed), exact, last.run if last and goes_on else None)
 
     @property
-    def open_leases(self) -> list[int]:
-        return [part.open_lease for part in self.parts if part.open_lease is not None]
+    def open_rights(self) -> list[WriteRight]:
+        return [right for part in self.parts if (right := part.open_right) is not None]
 
     @property
     def waits(self) -> bool:

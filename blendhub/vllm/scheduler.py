@@ -15,7 +15,7 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from blendhub.client import HubClient, LookupPending
+from blendhub.client import HubClient, PendingReply
 from blendhub.errors import BlendHubError
 from blendhub.host import PluginHost
 from blendhub.vllm.decision import Refusal, decide
@@ -267,7 +267,7 @@ class SchedulerSide:
         return min(budget, settings.blend_tokens_per_step or budget)
 
 
-def _release_late(client: HubClient, lookup: LookupPending) -> None:
+def _release_late(client: HubClient, lookup: PendingReply[Found]) -> None:
     """A lookup that nobody waits for any more may still bring a lease."""
     found = lookup.result()
     if found.lease is not None:

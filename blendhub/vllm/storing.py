@@ -8,13 +8,12 @@ from queue import SimpleQueue
 import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from blendhub.client import HubClient
+from blendhub.client import HubClient, Reservation
 from blendhub.plan import Span
 from blendhub.vllm.errands import Errands
 from blendhub.vllm.messages import Save, StepPlan
 from blendhub.vllm.saving import Saving
 from blendhub.vllm.tracking import Tracked
-from blendhub.wire import Reserved
 
 BlockIds = Callable[[str], list[int]]
 
@@ -63,8 +62,8 @@ class Storing:
 
     def give_up(self, tracked: Tracked) -> None:
         """Let go of what was reserved and will not be written; what is stored stays."""
-        for lease in tracked.saving.open_leases if tracked.saving else ():
-            self._errands.quietly(tracked.namespace, partial(HubClient.abort, lease=lease))
+        for right in tracked.saving.open_rights if tracked.saving else ():
+            self._errands.quietly(tracked.namespace, partial(HubClient.abort, right=right))
         tracked.saving = None
 
     def _save_what_is_computed(self, step: SchedulerOutput, tracked: Mapping[str, Tracked], plan: StepPlan) -> None:
@@ -94,11 +93,11 @@ class Storing:
             taken = part.take(computed)
             if taken is None:
                 continue
-            lease, slots, span = taken
+            right, slots, span = taken
             if blocks is None:
                 blocks = self.block_ids(tracked.id)
             needed = np.asarray(blocks[: -(-span.end // self._block_size)], np.int64)
-            plan.saves.append(Save(tracked.id, tracked.space, lease, slots, span, needed))
+            plan.saves.append(Save(tracked.id, tracked.space, right, slots, span, needed))
             plan.spaces[tracked.space] = tracked.namespace
 
     def _begin_saving(self, tracked: Tracked) -> Saving:
@@ -108,13 +107,13 @@ class Storing:
         saving.begin(tracked.request.num_prompt_tokens, known, tracked.first_approximate)
         return saving
 
-    def _reserve(self, tracked: Tracked, span: Span, exact: bool, run: int | None) -> "Future[Reserved]":
+    def _reserve(self, tracked: Tracked, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
         tokens = tracked.tokens()[: span.end]
         future = self._errands.run(tracked.namespace, lambda client: client.reserve(tokens, span, exact=exact, run=run))
         future.add_done_callback(self._note_reservation)
         return future
 
-    def _note_reservation(self, future: "Future[Reserved]") -> None:
+    def _note_reservation(self, future: "Future[Reservation]") -> None:
         """Called by the thread that asked; counters belong to the scheduler's."""
         error = future.exception()
         if error is not None:

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.client import HubClient, LookupPending
+from blendhub.client import HubClient, PendingReply
 from blendhub.layout import Namespace
 from blendhub.plan import Match, join
 from blendhub.tokens import Tokens
@@ -43,7 +43,7 @@ class Tracked:
         self.refusal = refusal
         """Why nothing is reused; None while that is open, and if something is."""
         self.client: Future[HubClient] | None = None
-        self.lookup: LookupPending | None = None
+        self.lookup: PendingReply[Found] | None = None
         self.asked_at = 0.0
         self.found: Found | None = None
         self.decision: Decision | None = None

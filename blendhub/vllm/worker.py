@@ -191,12 +191,14 @@ class Worker:
 
     def _begin_save(self, job: Save, client: HubClient) -> tuple[Transfer, ExitStack]:
         """A copy under way, and the right to write that it needs until it has ended."""
+        if job.right.arena != self._pinned:
+            raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
         segments = []
         for slot in job.slots:
             span = clipped(job.span, slot.span)
             segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
         with ExitStack() as right:
-            right.enter_context(client.writing(job.lease))
+            right.enter_context(client.writing(job.right))
             transfer = self._device.save(segments, self._engine.model.pages(job.blocks))
             return transfer, right.pop_all()
 

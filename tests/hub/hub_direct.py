@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import secrets
 from collections.abc import Awaitable, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,23 +39,34 @@ def tokens(seed: int, length: int) -> Tokens:
 
 
 class Member:
-    """One session, and the requests that it makes."""
+    """One session, and the requests that it makes. With a rank, it maps the arena unless ``maps`` is false."""
 
-    def __init__(self, hub: "DirectHub", engine: str, rank: int, space: Namespace, process: ProcessId) -> None:
+    def __init__(
+        self, hub: "DirectHub", engine: str, rank: int, space: Namespace, process: ProcessId, maps: bool
+    ) -> None:
         self.hub, self.engine, self.rank, self.process = hub, engine, rank, process
         self.namespace = space
+        self.client = secrets.randbits(62)
+        self.view = ArenaView(hub.arena.name) if maps and rank >= 0 else None
         self.join()
 
-    def join(self, replaces: int | None = None) -> None:
+    def join(self) -> None:
         self.registered = self.hub.ask(
             wire.Register(
                 engine=self.engine,
                 rank=self.rank,
                 process=self.process,
                 namespace=self.namespace,
-                replaces=replaces,
+                client=self.client,
             )
         )
+        if self.view:
+            self.ask(wire.Mapped, nonce=self.view.name.nonce, mapping=self.view.mapping)
+
+    def die(self) -> None:
+        """The kernel takes a process's mapping away, and tells of its death."""
+        self.view = None
+        self.hub.core.died(self.process)
 
     def ask(self, kind: type, payload: Sequence[Any] = (), **fields: Any) -> Any:
         fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}
@@ -138,7 +150,8 @@ class DirectHub:
             self.run(asyncio.sleep(0.001))
 
     def join(self, engine: str = "e", rank: int = 0, space: Namespace | None = None, **more: Any) -> Member:
-        return Member(self, engine, rank, space or namespace(), more.get("process") or ProcessId.mine())
+        process = more.get("process") or ProcessId.mine()
+        return Member(self, engine, rank, space or namespace(), process, more.get("maps", True))
 
     def close(self) -> None:
         async def end() -> None:

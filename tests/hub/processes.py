@@ -4,7 +4,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+SOON_S = 5.0
 
 HUB = """
 import asyncio, sys
@@ -61,3 +65,11 @@ def run_python(code: str, *arguments: str) -> subprocess.Popen:
         text=True,
         env=environment,
     )
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for what is to happen soon."""
+    deadline = time.monotonic() + SOON_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)

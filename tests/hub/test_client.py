@@ -6,6 +6,7 @@ import pytest
 from blendhub_transports.inproc import InprocTransport
 from blendhub_transports.options import InprocOptions
 from hub_direct import DirectHub, marks, namespace, tokens
+from processes import until
 
 from blendhub.client import HubClient
 from blendhub.errors import HubError, InvalidInput, UnknownSession
@@ -45,6 +46,7 @@ def test_a_client_registers_once_again_however_much_was_under_way(served, rank):
         for lookup in under_way:
             with pytest.raises(UnknownSession):
                 lookup.result()
+        until(lambda: client.is_up)
         assert client.registrations == 2 and client.stats().gauges["sessions"] == 1
         client.lookup(tokens(1, 64))
 
@@ -66,7 +68,7 @@ def test_a_lease_is_not_given_up_while_it_is_written(served):
         writing, done = threading.Event(), threading.Event()
 
         def write() -> None:
-            with client.writing(reserved.lease):
+            with client.writing(reserved.right):
                 writing.set()
                 done.wait(10)
                 for slot in reserved.slots:
@@ -76,10 +78,10 @@ def test_a_lease_is_not_given_up_while_it_is_written(served):
         writer.start()
         writing.wait(10)
         with pytest.raises(HubError, match="has not ended"):
-            client.abort(reserved.lease)
+            client.abort(reserved.right)
         assert client.stats().gauges["write_leases"] == 1
         done.set()
         writer.join()
-        client.abort(reserved.lease)
+        client.abort(reserved.right)
         gauges = client.stats().gauges
         assert gauges["write_leases"] == 0 and gauges["arena_free_bytes"] == gauges["arena_bytes"]

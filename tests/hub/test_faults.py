@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 from hub_direct import marks, namespace, tokens
-from processes import HubProcess, run_python
+from processes import SOON_S, HubProcess, run_python, until
 
 from blendhub.arena_view import SHM
 from blendhub.client import HubClient
@@ -20,17 +20,16 @@ from blendhub.hub.hub import Hub
 from blendhub.plan import Span
 
 pytestmark = pytest.mark.slow
-SOON_S = 5.0
 
 
 def store(client: HubClient, text: np.ndarray) -> None:
     reserved = client.reserve(text, Span(0, len(text)))
-    if reserved.lease is None:
+    if reserved.right is None:
         return
-    with client.writing(reserved.lease):
+    with client.writing(reserved.right):
         for slot in reserved.slots:
             client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
-    client.commit(reserved.lease, reserved.span.end)
+    client.commit(reserved.right, reserved.span.end)
 
 
 def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
@@ -44,13 +43,6 @@ def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
     for span, rows in copies:
         assert np.array_equal(rows, text[span.start : span.end] ^ np.uint32(1))
     return sum(len(span) for span, _ in copies)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + SOON_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -281,14 +273,14 @@ def test_a_write_that_takes_too_long_is_told_and_its_slots_come_back(tmp_path):
         client.register("e", namespace(), rank=0)
         free = client.stats().gauges["arena_free_bytes"]
         reserved = client.reserve(tokens(1, 96), Span(0, 96))
-        with client.writing(reserved.lease):
+        with client.writing(reserved.right):
             until(lambda: client.stats().gauges["write_leases"] == 0)
             time.sleep(0.5)
             assert client.stats().gauges["arena_quarantined_bytes"] > 0, "a write is under way"
         until(lambda: client.stats().gauges["arena_quarantined_bytes"] == 0)
         assert client.stats().gauges["arena_free_bytes"] == free
         with pytest.raises(LeaseError):
-            client.commit(reserved.lease, 96)
+            client.commit(reserved.right, 96)
 
 
 @pytest.mark.parametrize("where", ["thread", "process"])

@@ -279,7 +279,7 @@ def test_a_silent_session_keeps_only_the_slots_it_may_still_write(make_hub):
     late = hub.join("other")
     with pytest.raises(ArenaFull):
         late.reserve(tokens(2, 32))
-    member.join(replaces=member.registered.session)
+    member.join()
     assert late.reserve(tokens(2, 64)).span == Span(0, 64)
     hub.core.check_integrity()
 
@@ -291,7 +291,7 @@ def test_a_dead_process_holds_nothing(make_hub):
     dead.store(text)
     dead.lookup(text)
     dead.reserve(tokens(2, 64))
-    hub.core.died(ELSEWHERE)
+    dead.die()
     hub.core.check_integrity()
     assert len(hub.core.reads.leases) == len(hub.core.writes.leases) == len(hub.core.writes.quarantined) == 0
     assert survivor.lookup(text).matches, "what was published stays"
@@ -300,9 +300,9 @@ def test_a_dead_process_holds_nothing(make_hub):
 
 def test_a_dead_rank_ends_the_writes_of_its_engine(hub):
     first = hub.join(rank=0, space=namespace(world_size=2))
-    hub.join(rank=1, space=namespace(world_size=2), process=ELSEWHERE)
+    dead = hub.join(rank=1, space=namespace(world_size=2), process=ELSEWHERE)
     reserved = first.reserve(tokens(1, 64))
-    hub.core.died(ELSEWHERE)
+    dead.die()
     with pytest.raises(LeaseError):
         first.commit(reserved)
     assert first.ask(wire.Ping).revoked == (reserved.lease,)
@@ -316,7 +316,7 @@ def test_a_process_that_does_not_run_cannot_register(hub):
 
 def test_bytes_through_the_transport(hub):
     """What a client on another machine does."""
-    member, text = hub.join(process=ELSEWHERE), tokens(1, 64)
+    member, text = hub.join(process=ELSEWHERE, maps=False), tokens(1, 64)
     reserved = member.reserve(text)
     for slot in reserved.slots:
         shard = bytearray(LAYOUT.shard_bytes)
@@ -339,7 +339,7 @@ def test_bytes_through_the_transport(hub):
 def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch):
     """Whoever asked may be gone by then, and the lease too."""
     hub = make_hub(n_slots=2)
-    member = hub.join(process=ELSEWHERE)
+    member = hub.join(process=ELSEWHERE, maps=False)
     reserved = member.reserve(tokens(1, 64))
     ids = {"session": member.registered.session, "epoch": member.registered.epoch}
     put = wire.Put(**ids, lease=reserved.lease, position=0)

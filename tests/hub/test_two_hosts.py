@@ -44,8 +44,8 @@ def shard(seed, position):
 def store(seed):
     reserved = client.reserve(text(seed), Span(0, TOKENS))
     for slot in reserved.slots:
-        client.put(reserved.lease, slot.span.start, shard(seed, slot.span.start).data)
-    client.commit(reserved.lease, TOKENS)
+        client.put(reserved.right, slot.span.start, shard(seed, slot.span.start).data)
+    client.commit(reserved.right, TOKENS)
     return len(reserved.slots)
 
 def read(seed):

@@ -15,6 +15,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.gate import Gate
 from blendhub.vllm.messages import Address, Introduction, Load, Outcome, Save, StepPlan, WorkerReport
 from blendhub.wire import Slot
+from blendhub.write_rights import WriteRight
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
 
@@ -56,7 +57,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     plan = StepPlan(Address("zmq", "ipc:///x", {"linger_s": 1.0}), budget=64)
     plan.spaces["s"] = Namespace(model="m", layout=LAYOUT)
     plan.loads.append(Load("r", "s", np.arange(12, dtype=np.uint32), blocks, decision))
-    plan.saves.append(Save("r", "s", 5, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
+    plan.saves.append(Save("r", "s", WriteRight(5, 6, 7, "nonce", 8, 9.5), (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
     plan.cancelled.add("gone")
     plan.ending.add("done")
     given = pickle.loads(pickle.dumps(plan))
@@ -65,6 +66,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     (load,), (save,) = given.loads, given.saves
     assert load.decision == decision and load.tokens.dtype == np.uint32
     assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks, blocks)
+    assert save.right == plan.saves[0].right
     assert save.slots == plan.saves[0].slots and save.span == Span(3, 8) and np.array_equal(save.blocks, blocks)
 
 

@@ -56,9 +56,9 @@ def saver():
 
 
 def save(saver, client, reserved, start: int, end: int, error=None, until=None) -> None:
-    job = Save("r", SPACE.digest, reserved.lease, reserved.slots, Span(start, end), BLOCKS)
+    job = Save("r", SPACE.digest, reserved.right, reserved.slots, Span(start, end), BLOCKS)
     right = ExitStack()
-    right.enter_context(client.writing(reserved.lease))
+    right.enter_context(client.writing(reserved.right))
     saver.add(job, Copy(error, until), right, client)
 
 
@@ -100,7 +100,7 @@ def test_nothing_at_or_behind_a_save_that_failed_can_be_read(saver, client, fail
 
 def test_nothing_behind_a_save_that_could_not_begin_can_be_read(saver, client):
     reserved = client.reserve(TOKENS, Span(0, 96))
-    job = Save("r", SPACE.digest, reserved.lease, reserved.slots, Span(0, 32), BLOCKS)
+    job = Save("r", SPACE.digest, reserved.right, reserved.slots, Span(0, 32), BLOCKS)
     saver.note(job, LeaseError("too late"))
     save(saver, client, reserved, 32, 96)
     saver.wait()
@@ -113,4 +113,4 @@ def test_whatever_a_copy_raises_the_request_s_blocks_are_let_go(saver, client):
     saver.wait()
     assert not saver.is_busy_with("r")
     assert saver.take_numbers() == (0, {"RuntimeError": 1})
-    client.abort(reserved.lease)
+    client.abort(reserved.right)

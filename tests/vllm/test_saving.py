@@ -6,10 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Match, Span
+from blendhub.client import Reservation
 from blendhub.errors import ArenaFull
 from blendhub.layout import KVLayout
 from blendhub.vllm.saving import Part, Saving
-from blendhub.wire import Reserved, Slot
+from blendhub.wire import Slot
+from blendhub.write_rights import WriteRight
 
 PROMPT = 24
 CHUNK = 5
@@ -41,10 +43,14 @@ class Hub:
         elif kind == "is cancelled":
             future.cancel()
         elif kind == "is empty" or not len(granted):
-            future.set_result(Reserved(Span(span.end, span.end)))
+            future.set_result(Reservation(Span(span.end, span.end), None, None, ()))
         else:
             slots = tuple(Slot(chunk, 100 * chunk.start) for chunk in LAYOUT.chunks_of(granted))
-            future.set_result(Reserved(granted, run=run or number, lease=number, slots=slots))
+            future.set_result(Reservation(granted, run or number, right_to(number, granted.end), slots))
+
+
+def right_to(lease, end):
+    return WriteRight(lease=lease, number=lease, epoch=1, arena="", end=end, deadline=1e9)
 
 
 answers = st.tuples(
@@ -95,11 +101,11 @@ def test_every_granted_position_is_written_once_in_order_and_never_too_early(mat
             taken = part.take(computed)
             if taken is None:
                 continue
-            lease, slots, span = taken
-            assert part.reservation and lease == part.reservation.lease
+            right, slots, span = taken
+            assert part.reservation and right == part.reservation.right
             assert len(span) and span.end <= computed
             assert slots == tuple(s for s in part.reservation.slots if positions(s.span) & positions(span))
-            written.setdefault(lease, []).extend(range(span.start, span.end))
+            written.setdefault(right, []).extend(range(span.start, span.end))
 
     def answer_some():
         waiting = [n for n, (*_, future) in enumerate(hub.asked) if not future.done()]
@@ -120,21 +126,22 @@ def test_every_granted_position_is_written_once_in_order_and_never_too_early(mat
             hub.answer(number, *data.draw(answers))
     assert not saving.waits
     write(total)
-    granted = {part.reservation.lease: part.reservation.span for part in saving.parts if part.reservation}
+    granted = {part.reservation.right: part.reservation.span for part in saving.parts if part.reservation}
     granted.pop(None, None)
-    assert written == {lease: list(range(span.start, span.end)) for lease, span in granted.items()}
-    assert saving.open_leases == []
+    assert written == {right: list(range(span.start, span.end)) for right, span in granted.items()}
+    assert saving.open_rights == []
 
 
 @given(st.integers(1, PROMPT), st.integers(0, PROMPT))
 def test_a_lease_that_is_not_written_to_its_end_is_open(length, computed):
     future = Future()
     part = Part(Span(0, length), True, future)
-    assert part.is_asked_for and part.open_lease is None
+    assert part.is_asked_for and part.open_right is None
     slots = tuple(Slot(chunk, 0) for chunk in LAYOUT.chunks_of(Span(0, length)))
-    future.set_result(Reserved(Span(0, length), lease=7, slots=slots))
+    right = right_to(7, length)
+    future.set_result(Reservation(Span(0, length), 1, right, slots))
     part.take(computed)
-    assert part.open_lease == (7 if computed < length else None)
+    assert part.open_right == (right if computed < length else None)
 
 
 def test_a_preempted_request_does_not_write_again_what_it_computes_again():

@@ -84,7 +84,7 @@ class Engine:
         plan = self.side.plan(output)
         self.settle()
         for job in plan.saves:
-            self.client.commit(job.lease, job.span.end)
+            self.client.commit(job.right, job.span.end)
         self.saved += plan.saves
         self.ending = plan.ending
         return plan.saves

@@ -45,7 +45,7 @@ def sessions_of(hub) -> float:
 
 def store(client) -> None:
     reserved = client.reserve(TOKENS, Span(0, 8))
-    client.commit(reserved.lease, 8)
+    client.commit(reserved.right, 8)
 
 
 def found(client) -> bool:
