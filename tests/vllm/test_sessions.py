@@ -80,7 +80,7 @@ def test_what_was_longest_not_used_is_closed(opened, hub, monkeypatch):
     assert sessions_of(hub) == before + 3
     assert [opened.open(salted(salt)) is clients[salt] for salt in "ac"] == [True, True]
     with pytest.raises(BlendHubError):
-        clients["b"].ping()
+        clients["b"].lookup(TOKENS)
     assert opened.open(salted("b")) is not clients["b"]
 
 
@@ -91,7 +91,7 @@ def test_close_leaves_the_hub_without_these_sessions(opened, hub):
     assert sessions_of(hub) == before
     for client in clients:
         with pytest.raises(BlendHubError):
-            client.ping()
+            client.lookup(TOKENS)
 
 
 def test_a_namespace_that_the_hub_refuses_leaves_nothing_open(opened, hub):
@@ -101,7 +101,7 @@ def test_a_namespace_that_the_hub_refuses_leaves_nothing_open(opened, hub):
         with pytest.raises(BlendHubError, match="nobody"):
             opened.open(strange)
     assert sessions_of(hub) == before
-    assert opened.open(BASE).ping() is None
+    assert opened.open(BASE).is_up
 
 
 def test_a_hub_that_is_not_there_is_said_to_be():
