@@ -13,6 +13,7 @@ from blendhub import PluginHost, wire
 from blendhub.arena_view import ArenaView
 from blendhub.config import HubConfig
 from blendhub.contracts import Parcel
+from blendhub.contracts.transport import Peer
 from blendhub.hub.arena import Arena
 from blendhub.hub.core import Core
 from blendhub.hub.eviction import POLICIES
@@ -83,7 +84,8 @@ class Member:
 
     def shard(self, slot: int) -> np.ndarray:
         size = self.namespace.layout.shard_bytes
-        return self.hub.view.slot(slot + self.rank * size, size)
+        view = self.view or ArenaView(self.hub.arena.name)
+        return view.slot(slot + self.rank * size, size)
 
     def write(self, reserved: wire.Reserved, text: Tokens) -> None:
         """Fill this rank's shards with bytes that tell which tokens at which positions they belong to."""
@@ -113,30 +115,33 @@ class DirectHub:
     """The service, on a loop that turns only while something is asked."""
 
     def __init__(self, config: HubConfig, n_slots: int, store: Path | None) -> None:
+        self.config, self.n_slots, self.store = config, n_slots, store
         self.loop = asyncio.new_event_loop()
         self.now = 1000.0
-        self.arena = Arena(n_slots * namespace().slot_bytes)
-        self.view = ArenaView(self.arena.name)
-        self.core = Core(self.arena, POLICIES[config.policy](), lambda space: Space(space, HOST))
+        self.start()
+
+    def start(self) -> None:
+        self.arena = Arena(self.n_slots * namespace().slot_bytes)
+        self.core = Core(self.arena, POLICIES[self.config.policy](), lambda space: Space(space, HOST))
         self.tier = None
-        if store:
-            options = {"path": str(store), "capacity_gib": 64 * 2**10 / 2**30}
+        if self.store:
+            options = {"path": str(self.store), "capacity_gib": 64 * 2**10 / 2**30}
             self.tier = Tier(HOST.create("store", "disk", options), self.core.cache, self.core.spaces)
             self.core.save = self.tier.save
             self.tier.restore(self.core.space, self.core.next_id)
-        self.service = HubService(config, self.core, self.tier, lambda: self.now)
+        self.service = HubService(self.config, self.core, self.tier, lambda: self.now)
 
     def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
         """The reply's message, or the error."""
         return self.parcel(message, payload).message
 
-    def parcel(self, message: Any, payload: Sequence[Any] = ()) -> Parcel:
+    def parcel(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Parcel:
         # Through the codec, because that is where peers' values are bounded.
         codec = self.service.codec
         decoded = codec.decode(codec.encode(message))
 
         async def answer() -> Parcel:
-            answered = self.service.handle(b"peer", Parcel(decoded, payload))
+            answered = self.service.handle(peer, Parcel(decoded, payload))
             return await answered if inspect.isawaitable(answered) else answered
 
         return self.run(answer())
@@ -153,13 +158,15 @@ class DirectHub:
         process = more.get("process") or ProcessId.mine()
         return Member(self, engine, rank, space or namespace(), process, more.get("maps", True))
 
-    def close(self) -> None:
+    def stop(self) -> None:
         async def end() -> None:
             self.service.close()
             if self.tier:
                 await self.tier.close()
 
         self.run(end())
-        del self.view
         self.arena.close()
+
+    def close(self) -> None:
+        self.stop()
         self.loop.close()

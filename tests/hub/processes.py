@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 SOON_S = 5.0
@@ -19,6 +19,7 @@ endpoint, store = sys.argv[1:3]
 config = HubConfig(
     arena_gib=float(sys.argv[3]),
     silence_s=float(sys.argv[4]),
+    write_lease_s=float(sys.argv[5]),
     listen=(Listen(endpoint=endpoint),),
     store=StoreChoice(options={"path": store, "capacity_gib": 0.05}) if store else None,
     policy="s3fifo",
@@ -38,10 +39,16 @@ class HubProcess:
     """A hub that can be killed and started again at the same endpoint."""
 
     def __init__(
-        self, folder: Path, *, arena_gib: float = 0.01, store: Path | None = None, silence_s: float = 15.0
+        self,
+        folder: Path,
+        *,
+        arena_gib: float = 0.01,
+        store: Path | None = None,
+        silence_s: float = 15.0,
+        write_lease_s: float = 120.0,
     ) -> None:
         self.endpoint = f"ipc://{folder}/hub.sock"
-        self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s)]
+        self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s), str(write_lease_s)]
         self.start()
 
     def start(self) -> None:
@@ -55,16 +62,27 @@ class HubProcess:
         self.process.wait()
 
 
-def run_python(code: str, *arguments: str) -> subprocess.Popen:
+IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""Pids of its own, and the machine's shared memory, as with ``--ipc=host``."""
+
+
+def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen:
     """A process that has this directory's modules."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen(
-        [sys.executable, "-c", code, *arguments],
+        [*within, sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
         text=True,
         env=environment,
     )
+
+
+def python_of(process: subprocess.Popen) -> int:
+    """The pid, as seen from here, of the interpreter that ``run_python`` started."""
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return int(children[0]) if process.args[0] == IN_A_CONTAINER[0] else process.pid
 
 
 def until(condition: Callable[[], bool]) -> None:

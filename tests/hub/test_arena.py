@@ -4,13 +4,12 @@ import asyncio
 import os
 import signal
 import subprocess
-import sys
-import time
 
 import numpy as np
 import pytest
+from processes import IN_A_CONTAINER, python_of, run_python, until
 
-from blendhub.arena_view import SHM, ArenaName, ArenaView
+from blendhub.arena_view import SHM, ArenaName, ArenaView, header_of
 from blendhub.errors import HubError, InvalidInput
 from blendhub.hub.arena import Arena, remove_leftovers
 
@@ -61,6 +60,31 @@ def test_another_arena_of_the_same_name_is_not_mapped():
     arena.close()
 
 
+def test_an_arena_that_claims_to_be_larger_than_it_is_is_an_error():
+    arena = Arena(1 << 12)
+    path = SHM / arena.name.segment
+    larger = ArenaName(arena.name.segment, arena.name.nonce, 1 << 30)
+    path.write_bytes(header_of(larger) + bytes(5000))
+    with pytest.raises(HubError, match="cannot map the hub's arena"):
+        ArenaView(larger)
+    path.write_bytes(b"something else")
+    with pytest.raises(HubError, match="does not begin as an arena"):
+        ArenaView(larger)
+    arena.close()
+
+
+def test_a_mapping_is_seen_until_the_last_array_over_it_is_gone():
+    arena = Arena(1 << 12)
+    view = ArenaView(arena.name)
+    mapping, part = view.mapping, view.slot(0, 64)
+    assert arena.is_mapped_by(mapping) and not arena.is_mapped_by(mapping + 1)
+    del view
+    assert arena.is_mapped_by(mapping)
+    del part
+    assert not arena.is_mapped_by(mapping)
+    arena.close()
+
+
 def test_an_arena_that_does_not_fit_names_the_size_that_would():
     room = os.statvfs(SHM)
     size = room.f_bavail * room.f_frsize + (1 << 20)
@@ -69,15 +93,16 @@ def test_an_arena_that_does_not_fit_names_the_size_that_would():
 
 
 @pytest.mark.slow
-def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not():
-    holders = [subprocess.Popen([sys.executable, "-c", HOLD], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+@pytest.mark.parametrize("within", [(), IN_A_CONTAINER], ids=["beside it", "in a container"])
+def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within):
+    if within and subprocess.run([*within, "true"], capture_output=True).returncode:
+        pytest.skip("namespaces cannot be made here, they need root and util-linux")
+    holders = [run_python(HOLD, within=within) for _ in range(2)]
     dead, alive = (holder.stdout.readline().strip() for holder in holders)
-    os.kill(holders[0].pid, signal.SIGKILL)
+    os.kill(python_of(holders[0]), signal.SIGKILL)
     holders[0].wait()
-    deadline = time.monotonic() + 5
-    while (SHM / dead).exists() and time.monotonic() < deadline:
-        remove_leftovers()
+    assert dead in remove_leftovers()
     assert not (SHM / dead).exists() and (SHM / alive).exists()
     holders[1].kill()
     holders[1].wait()
-    assert alive in remove_leftovers()
+    until(lambda: alive in remove_leftovers())

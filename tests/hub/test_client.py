@@ -1,6 +1,8 @@
 """A client beside a hub whose clock the test moves."""
 
+import asyncio
 import threading
+import time
 
 import pytest
 from blendhub_transports.inproc import InprocTransport
@@ -8,8 +10,20 @@ from blendhub_transports.options import InprocOptions
 from hub_direct import DirectHub, marks, namespace, tokens
 from processes import until
 
+from blendhub import wire
+from blendhub.arena_view import ArenaName
 from blendhub.client import HubClient
-from blendhub.errors import HubError, InvalidInput, UnknownSession
+from blendhub.config import HubConfig
+from blendhub.errors import (
+    DeadlineExceeded,
+    HubError,
+    InvalidInput,
+    LeaseError,
+    PeerGone,
+    ProtocolError,
+    UnknownSession,
+)
+from blendhub.hub.service import PONG
 from blendhub.plan import Span
 from blendhub.testing.transports.base import Running
 
@@ -85,3 +99,92 @@ def test_a_lease_is_not_given_up_while_it_is_written(served):
         client.abort(reserved.right)
         gauges = client.stats().gauges
         assert gauges["write_leases"] == 0 and gauges["arena_free_bytes"] == gauges["arena_bytes"]
+
+
+def test_a_hub_that_answers_nonsense_is_a_typed_error(served, monkeypatch):
+    hub, _running = served
+    with HubClient(ENDPOINT, "inproc") as client:
+        client.register("e", namespace(), rank=0)
+        monkeypatch.setitem(hub.service._handlers, wire.Lookup, lambda *_: wire.Done())
+        with pytest.raises(ProtocolError, match="answered Done where Found was expected"):
+            client.lookup(tokens(1, 64))
+
+
+@pytest.mark.parametrize("seconds", [-1.0, 0.0, 1e-9, float("nan"), float("inf")])
+def test_how_often_a_hub_may_ask_for_pings_is_bounded(seconds):
+    name = ArenaName("blendhub-0-0123456789abcdef", "nonce", 4096)
+    answer = wire.Registered(session=1, epoch=1, arena=name, ping_every_s=seconds)
+    with pytest.raises(ProtocolError, match="ping_every_s"):
+        wire.client_codec().decode(wire.hub_codec().encode(answer))
+
+
+def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog):
+    hub, _running = served
+    hub.service._config = HubConfig(silence_s=0.1)
+    with HubClient(ENDPOINT, "inproc") as client:
+        client.register("e", namespace(), rank=0)
+        with monkeypatch.context() as broken:
+            broken.setattr(client, "_ping", lambda: 1 / 0)
+            until(lambda: not client.is_up)
+            until(lambda: "division by zero" in caplog.text)
+        until(lambda: client.is_up)
+        client.lookup(tokens(1, 64))
+
+
+def test_writes_do_not_wait_while_the_client_asks_the_hub(served, monkeypatch):
+    """Nor do other calls: they fail at once while the session is registered anew."""
+    hub, running = served
+    asked, answer = threading.Event(), threading.Event()
+
+    async def slowly(*arguments):
+        asked.set()
+        await asyncio.to_thread(answer.wait, 10)
+        return await register(*arguments)
+
+    with HubClient(ENDPOINT, "inproc") as client:
+        client.register("e", namespace(), rank=0)
+        reserved = client.reserve(tokens(1, 64), Span(0, 64))
+        register = hub.service._register
+        monkeypatch.setattr(hub.service, "_register", slowly)
+        silence(hub, running)
+        with pytest.raises(UnknownSession):
+            client.lookup(tokens(1, 64))
+        assert asked.wait(10)
+        started = time.monotonic()
+        with pytest.raises(LeaseError), client.writing(reserved.right):
+            pass
+        with pytest.raises(PeerGone):
+            client.lookup(tokens(1, 64))
+        with pytest.raises(PeerGone):
+            client.submit_release(1).result()
+        assert time.monotonic() - started < 0.1 and not client.is_up
+        answer.set()
+        until(lambda: client.is_up)
+
+
+def test_a_hub_that_does_not_answer_in_time_is_asked_by_the_client_alone(served, monkeypatch):
+    hub, _running = served
+    answer, pings = threading.Event(), []
+
+    def ping(*arguments):
+        pings.append(arguments)
+        return PONG
+
+    async def never(*arguments):
+        await asyncio.to_thread(answer.wait, 10)
+
+    with HubClient(ENDPOINT, "inproc", timeout=0.2) as client:
+        client.register("e", namespace(), rank=0)
+        monkeypatch.setitem(hub.service._handlers, wire.Lookup, never)
+        monkeypatch.setitem(hub.service._handlers, wire.Ping, never)
+        with pytest.raises(DeadlineExceeded):
+            client.lookup(tokens(1, 64))
+        started = time.monotonic()
+        for _ in range(50):
+            with pytest.raises(PeerGone):
+                client.lookup(tokens(1, 64))
+        assert time.monotonic() - started < 0.2
+        monkeypatch.setitem(hub.service._handlers, wire.Ping, ping)
+        until(lambda: client.is_up)
+        assert pings
+        answer.set()

@@ -3,13 +3,14 @@
 import os
 import resource
 import signal
+import subprocess
 import threading
 import time
 
 import numpy as np
 import pytest
 from hub_direct import marks, namespace, tokens
-from processes import SOON_S, HubProcess, run_python, until
+from processes import IN_A_CONTAINER, SOON_S, HubProcess, python_of, run_python, until
 
 from blendhub.arena_view import SHM
 from blendhub.client import HubClient
@@ -103,23 +104,127 @@ def test_a_client_killed_while_reading_holds_nothing(hub, client):
     assert check(client, tokens(2, 96)) == 96
 
 
-def test_a_stopped_writer_loses_its_lease_but_not_its_slots(tmp_path):
-    """It may wake and write at any time, so nobody else gets the slots before it is dead."""
+@pytest.fixture(params=[(), IN_A_CONTAINER], ids=["beside the hub", "in a container"])
+def within(request):
+    if request.param and subprocess.run([*request.param, "true"], capture_output=True).returncode:
+        pytest.skip("namespaces cannot be made here, they need root and util-linux")
+    return request.param
+
+
+def test_a_stopped_writer_loses_its_lease_but_not_its_slots(tmp_path, within):
+    """It may wake and write at any time, so no other gets the slots before it is dead."""
     hub = HubProcess(tmp_path, silence_s=0.5)
     with HubClient(hub.endpoint) as client:
         free = client.stats().gauges["arena_free_bytes"]
-        victim = run_python(VICTIM, hub.endpoint, "write")
+        victim = run_python(VICTIM, hub.endpoint, "write", within=within)
         assert victim.stdout.readline() == "ready\n"
         held = free - client.stats().gauges["arena_free_bytes"]
-        os.kill(victim.pid, signal.SIGSTOP)
+        os.kill(python_of(victim), signal.SIGSTOP)
         until(lambda: client.stats().gauges["write_leases"] == 0)
         gauges = client.stats().gauges
         assert held > 0 and gauges["arena_quarantined_bytes"] == held and gauges["arena_free_bytes"] == free - held
-        os.kill(victim.pid, signal.SIGKILL)
+        os.kill(python_of(victim), signal.SIGKILL)
         victim.wait()
         until(lambda: client.stats().gauges["arena_free_bytes"] == free)
     hub.kill()
     remove_leftovers()
+
+
+FORKS = (
+    VICTIM
+    + """
+import os, signal, time
+child = os.fork()
+if child == 0:
+    time.sleep(60)
+    os._exit(0)
+print(child, flush=True)
+time.sleep(60)
+"""
+).replace("sys.stdin.read()\n", "")
+
+
+def test_slots_that_a_forked_child_may_write_outlive_its_parent(hub, client):
+    free = client.stats().gauges["arena_free_bytes"]
+    victim = run_python(FORKS, hub.endpoint, "write")
+    assert victim.stdout.readline() == "ready\n"
+    child = int(victim.stdout.readline())
+    os.kill(victim.pid, signal.SIGKILL)
+    victim.wait()
+    until(lambda: client.stats().gauges["write_leases"] == 0)
+    time.sleep(1.0)
+    assert client.stats().gauges["arena_quarantined_bytes"] > 0, "the child still maps the arena"
+    os.kill(child, signal.SIGKILL)
+    until(lambda: client.stats().gauges["arena_free_bytes"] == free)
+
+
+LATE = """
+import sys, time
+from hub_direct import marks, namespace, tokens
+from blendhub.client import HubClient
+from blendhub.errors import BlendHubError
+from blendhub.plan import Span
+
+client = HubClient(sys.argv[1], timeout=1.0)
+client.register("late", namespace(), rank=0)
+reserved = client.reserve(tokens(1, 96), Span(0, 96))
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    with client.writing(reserved.right):
+        for slot in reserved.slots:
+            client.shard(slot.slot)[:] = 0xEE
+    print("wrote", flush=True)
+except BlendHubError as error:
+    print(type(error).__name__, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("trouble", ["its session ended", "its lease expired", "the hub was restarted"])
+def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
+    """What it had reserved may hold another text by now."""
+    lease_s = 1.0 if trouble == "its lease expired" else 120.0
+    hub = HubProcess(tmp_path, silence_s=1.0, write_lease_s=lease_s, arena_gib=4 * namespace().slot_bytes / 2**30)
+    with HubClient(hub.endpoint) as client:
+        late = run_python(LATE, hub.endpoint, within=within)
+        assert late.stdout.readline() == "ready\n"
+        if trouble == "its session ended":
+            os.kill(python_of(late), signal.SIGSTOP)
+            until(lambda: client.stats().gauges["sessions"] == 0)
+            os.kill(python_of(late), signal.SIGCONT)
+            until(lambda: client.stats().gauges["sessions"] == 1)
+        elif trouble == "its lease expired":
+            time.sleep(2.0)
+        else:
+            hub.kill()
+            hub.start()
+            until(lambda: hub_has_a_session(hub))
+        until_free(hub)
+        with HubClient(hub.endpoint) as other:
+            other.register("other", namespace(), rank=0)
+            # As many as there is room for, so that the slots of the late one are among them.
+            for seed in range(2, 6):
+                store(other, tokens(seed, 96))
+            late.stdin.write("\n")
+            late.stdin.flush()
+            assert late.stdout.readline() == "LeaseError\n"
+            assert sum(check(other, tokens(seed, 96)) for seed in range(2, 6)) > 0
+        late.kill()
+        late.wait()
+    hub.kill()
+    remove_leftovers()
+
+
+def hub_has_a_session(hub: HubProcess) -> bool:
+    with HubClient(hub.endpoint) as client:
+        return client.stats().gauges["sessions"] == 1
+
+
+def until_free(hub: HubProcess) -> None:
+    with HubClient(hub.endpoint) as client:
+        gauges = client.stats().gauges
+        until(lambda: client.stats().gauges["arena_free_bytes"] == gauges["arena_bytes"])
 
 
 def test_clients_carry_on_within_a_second_of_the_hubs_return(hub):

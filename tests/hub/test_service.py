@@ -8,6 +8,7 @@ import pytest
 from hub_direct import CHUNK, LAYOUT, marks, namespace, tokens
 
 from blendhub import wire
+from blendhub.arena_view import ArenaView
 from blendhub.contracts import Parcel
 from blendhub.errors import (
     ArenaFull,
@@ -366,6 +367,85 @@ def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch
     hub.run(asyncio.sleep(0.1))
     assert not hub.core.writes.quarantined
     assert hub.core.cache.arena.extents.free == hub.arena.name.size
+
+
+def shard_of(text, slot, rank=0):
+    shard = bytearray(LAYOUT.shard_bytes)
+    shard[: len(slot.span) * 4] = marks(text, slot.span, rank).tobytes()
+    return shard
+
+
+def test_nothing_is_put_into_what_is_committed(hub):
+    """Neither into what can be read already, nor into what this rank has vouched for."""
+    space = namespace(world_size=2)
+    ranks = [hub.join("e", rank, space, process=ELSEWHERE, maps=False) for rank in range(2)]
+    text = tokens(1, 96)
+    reserved = ranks[0].reserve(text)
+    for rank, member in enumerate(ranks):
+        for slot in reserved.slots:
+            member.ask(wire.Put, [shard_of(text, slot, rank)], lease=reserved.lease, position=slot.span.start)
+    ranks[0].commit(reserved, upto=64)
+    ranks[1].commit(reserved, upto=32)
+    garbage = bytes(LAYOUT.shard_bytes)
+    for rank, position in ((0, 0), (1, 0), (0, 32)):
+        with pytest.raises(InvalidInput, match="has committed up to"):
+            ranks[rank].ask(wire.Put, [garbage], lease=reserved.lease, position=position)
+    ranks[1].ask(wire.Put, [shard_of(text, reserved.slots[1], 1)], lease=reserved.lease, position=32)
+    for member in ranks:
+        member.commit(reserved)
+    for member in ranks:
+        found = member.lookup(text)
+        assert found_spans(found)[-1] == (64, 96, True)
+        member.check(found, text)
+    onlooker = hub.join(rank=-1, space=space)
+    second = onlooker.reserve(tokens(2, 32))
+    with pytest.raises(InvalidInput, match="no shard"):
+        onlooker.ask(wire.Put, [garbage], lease=second.lease, position=0)
+
+
+def test_a_commit_waits_for_the_puts_before_it(hub, monkeypatch):
+    """A client need not wait for one answer before it asks the next."""
+    member, text = hub.join(process=ELSEWHERE, maps=False), tokens(1, 32)
+    reserved = member.reserve(text)
+    ids = {"session": member.registered.session, "epoch": member.registered.epoch}
+    begun, go_on = threading.Event(), threading.Event()
+    copy = np.copyto
+
+    def slowly(*arrays):
+        begun.set()
+        go_on.wait(10)
+        copy(*arrays)
+
+    async def put_and_commit():
+        put = wire.Put(**ids, lease=reserved.lease, position=0)
+        putting = asyncio.ensure_future(hub.service.handle(b"peer", Parcel(put, [shard_of(text, reserved.slots[0])])))
+        await asyncio.to_thread(begun.wait, 10)
+        commit = wire.Commit(**ids, lease=reserved.lease, upto=32)
+        committing = asyncio.ensure_future(hub.service.handle(b"peer", Parcel(commit)))
+        await asyncio.sleep(0.05)
+        assert not committing.done() and not hub.core.cache.policy, "what is not copied yet can be read"
+        go_on.set()
+        await asyncio.gather(putting, committing)
+
+    monkeypatch.setattr(np, "copyto", slowly)
+    hub.run(put_and_commit())
+    monkeypatch.undo()
+    found = member.lookup(text)
+    assert found_spans(found) == [(0, 32, True)]
+    member.check(found, text)
+
+
+def test_a_process_is_believed_to_map_the_arena_only_if_it_does(hub):
+    member = hub.join(maps=False)
+    view = ArenaView(hub.arena.name)
+    with pytest.raises(InvalidInput, match="not this hub's arena"):
+        member.ask(wire.Mapped, nonce="another", mapping=view.mapping)
+    with pytest.raises(InvalidInput, match="no process holds mapping"):
+        member.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping + 1)
+    assert member.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping).granted == ()
+    onlooker = hub.join("other", rank=-1)
+    with pytest.raises(InvalidInput, match="writes no shard"):
+        onlooker.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping)
 
 
 def test_clear_forgets_all_but_what_is_leased(hub):

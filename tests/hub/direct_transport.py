@@ -1,0 +1,97 @@
+"""A transport from real clients to a ``DirectHub``, on which a test loses requests and replies."""
+
+import itertools
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import msgspec
+from hub_direct import DirectHub
+
+from blendhub import wire
+from blendhub.client import HubClient
+from blendhub.contracts import Parcel
+from blendhub.contracts.transport import Connection, Pending
+from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.processes import ProcessId
+
+HARDLY_S = 0.005
+"""How long clients wait for writes that do not end."""
+
+
+class Line(Enum):
+    """What becomes of a client's requests."""
+
+    GOOD = 0
+    REPLIES_ARE_LOST = 1
+    """The hub does what it is asked, and the client does not hear of it: one of them stands still."""
+    CUT = 2
+    REGISTRATIONS_ARE_LOST = 3
+    """Only the replies to them."""
+
+
+class Answered(Pending):
+    def __init__(self, outcome: Parcel | BlendHubError) -> None:
+        self._outcome = outcome
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> Parcel:
+        if isinstance(self._outcome, BlendHubError):
+            raise self._outcome
+        return self._outcome
+
+
+class DirectConnection(Connection):
+    """Of one client, which claims to be a process that the test may kill."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, hub: DirectHub, process: ProcessId) -> None:
+        self.hub = hub
+        self.process = process
+        self.line = Line.GOOD
+        self.peer = b"client-%d" % next(self._numbers)
+        self._codec = wire.client_codec()
+
+    def submit(self, request: Parcel, timeout: float) -> Pending:
+        message: Any = request.message
+        if self.line is Line.CUT:
+            return Answered(PeerGone("the line is cut"))
+        if isinstance(message, wire.Register):
+            message = msgspec.structs.replace(message, process=self.process)
+        outcome: Parcel | BlendHubError
+        try:
+            answer = self.hub.parcel(message, request.payload, self.peer)
+            outcome = Parcel(self._codec.decode(self.hub.service.codec.encode(answer.message)), answer.payload)
+        except BlendHubError as error:
+            outcome = error
+        registers = isinstance(message, wire.Register)
+        if self.line is Line.REPLIES_ARE_LOST or (self.line is Line.REGISTRATIONS_ARE_LOST and registers):
+            return Answered(DeadlineExceeded("the reply is lost"))
+        return Answered(outcome)
+
+    def cut(self) -> None:
+        """The hub sees the end of the connection. Another one will be another peer."""
+        self.hub.service.gone(self.peer)
+        self.peer = b"client-%d" % next(self._numbers)
+
+    def close(self) -> None:
+        if self.line is not Line.CUT:
+            self.cut()
+
+
+def connect(hub: DirectHub, process: ProcessId, clock: Callable[[], float]) -> tuple[HubClient, DirectConnection]:
+    """A client that does nothing by itself."""
+    connection = DirectConnection(hub, process)
+
+    class Transports:
+        def create(self, *_: Any) -> Any:
+            return self
+
+        def connect(self, *_: Any) -> Connection:
+            return connection
+
+    host: Any = Transports()
+    return HubClient("", host=host, timeout=HARDLY_S, clock=clock, background=False), connection
