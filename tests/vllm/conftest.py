@@ -12,6 +12,8 @@ from blendhub.testing.tiny_model import make_tiny_model
 SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
 """Of tests: everything that was asked for is blended, whether it pays or not."""
 
+TOLERANCE = 1e-3
+"""Of log-probabilities that were computed in another order: see ``disagreement``."""
 
 ON_THE_SECOND_RUNNER = {
     "prepare": ["tests.vllm.gpu_stand_ins"],

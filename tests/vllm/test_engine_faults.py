@@ -8,9 +8,9 @@ import time
 
 import pytest
 
-from blendhub.testing.engine import Engine
+from blendhub.testing.engine import Engine, disagreement
 from tests.hub.processes import HubProcess
-from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ def hub(tmp_path):
 def test_the_hub_is_killed_and_comes_back(model, plain, hub, texts):
     first, second = texts.new(500), texts.new(500)
     prompts = [[*second, *texts.new(7 + n), *first, *texts.new(9)] for n in range(12)]
-    expected = [answer.tokens for answer in plain.ask(*prompts, tokens=4)]
+    expected = plain.ask(*prompts, tokens=4)
     with Engine(model, over(hub.endpoint)) as engine:
         engine.one([*first, *second])
         engine.forget()
@@ -37,10 +37,10 @@ def test_the_hub_is_killed_and_comes_back(model, plain, hub, texts):
         killer.start()
         during = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
         killer.join()
-        assert [answer.tokens for answer in during] == expected
+        assert disagreement(during, expected) < TOLERANCE
         engine.forget()
         without = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
-        assert [answer.tokens for answer in without] == expected
+        assert disagreement(without, expected) < TOLERANCE
         assert all("reason" in answer.told for answer in without)
         hub.process.wait()
         hub.start()
@@ -48,7 +48,7 @@ def test_the_hub_is_killed_and_comes_back(model, plain, hub, texts):
         while time.monotonic() < until:
             engine.forget()
             again = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
-            assert [answer.tokens for answer in again] == expected
+            assert disagreement(again, expected) < TOLERANCE
             if all(answer.told["moved_tokens"] or answer.told["exact_tokens"] for answer in again):
                 break
             time.sleep(0.5)
@@ -67,7 +67,7 @@ def test_a_hub_that_stands_still_costs_no_more_than_the_timeout(model, plain, hu
             answer = engine.one(prompt)
         finally:
             os.kill(hub.process.pid, signal.SIGCONT)
-        assert answer.tokens == plain.one(prompt).tokens
+        assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE
         assert "reason" in answer.told and answer.first_token_s < 10
 
 
@@ -81,7 +81,7 @@ def test_an_arena_that_is_far_too_small(model, plain, texts):
         pairs = itertools.pairwise(documents)
         prompts = [[*texts.new(20), *one, *texts.new(20), *other] for one, other in pairs]
         answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
-    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain.ask(*prompts, tokens=4)]
+    assert disagreement(answers, plain.ask(*prompts, tokens=4)) < TOLERANCE
 
 
 def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
@@ -101,7 +101,7 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     # Another life of the engine: all it can have is on the disk.
     with Engine(model, settings) as engine:
         answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
-    assert [answer.tokens for answer in answers] == [answer.tokens for answer in plain.ask(*prompts, tokens=4)]
+    assert disagreement(answers, plain.ask(*prompts, tokens=4)) < TOLERANCE
     reused = [answer.told["moved_tokens"] + answer.told["exact_tokens"] for answer in answers]
     assert any(reused) and not all(reused)
 
@@ -117,5 +117,4 @@ def test_preempted_requests(runner, model, plain, texts):
         answers = engine.ask(*prompts, tokens=200, recompute_ratio=1.0)
         assert engine.call("preemptions") > 0
         engine.forget()
-    expected = [plain.one(prompt, tokens=200).tokens for prompt in prompts]
-    assert [answer.tokens for answer in answers] == expected
+    assert disagreement(answers, [plain.one(prompt, tokens=200) for prompt in prompts]) < TOLERANCE

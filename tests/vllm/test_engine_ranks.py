@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import Engine
-from tests.vllm.conftest import SETTINGS
+from blendhub.testing.engine import Engine, disagreement
+from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -26,9 +26,7 @@ def test_two_ranks_blend_as_one(model, plain, texts):
             assert all(answer.told["recomputed_tokens"] == 800 * ratio for answer in answers)
             engine.forget()
             if ratio == 1.0:
-                for answer, other in zip(answers, expected, strict=True):
-                    assert answer.tokens == other.tokens
-                    assert answer.logprobs == pytest.approx(other.logprobs, abs=1e-3)
+                assert disagreement(answers, expected) < TOLERANCE
 
 
 @pytest.fixture
@@ -46,13 +44,13 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
     """No step waits for a copy, and what one rank does not have is computed by all."""
     first, second = texts.new(200), texts.new(200)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
-    expected = [plain.one(prompt, tokens=6).tokens for prompt in prompts]
+    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
     with Engine(model, settings, environment=ENVIRONMENT | late_device, **RANKS) as engine:
         engine.one([*first, *second])
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
-        assert [answer.tokens for answer in answers] == expected
+        assert disagreement(answers, expected) < TOLERANCE
         assert all(answer.told["moved_tokens"] == (0 if fails else 400) for answer in answers)
         assert all("failed" in answer.told["reason"] for answer in answers if fails)
         assert "the engine waited for a copy" not in engine.log

@@ -1,5 +1,6 @@
 """vLLM engines in processes of their own, for tests and benchmarks of what runs inside vLLM."""
 
+import math
 import os
 import subprocess
 import sys
@@ -42,8 +43,8 @@ class Answer:
         self._engine = engine
         self.id: str = told["id"]
         self.tokens: list[int] = told["tokens"]
-        self.logprobs: dict[int, float] = told["logprobs"]
-        """Of the first token, the most likely ones."""
+        self.logprobs: list[dict[int, float]] = told["logprobs"]
+        """For each token, the log-probabilities of the 20 most likely ones."""
         self.told: dict[str, Any] = told["told"]
         """BlendHub's report."""
         self.first_token_s: float = told["first_token_s"]
@@ -160,3 +161,29 @@ def deviation(given: KV, expected: KV) -> float:
 def largest_difference(given: KV, expected: KV) -> float:
     """The largest difference of a number, relative to the largest number."""
     return float(np.abs(given - expected).max() / np.abs(expected).max())
+
+
+def disagreement(given: Sequence[Answer], expected: Sequence[Answer]) -> float:
+    """The largest difference of a likely token's log-probability, as far as answers continue the same text.
+
+    Tokens themselves are equal only between engines of the same kind, asked one prompt after the other: where two are
+    almost equally likely, rounding decides, and the rest of the two answers cannot be compared.
+    """
+    return max(_disagreement(*pair) for pair in zip(given, expected, strict=True))
+
+
+def _disagreement(given: Answer, expected: Answer) -> float:
+    worst = 0.0
+    for ours, theirs, token, other in zip(
+        given.logprobs, expected.logprobs, given.tokens, expected.tokens, strict=True
+    ):
+        likely = {*_most_likely(ours), *_most_likely(theirs)}
+        worst = max(worst, *(abs(ours.get(one, -math.inf) - theirs.get(one, -math.inf)) for one in likely))
+        if token != other:
+            break
+    return worst
+
+
+def _most_likely(logprobs: dict[int, float]) -> list[int]:
+    """Half of those known: the others may be missing where rounding decides which are known."""
+    return sorted(logprobs, key=logprobs.__getitem__, reverse=True)[: len(logprobs) // 2]
