@@ -16,6 +16,7 @@ from blendhub import hookspecs
 from blendhub.contracts import Device, Matcher, Selector, Store, Transport
 from blendhub.errors import BlendHubError, PluginError
 from blendhub.faults import fault_of
+from blendhub.homes import install_command
 from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.options import describe_options, parse_options
 from blendhub.suggest import did_you_mean
@@ -129,33 +130,14 @@ class PluginHost:
     def _unknown(self, kind: str, name: str) -> str:
         valid = self.names(kind)
         message = f"no {kind} {name!r}{did_you_mean(name, valid)}; installed: {', '.join(valid) or 'none'}"
-        home = KNOWN_HOMES.get((kind, name))
-        if home:
-            message += f"; it comes with: pip install {home}"
+        command = install_command(kind, name)
+        if command:
+            message += f"; it comes with: {command}"
         # A module that failed to import may be the one that offers this name.
         for offer in self._all():
             if offer.kind is None:
                 message += f"; {offer.distribution} ({offer.name}) is broken: {offer.error}"
         return message
-
-
-KNOWN_HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
-    {
-        ("matcher", "prefix"): "blendhub-matchers",
-        ("matcher", "separator"): "blendhub-matchers",
-        ("matcher", "rolling_hash"): "blendhub-matchers",
-        ("device", "cpu"): "blendhub-cpu",
-        ("selector", "all"): "blendhub-selectors",
-        ("selector", "first_k"): "blendhub-selectors",
-        ("selector", "hkvd"): "blendhub-selectors",
-        ("selector", "none"): "blendhub-selectors",
-        ("selector", "random"): "blendhub-selectors",
-        ("store", "disk"): "blendhub-stores",
-        ("transport", "inproc"): "blendhub-transports",
-        ("transport", "zmq"): "blendhub-transports",
-    }
-)
-"""Where names live that people may ask for before installing them; only used to word an error."""
 
 
 class _Offer(msgspec.Struct, frozen=True, kw_only=True):

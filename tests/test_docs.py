@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from blendhub import PluginHost, hookspecs
+from blendhub.homes import HOMES, install_command
 from blendhub.layout import MatcherChoice
 from blendhub.options import describe_options
 from blendhub.testing import SUITES
@@ -101,6 +102,11 @@ def test_every_dependency_is_documented():
         named |= {re.match(r"[\w-]+", wanted).group() for group in groups for wanted in group}
     ours = {tomllib.loads(read(project))["project"]["name"] for project in PROJECTS}
     assert set(re.findall(r"^\| `([\w-]+)` \|", read(DOCS / "dependencies.md"), re.M)) == named - ours
+
+
+@pytest.mark.parametrize("device", [name for kind, name in HOMES if kind == "device"])
+def test_the_readme_says_what_to_install_for_every_device(device):
+    assert install_command("device", device) in read(ROOT / "README.md")
 
 
 def test_every_kind_with_a_suite_is_documented():

@@ -1,11 +1,15 @@
 """The host: what it finds, and what becomes of plugins that are broken in every way we could think of."""
 
+import importlib
 import re
+import tomllib
+from pathlib import Path
 
 import pytest
 
 from blendhub import API_VERSION, Plugin, PluginHost
 from blendhub.errors import OptionError, PluginError
+from blendhub.homes import HOMES, owner_of
 from blendhub.testing import ReferenceMatcher
 
 GOOD = """
@@ -210,9 +214,26 @@ def test_an_unknown_name_is_answered_with_the_valid_ones(site):
     assert "broken (broken) is broken: import of broken failed" in message
 
 
-def test_a_known_plugin_that_is_not_installed_is_answered_with_its_home(site):
-    with pytest.raises(PluginError, match="it comes with: pip install blendhub-matchers"):
-        site.host().create("matcher", "rolling_hash")
+@pytest.mark.parametrize("kind, name, extra", [("matcher", "rolling_hash", "matchers"), ("device", "cuda", "cuda")])
+def test_a_known_plugin_that_is_not_installed_is_answered_with_what_to_install(site, kind, name, extra):
+    with pytest.raises(PluginError) as caught:
+        site.host().create(kind, name)
+    assert str(caught.value).endswith(f"; it comes with: pip install 'blendhub[{extra}]'")
+
+
+def test_the_table_of_homes_is_that_of_the_repository_s_distributions():
+    """Whoever adds a plugin here, or renames one, has to tell people how to install it."""
+    root = Path(__file__).parent.parent
+    extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    registered = {}
+    for file in root.glob("plugins/*/pyproject.toml"):
+        project = tomllib.loads(file.read_text())["project"]
+        for module in project["entry-points"]["blendhub"].values():
+            for spec in importlib.import_module(module).blendhub_plugins():
+                registered[spec.kind, spec.name] = project["name"]
+    assert {key: owner_of(*key) for key in HOMES} == registered
+    for key, extra in HOMES.items():
+        assert registered[key] in extras[extra]
 
 
 def test_an_unknown_kind_is_answered_with_the_kinds(site):
