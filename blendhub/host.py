@@ -16,7 +16,8 @@ from blendhub import hookspecs
 from blendhub.contracts import Device, Matcher, Selector, Store, Transport
 from blendhub.errors import BlendHubError, PluginError
 from blendhub.faults import fault_of
-from blendhub.homes import install_command
+from blendhub.guard import guard
+from blendhub.homes import install_command, owner_of, same_distribution
 from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.options import describe_options, parse_options
 from blendhub.suggest import did_you_mean
@@ -95,19 +96,11 @@ class PluginHost:
 
     def spec(self, kind: str, name: str) -> PluginSpec:
         """The spec behind a name; raises PluginError with the reason if it cannot be used here."""
-        if kind not in CONTRACTS:
-            raise PluginError(f"no plugin kind {kind!r}{did_you_mean(kind, CONTRACTS)}; kinds: {', '.join(CONTRACTS)}")
-        for offer in self._all():
-            if offer.kind == kind and offer.name == name:
-                reason = offer.problem()
-                if reason or offer.spec is None:
-                    raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {reason}")
-                return offer.spec
-        raise PluginError(self._unknown(kind, name))
+        return self._usable(kind, name)[1]
 
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Make the object called ``name`` from what a person wrote as its options."""
-        spec = self.spec(kind, name)
+        offer, spec = self._usable(kind, name)
         parsed = parse_options(f"{kind} {name!r}", spec.options, options)
         try:
             made = spec.factory(parsed)
@@ -120,7 +113,21 @@ class PluginHost:
                 f"{kind} {name!r}: its factory made a {type(made).__name__}, "
                 f"which is not a blendhub.contracts.{CONTRACTS[kind].__name__}"
             )
-        return made
+        return guard(made, CONTRACTS[kind], f"{kind} {name!r} of {offer.distribution} {offer.version}")
+
+    def _usable(self, kind: str, name: str) -> "tuple[_Offer, PluginSpec]":
+        """The offer behind a name, and its spec; raises PluginError with the reason if it cannot be used here."""
+        if kind not in CONTRACTS:
+            raise PluginError(f"no plugin kind {kind!r}{did_you_mean(kind, CONTRACTS)}; kinds: {', '.join(CONTRACTS)}")
+        offers = [offer for offer in self._all() if offer.kind == kind and offer.name == name]
+        if not offers:
+            raise PluginError(self._unknown(kind, name))
+        # Of several, at most one was not refused.
+        offer = next((offer for offer in offers if offer.spec), offers[0])
+        reason = offer.problem()
+        if reason or offer.spec is None:
+            raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {reason}")
+        return offer, offer.spec
 
     def _all(self) -> "list[_Offer]":
         if not self._loaded:
@@ -249,18 +256,29 @@ def _refusal(spec: Any) -> str | None:
 
 def _refuse_duplicates(offers: list[_Offer]) -> list[_Offer]:
     """Two plugins with one name would make a configuration mean different things on different machines."""
-    owners: dict[tuple[str, str], list[str]] = {}
-    for offer in offers:
-        if offer.kind is not None:
+    checked = [_refuse_another_s_name(offer) for offer in offers]
+    owners: dict[tuple[str | None, str], list[str]] = {}
+    for offer in checked:
+        if offer.spec:
             owners.setdefault((offer.kind, offer.name), []).append(f"{offer.distribution} {offer.version}")
-    checked = []
-    for offer in offers:
-        found = owners.get((offer.kind or "", offer.name), [])
-        if len(found) > 1:
+    for number, offer in enumerate(checked):
+        found = owners.get((offer.kind, offer.name), [])
+        if offer.spec and len(found) > 1:
             error = f"offered {len(found)} times: by {' and by '.join(found)}; uninstall all but one"
-            offer = msgspec.structs.replace(offer, spec=None, error=error)
-        checked.append(offer)
+            checked[number] = msgspec.structs.replace(offer, spec=None, error=error)
     return checked
+
+
+def _refuse_another_s_name(offer: _Offer) -> _Offer:
+    """The names of this project's plugins stay theirs: whoever takes one would take their place, or disable them."""
+    owner = owner_of(offer.kind or "", offer.name)
+    if owner is None or same_distribution(owner, offer.distribution):
+        return offer
+    error = (
+        f"{offer.name!r} is the name of a plugin of {owner} ({install_command(offer.kind or '', offer.name)}), so that "
+        f"of {offer.distribution} {offer.version} is ignored; its author must choose another name"
+    )
+    return msgspec.structs.replace(offer, spec=None, error=error)
 
 
 def _distribution(entry: EntryPoint) -> str:

@@ -204,6 +204,31 @@ def test_a_name_offered_twice_is_refused_for_both(site):
     assert isinstance(host.create("matcher", "other"), ReferenceMatcher)
 
 
+def test_whoever_takes_the_name_of_a_built_in_plugin_disables_only_himself(site):
+    """Both were refused, and with them the default of every engine."""
+    site.install("a-stranger", offering("[spec(name='prefix'), spec(name='free')]"), version="3.1")
+    site.install("blendhub_matchers", offering("[spec(name='prefix')]"))
+    host = site.host()
+    found = {plugin.distribution: plugin for plugin in host.plugins() if plugin.name == "prefix"}
+    assert found["blendhub_matchers"].available and not found["a-stranger"].available
+    assert "'prefix' is the name of a plugin of blendhub-matchers" in found["a-stranger"].reason
+    assert "so that of a-stranger 3.1 is ignored" in found["a-stranger"].reason
+    assert isinstance(host.create("matcher", "prefix"), ReferenceMatcher)
+    assert isinstance(host.create("matcher", "free"), ReferenceMatcher)
+
+
+def test_a_stranger_does_not_get_a_built_in_plugin_s_name_where_that_is_not_installed(site):
+    site.install("a-stranger", offering("[spec(name='prefix')]"))
+    with pytest.raises(PluginError, match=r"'prefix' of a-stranger cannot be used: .*pip install 'blendhub"):
+        site.host().create("matcher", "prefix")
+
+
+def test_a_plugin_that_is_broken_does_not_take_another_of_its_name_down(site):
+    site.install("a-broken-one", offering("[spec(api=99)]"))
+    site.install("sound-one", offering("[spec()]"))
+    assert isinstance(site.host().create("matcher", "mine"), ReferenceMatcher)
+
+
 def test_an_unknown_name_is_answered_with_the_valid_ones(site):
     site.install("mine-plugin", offering("[spec()]"))
     site.install("broken", "import nowhere_to_be_found")

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from blendhub.errors import Unsupported
 from blendhub.plan import Span
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ class Selector(ABC):
         heads, must be the score of the whole model; equal KV has the score 0. Stays on the tensors' device, never waits
         for it, and changes no tensor. Fresh and stored tensors of different shapes raise InvalidInput.
         """
-        raise TypeError(f"{type(self).__name__} asks for no probe, so it has no score")
+        raise Unsupported(f"{type(self).__name__} asks for no probe, so it has no score")
 
     @abstractmethod
     def select(

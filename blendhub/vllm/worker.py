@@ -166,8 +166,11 @@ class Worker:
             while spent < budget and blend.outcome is None:
                 spent += blend.step(budget - spent)
         except Exception as error:  # a model that fails on chosen tokens may well compute all of them
-            log.exception("recomputing failed")
-            loading.error = HubError(f"recomputing failed: {error}")
+            if isinstance(error, BlendHubError):
+                loading.error = error
+            else:
+                log.exception("the model failed on chosen tokens")
+                loading.error = BlendHubError(f"the model failed on chosen tokens: {type(error).__name__}: {error}")
             self._fail(loading)
             return spent
         if blend.outcome is not None:

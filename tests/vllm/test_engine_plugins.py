@@ -1,8 +1,11 @@
 """Plugins of a stranger, installed beside BlendHub and picked by name, do their work inside of vLLM."""
 
+import os
+
 import pytest
 
 from blendhub.testing.engine import Engine, disagreement, largest_difference
+from tests.conftest import Site
 from tests.test_template import install_template
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
@@ -69,3 +72,43 @@ def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
     with pytest.raises(RuntimeError) as raised:
         Engine(model, CHOSEN | {"selector": {"name": "edge"}}, environment=environment)
     assert "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k, hkvd" in str(raised.value)
+
+
+FAULTY = """
+from blendhub import PluginSpec, hookimpl
+from blendhub.contracts import Selector
+
+class Tuples(Selector):
+    def select(self, moved, ratio, block_tokens=1, scores=None):
+        return [(span.start, span.end) for span in moved]
+
+class Raising(Selector):
+    def select(self, moved, ratio, block_tokens=1, scores=None):
+        return sorted([*moved, (0, 1)])
+
+@hookimpl
+def blendhub_plugins():
+    made = {"tuples": Tuples, "raising": Raising}
+    return [
+        PluginSpec(kind="selector", name=name, api=1, summary="", factory=lambda options, one=one: one())
+        for name, one in made.items()
+    ]
+"""
+
+
+@pytest.mark.parametrize(
+    "name, fault",
+    [("tuples", "it should return a list of Span, got [("), ("raising", "TypeError: '<' not supported between")],
+)
+def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, tmp_path, name, fault):
+    site = Site(tmp_path)
+    site.install("faulty-selectors", FAULTY, version="0.7")
+    document = texts.new(200)
+    prompt = [*texts.new(100), *document, *texts.new(9)]
+    environment = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+    with Engine(model, SETTINGS | {"selector": {"name": name}}, environment=environment) as engine:
+        engine.one(document)
+        engine.forget()
+        answer = engine.one(prompt)
+    assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in select: {fault}" in answer.told["reason"]
+    assert answer.tokens == plain.one(prompt).tokens

@@ -11,6 +11,7 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import PagedLayer
+from blendhub.errors import PluginError
 from blendhub.layout import KVLayout
 from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
@@ -57,3 +58,49 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
         scores.cpu()
     with pytest.raises(RuntimeError, match="meta"):
         scores.max().item()
+
+
+MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
+
+
+class Picking:
+    """A selector that always picks the same."""
+
+    probe_layer = 0
+
+    def __init__(self, picked: object) -> None:
+        self.select = lambda *asked: picked
+
+
+@pytest.mark.parametrize(
+    "picked, complaint",
+    [
+        ([], None),
+        ([Span(10, 30), Span(42, 50)], None),
+        ([Span(12, 15), Span(16, 22)], None),
+        (None, "it should return a list of Span, got None"),
+        ([(10, 20)], "it should return a list of Span, got [(10, 20)]"),
+        ((Span(10, 20),), "it should return a list of Span, got (Span("),
+        ([Span(9, 20)], "it should pick ascending, disjoint parts of"),
+        ([Span(25, 45)], "it should pick ascending, disjoint parts of"),
+        ([Span(49, 60)], "it should pick ascending, disjoint parts of"),
+        ([Span(40, 50), Span(10, 20)], "it should pick ascending, disjoint parts of"),
+        ([Span(10, 15), Span(12, 20)], "it should pick ascending, disjoint parts of"),
+        ([Span(10, 10)], "it should pick ascending, disjoint parts of"),
+    ],
+)
+def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_text(picked, complaint):
+    computed = []
+    model = SimpleNamespace(max_tokens=4096, max_runs=64, forward=lambda tokens, blocks, runs: computed.extend(runs))
+    engine = Engine(model, [], LAYOUT, SimpleNamespace(block_tokens=1), Picking(picked), lambda scores: scores)
+    matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
+    decision = Decision(10, 50, matches, 0.5)
+    blend = Blend(engine, Load("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))
+    if complaint:
+        with pytest.raises(PluginError) as raised:
+            blend.step(1000)
+        assert f"Picking failed in select: {complaint}" in str(raised.value) and not computed
+    else:
+        while blend.outcome is None:
+            blend.step(1000)
+        assert list(blend.outcome.recomputed) == picked

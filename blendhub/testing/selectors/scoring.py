@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blendhub.contracts import Selector
-from blendhub.errors import InvalidInput
+from blendhub.errors import BlendHubError, InvalidInput
 from blendhub.testing.selectors.base import SelectorTests
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class ScoringTests(SelectorTests):
         if selector.probe_layer:
             pytest.skip("this selector probes")
         kv = _kv(1)
-        with pytest.raises(TypeError, match="score"):
+        with pytest.raises((BlendHubError, TypeError), match="score"):
             selector.score(kv, kv)
 
     @pytest.mark.parametrize("tokens", [0, 1, TOKENS])

@@ -1,0 +1,116 @@
+"""Blames a plugin's own fault on the plugin: an error of its code names the plugin, its distribution and the method.
+
+An object that the host made gets a class of the same name below its own, whose methods are those of the contract
+with this one difference. So callers need no care, and a fault cannot pass for one of the hub or of the model.
+"""
+
+import functools
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from blendhub.contracts.device import Transfer
+from blendhub.errors import BlendHubError, PluginError
+
+log = logging.getLogger(__name__)
+_ORIGIN = "__blendhub_origin__"
+_PLAIN = (type(None), bool, int, list, dict)
+"""What most methods return. Looked at first: matchers are asked thousands of times a second."""
+
+_logged: set[tuple[str, str, type]] = set()
+"""Faults whose traceback is in the log."""
+
+
+def guard(made: Any, contract: type, origin: str) -> Any:
+    """The object, whose contract methods raise BlendHubErrors only. ``origin`` is how errors call the plugin."""
+    own: Any = type(made)
+    if not hasattr(own, _ORIGIN):
+        # Past the class's own __setattr__: objects may be frozen.
+        object.__setattr__(made, "__class__", _guarded_class(own, contract, origin))
+    return made
+
+
+def plugin_fault(plugin: object, method: str, fault: str) -> PluginError:
+    """For what a method returned against its contract."""
+    return _fault(getattr(type(plugin), _ORIGIN, type(plugin).__name__), method, fault)
+
+
+def _fault(origin: str, method: str, fault: str) -> PluginError:
+    return PluginError(f"{origin} failed in {method}: {fault}")
+
+
+@functools.cache
+def _guarded_class(own: Any, contract: type, origin: str) -> type:
+    members: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
+    for name in _methods(contract):
+        member = inspect.getattr_static(own, name)
+        if isinstance(member, property) and member.fget:
+            members[name] = property(_guarded(member.fget, name, origin))
+        elif inspect.isfunction(member):
+            members[name] = _guarded(member, name, origin)
+    members[_ORIGIN] = origin
+    below: type = type(own)(own.__name__, (own,), members)
+    return below
+
+
+def _methods(contract: type) -> list[str]:
+    return [
+        name
+        for name, member in vars(contract).items()
+        if isinstance(member, property) or (inspect.isfunction(member) and (name == "__len__" or name[0] != "_"))
+    ]
+
+
+def _guarded(method: Callable[..., Any], name: str, origin: str) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: Any, *given: Any, **named: Any) -> Any:
+        try:
+            result = method(self, *given, **named)
+        except BlendHubError:
+            raise
+        except Exception as error:
+            raise _noted(origin, name, error) from error
+        return result if type(result) in _PLAIN else _guarded_result(result, name, origin)
+
+    return call
+
+
+def _guarded_result(result: Any, name: str, origin: str) -> Any:
+    """What a method returned, if it goes on with the plugin's work."""
+    if isinstance(result, Transfer):
+        return guard(result, Transfer, origin)
+    if inspect.isgenerator(result):
+        return _iterated(result, name, origin)
+    if inspect.iscoroutine(result):
+        return _awaited(result, name, origin)
+    return result
+
+
+def _iterated(items: Iterator[Any], name: str, origin: str) -> Iterator[Any]:
+    with _blaming(name, origin):
+        yield from items
+
+
+async def _awaited(work: Awaitable[Any], name: str, origin: str) -> Any:
+    with _blaming(name, origin):
+        return await work
+
+
+@contextmanager
+def _blaming(name: str, origin: str) -> Iterator[None]:
+    try:
+        yield
+    except BlendHubError:
+        raise
+    except Exception as error:
+        raise _noted(origin, name, error) from error
+
+
+def _noted(origin: str, name: str, error: Exception) -> PluginError:
+    fault = _fault(origin, name, f"{type(error).__name__}: {error}")
+    if (origin, name, type(error)) not in _logged:
+        _logged.add((origin, name, type(error)))
+        log.error("%s", fault, exc_info=error)
+    return fault

@@ -1,0 +1,197 @@
+"""A plugin's own fault is blamed on the plugin, and only on it."""
+
+import asyncio
+import gc
+import logging
+import time
+import weakref
+
+import numpy as np
+import pytest
+
+from blendhub import Span
+from blendhub.config import HubConfig, StoreChoice
+from blendhub.contracts import RunKey
+from blendhub.errors import InvalidInput, PluginError
+from blendhub.guard import plugin_fault
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, MatcherChoice, Namespace
+
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+
+FAULTY = """
+    import msgspec
+    from blendhub import PluginSpec, hookimpl
+    from blendhub.contracts import Device, Matcher, Selector, Store, Transfer, Transport
+    from blendhub.errors import InvalidInput
+    from blendhub.testing import ReferenceMatcher
+
+    class Options(msgspec.Struct):
+        can_list: bool = False
+
+    class FaultyMatcher(ReferenceMatcher):
+        def match(self, tokens):
+            if len(tokens) == 7:
+                raise InvalidInput("seven is refused on purpose")
+            return sorted([(1, 2), None])
+
+        @property
+        def nbytes(self):
+            return {}["nbytes"]
+
+        def __len__(self):
+            return len(None)
+
+    class FaultySelector(Selector):
+        __slots__ = ()
+        probe_layer = 1
+
+        def __setattr__(self, name, value):
+            raise AttributeError("frozen")
+
+        def score(self, fresh, stored):
+            return fresh / 0
+
+        def select(self, moved, ratio, block_tokens=1, scores=None):
+            return [1 / ratio]
+
+    class LateTransfer(Transfer):
+        def done(self):
+            return True
+
+        def wait(self):
+            raise OSError("the card fell off")
+
+    class FaultyDevice(Device):
+        block_tokens = 1
+
+        def attach(self, layers, block_size, layout): ...
+        def pin(self, arena):
+            arena.no_such_attribute
+        def load(self, segments, block_ids, skip_prefix_n_tokens=0):
+            return LateTransfer()
+        save = load
+        def close(self): ...
+
+    class FaultyStore(Store):
+        nbytes = capacity = corrupted = 0
+
+        def __init__(self, can_list):
+            self.can_list = can_list
+        def save_run(self, run):
+            return []
+        def save(self, run, span, shards):
+            raise KeyError(run.run[:0])
+        def load(self, run, span, into): ...
+        def discard(self, run, span): ...
+        def runs(self):
+            yield from ()
+            if not self.can_list:
+                raise ZeroDivisionError("in mid-iteration")
+        def close(self): ...
+
+    class FaultyTransport(Transport):
+        schemes = ("faulty://",)
+
+        async def serve(self, endpoint, service):
+            raise RuntimeError("no door")
+        def connect(self, endpoint, codec):
+            raise RuntimeError("no cable")
+
+    @hookimpl
+    def blendhub_plugins():
+        kinds = {
+            "matcher": lambda options: FaultyMatcher("anywhere", 1),
+            "selector": lambda options: FaultySelector(),
+            "device": lambda options: FaultyDevice(),
+            "store": lambda options: FaultyStore(options.can_list),
+            "transport": lambda options: FaultyTransport(),
+        }
+        return [
+            PluginSpec(kind=k, name="faulty", api=1, summary="", factory=f, options=Options) for k, f in kinds.items()
+        ]
+"""
+
+CALLS = {
+    "selector.select": (lambda made: made.select([Span(0, 1)], 0), "ZeroDivisionError"),
+    "selector.score": (lambda made: made.score(1, 1), "ZeroDivisionError"),
+    "matcher.match": (lambda made: made.match([1]), "TypeError: '<' not supported"),
+    "matcher.nbytes": (lambda made: made.nbytes, "KeyError: 'nbytes'"),
+    "matcher.__len__": (len, "TypeError: object of type 'NoneType' has no len"),
+    "device.pin": (lambda made: made.pin(np.zeros(4, np.uint8)), "AttributeError"),
+    "device.wait": (lambda made: made.load([], []).wait(), "OSError: the card fell off"),
+    "store.save": (lambda made: made.save(RunKey("n", "r"), Span(0, 1), []), "KeyError"),
+    "store.runs": (lambda made: list(made.runs()), "ZeroDivisionError: in mid-iteration"),
+    "transport.connect": (lambda made: made.connect("faulty://", None), "RuntimeError: no cable"),
+    "transport.serve": (lambda made: asyncio.run(made.serve("faulty://", None)), "RuntimeError: no door"),
+}
+
+
+@pytest.fixture
+def host(site):
+    site.install("faulty-things", FAULTY, version="0.7")
+    return site.host()
+
+
+@pytest.mark.parametrize("where", CALLS)
+def test_an_error_of_a_plugin_s_code_names_plugin_distribution_and_method(host, where):
+    kind, method = where.split(".")
+    call, error = CALLS[where]
+    with pytest.raises(PluginError) as caught:
+        call(host.create(kind, "faulty"))
+    assert str(caught.value).startswith(f"{kind} 'faulty' of faulty-things 0.7 failed in {method}: {error}")
+    assert caught.value.__cause__ is not None
+
+
+def test_what_the_contract_lets_a_method_raise_goes_through_as_it_is(host):
+    with pytest.raises(InvalidInput, match=r"^seven is refused on purpose$"):
+        host.create("matcher", "faulty").match(range(7))
+
+
+def test_the_object_stays_of_its_class_and_is_let_go_without_the_collector(host):
+    """A hub makes matchers for every cache salt, and never runs a full collection."""
+    matcher = host.create("matcher", "faulty")
+    assert type(matcher).__mro__[1].__name__ == type(matcher).__name__ == "FaultyMatcher"
+    gone = weakref.ref(matcher)
+    gc.disable()
+    try:
+        del matcher
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_fault_in_what_was_returned_names_the_plugin_too(host):
+    fault = plugin_fault(host.create("selector", "faulty"), "select", "it returned nonsense")
+    assert str(fault) == "selector 'faulty' of faulty-things 0.7 failed in select: it returned nonsense"
+
+
+def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
+    monkeypatch.setattr("blendhub.guard._logged", set())
+    selector = host.create("selector", "faulty")
+    with caplog.at_level(logging.ERROR, logger="blendhub"):
+        for _ in range(3):
+            with pytest.raises(PluginError):
+                selector.score(2, 2)
+    assert sum("ZeroDivisionError" in (record.exc_text or "") for record in caplog.records) == 1
+
+
+def test_a_matcher_s_fault_reaches_the_engine_with_the_matcher_s_name(host):
+    space = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("faulty"),))
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="")) as hub, hub.connect() as client:
+        client.register("e", space)
+        with pytest.raises(PluginError, match=r"^matcher 'faulty' of faulty-things 0.7 failed in match: TypeError"):
+            client.lookup(np.arange(64, dtype=np.uint32))
+
+
+def test_a_store_that_fails_in_its_own_way_is_a_store_that_failed(host):
+    """Chunks that waited for it for ever could never be evicted."""
+    config = HubConfig(arena_gib=0.01, metrics="", store=StoreChoice(name="faulty", options={"can_list": True}))
+    with HubInThread(config) as hub, hub.connect() as client:
+        client.register("e", Namespace(model="m", layout=LAYOUT), 0)
+        reserved = client.reserve(np.arange(64, dtype=np.uint32), Span(0, 64))
+        client.commit(reserved.lease, 64)
+        until = time.monotonic() + 10
+        while (numbers := client.stats()).gauges["store_waiting_chunks"] and time.monotonic() < until:
+            time.sleep(0.01)
+    assert (numbers.gauges["store_waiting_chunks"], numbers.counters["store_failures"]) == (0, 2)
