@@ -98,6 +98,10 @@ class PluginHost:
         """The spec behind a name; raises PluginError with the reason if it cannot be used here."""
         return self._usable(kind, name)[1]
 
+    def offered(self, kind: str, name: str) -> PluginSpec:
+        """The same, but without a probe: what is installed may still be unable to run on this machine."""
+        return self._sound(kind, name)[1]
+
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Make the object called ``name`` from what a person wrote as its options."""
         offer, spec = self._usable(kind, name)
@@ -117,6 +121,14 @@ class PluginHost:
 
     def _usable(self, kind: str, name: str) -> "tuple[_Offer, PluginSpec]":
         """The offer behind a name, and its spec; raises PluginError with the reason if it cannot be used here."""
+        offer, spec = self._sound(kind, name)
+        reason = offer.problem()
+        if reason:
+            raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {reason}")
+        return offer, spec
+
+    def _sound(self, kind: str, name: str) -> "tuple[_Offer, PluginSpec]":
+        """The same, whether its probe says that it can run here or not."""
         if kind not in CONTRACTS:
             raise PluginError(f"no plugin kind {kind!r}{did_you_mean(kind, CONTRACTS)}; kinds: {', '.join(CONTRACTS)}")
         offers = [offer for offer in self._all() if offer.kind == kind and offer.name == name]
@@ -124,9 +136,8 @@ class PluginHost:
             raise PluginError(self._unknown(kind, name))
         # Of several, at most one was not refused.
         offer = next((offer for offer in offers if offer.spec), offers[0])
-        reason = offer.problem()
-        if reason or offer.spec is None:
-            raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {reason}")
+        if offer.spec is None:
+            raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {offer.error}")
         return offer, offer.spec
 
     def _all(self) -> "list[_Offer]":

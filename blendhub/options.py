@@ -1,6 +1,6 @@
 """Options of plugins: checked field by field, so that an error can name the field and its value."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -13,41 +13,75 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def parse_options(owner: str, options: type[T], given: Mapping[str, Any] | None) -> T:
-    """An ``options`` struct from what a person wrote; raises OptionError naming ``owner`` and the option."""
+    """An ``options`` struct from what a person wrote; raises OptionError naming ``owner`` and every mistake."""
+    mistakes = mistakes_in(owner, options, given)
+    if mistakes:
+        raise OptionError("; also: ".join(mistakes))
+    return msgspec.convert(dict(given or {}), options)
+
+
+def mistakes_in(owner: str, options: type[msgspec.Struct], given: Any) -> list[str]:
+    """Everything that is wrong with what a person wrote, a sentence each."""
     if given is not None and not isinstance(given, Mapping):
-        raise OptionError(f"{owner}: options must be a mapping of names to values, got {given!r}")
-    _check_names(owner, inspect.type_info(options), given or {})
-    fields = {field.encode_name: field for field in msgspec.structs.fields(options)}
-    values: dict[str, Any] = {}
-    for name, value in (given or {}).items():
+        return [f"{owner}: options must be a mapping of names to values, got {given!r}"]
+    found = list(_in_struct(owner, options, given or {}))
+    if not found:
         try:
-            values[name] = msgspec.convert(value, fields[name].type)
+            msgspec.convert(dict(given or {}), options)
         except msgspec.ValidationError as error:
-            raise OptionError(f"{owner}: option {name} = {value!r} is not valid: {error}") from None
-    try:
-        return msgspec.convert(values, options, from_attributes=False)
-    except msgspec.ValidationError as error:
-        raise OptionError(f"{owner}: options {values!r} do not fit together: {error}") from None
+            found.append(f"{owner}: options {given!r} do not fit together: {error}")
+    return found
 
 
-def _check_names(owner: str, expected: inspect.Type, given: Any) -> None:
-    """Raise for a name that no struct at this depth has; everything else is left to the conversion."""
+def _in_struct(owner: str, struct: type[msgspec.Struct], given: Mapping[Any, Any]) -> Iterator[str]:
+    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    for name, value in given.items():
+        if name not in fields:
+            allowed = ", ".join(sorted(fields)) or "none"
+            yield f"{owner} has no option {name!r}{did_you_mean(str(name), fields)}; its options are: {allowed}"
+            continue
+        expected = inspect.type_info(fields[name].type)
+        inside = list(_inside(f"{owner}.{name}", expected, value))
+        yield from inside or _misfit(f"{owner}: option {name}", fields[name].type, expected, value)
+    for name, field in fields.items():
+        if field.required and name not in given:
+            yield f"{owner} needs the option {name!r}"
+
+
+def _inside(owner: str, expected: inspect.Type, given: Any) -> Iterator[str]:
+    """What is wrong within the structs that a value consists of."""
     if isinstance(expected, inspect.Metadata):
-        _check_names(owner, expected.type, given)
+        yield from _inside(owner, expected.type, given)
     elif isinstance(expected, inspect.UnionType):
         for one in expected.types:
-            _check_names(owner, one, given)
+            yield from _inside(owner, one, given)
     elif isinstance(expected, inspect.VarTupleType | inspect.ListType) and isinstance(given, list | tuple):
         for number, item in enumerate(given):
-            _check_names(f"{owner}[{number}]", expected.item_type, item)
+            item_type = expected.item_type
+            if isinstance(item_type, inspect.StructType) and not isinstance(item, Mapping):
+                yield from _misfit(f"{owner}[{number}]", item_type.cls, item_type, item)
+            else:
+                yield from _inside(f"{owner}[{number}]", item_type, item)
     elif isinstance(expected, inspect.StructType) and isinstance(given, Mapping):
-        fields = {field.encode_name: field for field in expected.fields}
-        for name, value in given.items():
-            if name not in fields:
-                allowed = ", ".join(sorted(fields)) or "none"
-                hint = did_you_mean(str(name), fields)
-                raise OptionError(f"{owner} has no option {name!r}{hint}; its options are: {allowed}")
-            _check_names(f"{owner}.{name}", fields[name].type, value)
+        yield from _in_struct(owner, expected.cls, given)
+
+
+def _misfit(what: str, wanted: Any, expected: inspect.Type, value: Any) -> Iterator[str]:
+    try:
+        msgspec.convert(value, wanted)
+    except msgspec.ValidationError as error:
+        allowed = _allowed(expected)
+        choice = f"; it can be {', '.join(map(repr, allowed))}{did_you_mean(str(value), allowed)}" if allowed else ""
+        yield f"{what} = {value!r} is not valid: {error}{choice}"
+
+
+def _allowed(expected: inspect.Type) -> list[str]:
+    """The words to choose from, if that is what is expected."""
+    if isinstance(expected, inspect.Metadata):
+        return _allowed(expected.type)
+    if isinstance(expected, inspect.UnionType):
+        return [word for one in expected.types for word in _allowed(one)]
+    return [str(word) for word in expected.values] if isinstance(expected, inspect.LiteralType) else []
 
 
 def describe_options(options: type[msgspec.Struct]) -> list[dict[str, Any]]:

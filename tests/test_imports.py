@@ -15,6 +15,7 @@ HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "vllm")
         "import blendhub.contracts",
         "import blendhub.cli",
         "from blendhub import PluginHost; PluginHost.discover().plugins()",
+        "import blendhub.vllm.settings, blendhub.vllm.transfer_config",
     ],
 )
 def test_does_not_import_anything_heavy(code):

@@ -7,7 +7,7 @@ import pytest
 from msgspec import Meta
 
 from blendhub.errors import OptionError
-from blendhub.options import describe_options, parse_options
+from blendhub.options import describe_options, mistakes_in, parse_options
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -57,6 +57,19 @@ def test_what_is_given_is_taken():
 def test_a_mistake_is_named(given, complaint):
     with pytest.raises(OptionError, match=complaint):
         parse(given)
+
+
+def test_every_mistake_is_named_at_once():
+    found = mistakes_in("gadget 'mine'", Options, {"low": 0, "hihg": 1, "order": "odd", "ids": []})
+    assert len(found) == 4
+    with pytest.raises(OptionError) as raised:
+        parse({"low": 0, "hihg": 1, "order": "odd", "ids": []})
+    assert str(raised.value) == "; also: ".join(found)
+
+
+def test_words_to_choose_from_are_named():
+    (found,) = mistakes_in("gadget 'mine'", Options, {"order": "odd"})
+    assert found.endswith("; it can be 'new', 'old' (did you mean 'old'?)")
 
 
 def test_options_are_described_as_plain_data():

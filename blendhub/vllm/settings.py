@@ -1,16 +1,17 @@
 """What a person can set about the adapter: ``kv_connector_extra_config.blendhub`` in vLLM's configuration."""
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
 
-from blendhub.config import HubConfig
-from blendhub.errors import OptionError
+from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.errors import BlendHubError, OptionError, PluginError
 from blendhub.host import PluginHost
 from blendhub.layout import DEFAULT_MATCHERS, MatcherChoice
-from blendhub.options import parse_options
+from blendhub.options import mistakes_in, parse_options
+from blendhub.suggest import did_you_mean
 
 Mode = Literal["blend", "exact", "off"]
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -92,31 +93,87 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     explain: Annotated[bool, Meta(description="true: the response also tells which tokens met which fate")] = False
 
 
-OWNER = f"kv_connector_extra_config.{KEY}"
+EXTRA = "kv_connector_extra_config"
+OWNER = f"{EXTRA}.{KEY}"
 
 
 def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Settings:
-    """The checked settings; every plugin named in them is there and takes its options. Errors name the key."""
-    strange = set(extra) - {KEY}
-    if strange:
-        raise OptionError(
-            f"kv_connector_extra_config has the key {sorted(strange)[0]!r}; BlendHub reads only {KEY!r} in it"
-        )
+    """The checked settings; every plugin named in them can run here and takes its options. Errors name the key."""
+    mistakes = mistakes_in_settings(extra, host, device)
+    if mistakes:
+        kind = PluginError if all(isinstance(mistake, PluginError) for mistake in mistakes) else OptionError
+        raise kind("; also: ".join(map(str, mistakes)))
+    for choice in _choices(extra.get(KEY), device):
+        host.spec(choice.kind, choice.name)
     settings = parse_options(OWNER, Settings, extra.get(KEY))
-    if settings.device is None:
-        settings = msgspec.structs.replace(settings, device=Choice(name=device))
-    chosen = [
-        ("transport", settings.transport),
-        ("device", settings.device),
-        ("selector", settings.selector),
-        *(("matcher", matcher) for matcher in settings.matchers),
-        *([("store", settings.hub.store)] if settings.hub.store else []),
-        *(("transport", Choice(name=door.transport, options=door.options)) for door in settings.hub.listen),
-    ]
-    for kind, choice in chosen:
-        assert choice
-        parse_options(f"{kind} {choice.name!r}", host.spec(kind, choice.name).options, choice.options)
-    return settings
+    return settings if settings.device else msgspec.structs.replace(settings, device=Choice(name=device))
+
+
+def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:
+    """Everything that is wrong in ``kv_connector_extra_config``; whether plugins can run here is another question.
+
+    ``device`` is vLLM's, which is taken where none is named; None if that is not known.
+    """
+    if not isinstance(extra, Mapping):
+        return [OptionError(f"{EXTRA} must be a mapping, got {extra!r}")]
+    mistakes: list[BlendHubError] = []
+    for key in sorted(map(str, set(extra) - {KEY})):
+        hint = f"; write it into {OWNER}" if key in Settings.__struct_fields__ else did_you_mean(key, [KEY])
+        mistakes.append(OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}"))
+    given = extra.get(KEY)
+    mistakes += map(OptionError, mistakes_in(OWNER, Settings, given))
+    for choice in _choices(given, device):
+        try:
+            options = host.offered(choice.kind, choice.name).options
+        except PluginError as error:
+            mistakes.append(PluginError(f"{choice.key}: {error}"))
+        else:
+            owner = f"{choice.key}: {choice.kind} {choice.name!r}"
+            mistakes += map(OptionError, mistakes_in(owner, options, choice.options))
+    return mistakes
+
+
+class _Named(NamedTuple):
+    """A plugin that is named in the settings, or by default."""
+
+    key: str
+    kind: str
+    name: str
+    options: Any
+
+
+def _choices(given: Any, device: str | None) -> Iterator[_Named]:
+    """Every plugin that the settings name, however wrong the rest of them may be."""
+    settings = _with_defaults(given, Settings(device=Choice(name=device) if device else None))
+    hub = _with_defaults(settings["hub"], OwnHub())
+    named = [(f"{OWNER}.{key}", key, settings[key]) for key in ("transport", "device", "selector")]
+    named += [(f"{OWNER}.matchers[{n}]", "matcher", one) for n, one in enumerate(_items(settings["matchers"]))]
+    if isinstance(hub["store"], Mapping):
+        named.append((f"{OWNER}.hub.store", "store", _with_defaults(hub["store"], StoreChoice())))
+    for number, door in enumerate(_items(hub["listen"])):
+        if isinstance(door, Mapping):
+            choice = {"name": door.get("transport", _DOOR.transport), "options": door.get("options", {})}
+            named.append((f"{OWNER}.hub.listen[{number}]", "transport", choice))
+    for key, kind, choice in named:
+        # What is not even a mapping with a name is wrong as a value.
+        if isinstance(choice, Mapping) and isinstance(name := choice.get("name"), str):
+            options = choice.get("options")
+            yield _Named(key, kind, name, options if isinstance(options, Mapping) else {})
+
+
+_DOOR = Listen(endpoint="anywhere")
+
+
+def _with_defaults(given: Any, defaults: msgspec.Struct) -> dict[str, Any]:
+    filled: dict[str, Any] = msgspec.to_builtins(defaults)
+    if isinstance(given, Mapping):
+        # None is allowed only where it means the default.
+        filled |= {key: value for key, value in given.items() if key in filled and value is not None}
+    return filled
+
+
+def _items(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, list | tuple) else []
 
 
 def read_request(params: Mapping[str, Any] | None) -> RequestSettings:

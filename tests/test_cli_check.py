@@ -1,0 +1,240 @@
+"""``blendhub check``: every mistake of a --kv-transfer-config at once, and no others than vLLM's start would name."""
+
+import io
+import json
+import subprocess
+import sys
+import time
+from dataclasses import fields
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from blendhub import PluginHost
+from blendhub.cli import main
+from blendhub.errors import BlendHubError
+from blendhub.vllm.settings import Settings, mistakes_in_settings, read_settings
+from blendhub.vllm.transfer_config import TransferConfig
+
+HOST = PluginHost.discover()
+WHERE = "kv_connector_extra_config.blendhub"
+
+
+def config(blendhub: object = None, **more: object) -> dict:
+    extra = {} if blendhub is None else {"kv_connector_extra_config": {"blendhub": blendhub}}
+    return {"kv_connector": "BlendHubConnector", "kv_role": "kv_both", **extra, **more}
+
+
+def check(capsys, argument: object, *options: str) -> tuple[int, list[str]]:
+    code = main(["check", argument if isinstance(argument, str) else json.dumps(argument), *options])
+    return code, capsys.readouterr().out.splitlines()
+
+
+def test_what_is_right_is_called_so(capsys):
+    assert check(capsys, config()) == (0, ["no mistakes"])
+    chosen = {"selector": {"name": "first_k", "options": {"k": 3}}, "hub": {"store": {}, "arena_gib": 2}}
+    assert check(capsys, config(chosen, kv_port=3, kv_load_failure_policy="fail")) == (0, ["no mistakes"])
+
+
+MISTAKES = [
+    ({"kv_conector": "BlendHubConnector"}, "has no option 'kv_conector' (did you mean 'kv_connector'?)"),
+    ({"kv_role": "kv_bth"}, "it can be 'kv_both', 'kv_consumer', 'kv_producer' (did you mean 'kv_both'?)"),
+    ({"kv_connector": "BlendHub"}, "it can be 'BlendHubConnector' (did you mean 'BlendHubConnector'?)"),
+    ({"mode": "exct"}, f"{WHERE}: option mode = 'exct' is not valid"),
+    ({"recompute_ration": 1}, f"{WHERE} has no option 'recompute_ration' (did you mean 'recompute_ratio'?)"),
+    ({"selector": {"name": "hkdv"}}, f"{WHERE}.selector: no selector 'hkdv' (did you mean 'hkvd'?)"),
+    ({"device": {"name": "tpu", "optons": 1}}, f"{WHERE}.device has no option 'optons' (did you mean 'options'?)"),
+    ({"device": {"name": "tpu", "optons": 1}}, f"{WHERE}.device: no device 'tpu'"),
+    (
+        {"matchers": ["prefix", {"name": "rolling_hash", "options": {"min_match_token": 3}}, {"nme": "x"}]},
+        f"{WHERE}.matchers[0] = 'prefix' is not valid: Expected `object`",
+        f"{WHERE}.matchers[1]: matcher 'rolling_hash' has no option 'min_match_token' (did you mean",
+        f"{WHERE}.matchers[2] has no option 'nme' (did you mean 'name'?)",
+        f"{WHERE}.matchers[2] needs the option 'name'",
+    ),
+    (
+        {"hub": {"arena_gb": 1, "store": {"options": {"path": 3}}, "listen": [{"endpoint": "", "transport": "zqm"}]}},
+        f"{WHERE}.hub has no option 'arena_gb' (did you mean 'arena_gib'?)",
+        f"{WHERE}.hub.store: store 'disk': option path = 3 is not valid",
+        f"{WHERE}.hub.listen[0]: option endpoint = '' is not valid",
+        f"{WHERE}.hub.listen[0]: no transport 'zqm' (did you mean 'zmq'?)",
+    ),
+]
+
+
+def split(case: tuple) -> tuple[dict, dict, list[str]]:
+    """What is written beside ``blendhub``, what in it, and what has to be found."""
+    written, *found = case
+    return (written, {}, found) if next(iter(written)).startswith("kv_") else ({}, written, found)
+
+
+@pytest.mark.parametrize("case", MISTAKES, ids=str)
+def test_a_mistake_is_found(capsys, case):
+    beside, blendhub, found = split(case)
+    code, lines = check(capsys, config(blendhub, **beside))
+    assert code == 1
+    for mistake in found:
+        assert sum(mistake in line for line in lines) == 1, lines
+
+
+def test_all_mistakes_are_found_at_once_and_each_once(capsys):
+    beside, blendhub = {}, {}
+    for case in MISTAKES:
+        beside, blendhub = beside | split(case)[0], blendhub | split(case)[1]
+    code, lines = check(capsys, config(blendhub, **beside))
+    assert code == 1 and len(lines) == len(set(lines))
+    for case in MISTAKES:
+        for mistake in case[1:]:
+            assert sum(mistake in line for line in lines) == 1, mistake
+
+
+@pytest.mark.parametrize(
+    "argument, complaint",
+    [
+        ("[]", "expected a mapping of keys to values, got []"),
+        ('{"kv_connector": "B', "the configuration is not JSON: Unterminated string"),
+        ("{}", "kv-transfer-config needs the option 'kv_connector'"),
+        (json.dumps(config(kv_connector_extra_config=3)), "option kv_connector_extra_config = 3 is not valid"),
+        (json.dumps(config(kv_connector_extra_config={"blendhb": {}})), "(did you mean 'blendhub'?)"),
+        (json.dumps(config(kv_connector_extra_config={"mode": "off"})), f"; write it into {WHERE}"),
+        (json.dumps(config("blend")), "options must be a mapping of names to values, got 'blend'"),
+    ],
+)
+def test_what_has_another_shape_is_a_mistake_too(capsys, argument, complaint):
+    code, lines = check(capsys, argument)
+    assert code == 1 and any(complaint in line for line in lines), lines
+
+
+def test_the_device_that_vllm_runs_on_is_looked_for_if_it_is_named(capsys):
+    assert check(capsys, config()) == (0, ["no mistakes"])
+    assert check(capsys, config(), "--device", "cuda") == (0, ["no mistakes"])  # installed, if without a GPU
+    code, lines = check(capsys, config(), "--device", "hmm")
+    assert code == 1 and lines == [f"{WHERE}.device: no device 'hmm'; installed: cpu, cuda"]
+    assert check(capsys, config({"device": {"name": "cpu"}}), "--device", "hmm") == (0, ["no mistakes"])
+
+
+@pytest.mark.parametrize("name", ["flag.json", "serve.json", "serve.yaml", "nested.yml", "-"])
+def test_files_and_standard_input_are_read_like_the_flag_itself(capsys, tmp_path, monkeypatch, name):
+    wrong = config({"selector": {"name": "hkdv"}})
+    text = {
+        "flag.json": json.dumps(wrong),
+        "-": json.dumps(wrong),
+        "serve.json": json.dumps({"model": "m", "kv_transfer_config": wrong}),
+        "serve.yaml": f"model: m\nkv-transfer-config: '{json.dumps(wrong)}'\n",
+        "nested.yml": f"model: m\nkv_transfer_config: {json.dumps(wrong)}\n",
+    }[name]
+    if name.endswith(("yaml", "yml")):
+        pytest.importorskip("yaml", reason="reading YAML needs PyYAML, which comes with vLLM")
+    monkeypatch.setattr("sys.stdin", io.StringIO(text))
+    (tmp_path / "file").mkdir()
+    (tmp_path / name).write_text(text)
+    code, lines = check(capsys, "-" if name == "-" else str(tmp_path / name))
+    assert code == 1
+    (line,) = lines
+    assert line.startswith(f"{WHERE}.selector: no selector 'hkdv'")
+
+
+def test_a_file_that_is_not_there_is_no_mistake_of_the_configuration(capsys, tmp_path):
+    assert main(["check", str(tmp_path / "nothing.json")]) == 2
+    assert "cannot read" in capsys.readouterr().err
+
+
+def test_it_takes_less_than_a_second_and_imports_nothing_heavy():
+    code = """
+import sys
+from blendhub.cli import main
+code = main(["check", sys.argv[1]])
+sys.exit(code if not {"torch", "vllm", "numba", "zmq"} & sys.modules.keys() else 9)
+"""
+    took = []
+    for _ in range(3):
+        begun = time.monotonic()
+        assert subprocess.run([sys.executable, "-c", code, json.dumps(config({}))]).returncode == 0
+        took.append(time.monotonic() - begun)
+    # Alone on the machine it takes less than half of one; other tests run beside this one.
+    assert min(took) < 3, took
+
+
+def test_vllm_s_own_keys_are_those_of_vllm():
+    vllm = pytest.importorskip("vllm.config", reason="needs vLLM; `make setup` installs it")
+    assert set(TransferConfig.__struct_fields__) == {field.name for field in fields(vllm.KVTransferConfig)}
+    for role in msgspec.inspect.type_info(TransferConfig).fields[1].type.values:
+        assert vllm.KVTransferConfig(kv_connector="BlendHubConnector", kv_role=role).kv_role == role
+
+
+# What the check accepts, vLLM's start accepts, and the other way round.
+
+junk = st.one_of(st.none(), st.booleans(), st.integers(-2, 300), st.floats(-1, 2), st.sampled_from(["", "lru", "x"]))
+options = st.dictionaries(st.sampled_from(["k", "threads", "path", "linger_s", "min_match_tokens"]), junk, max_size=1)
+
+
+def mostly(usual: st.SearchStrategy, seldom: st.SearchStrategy = junk) -> st.SearchStrategy:
+    return st.integers(0, 15).flatmap(lambda n: usual if n else seldom)
+
+
+def struct_like(parts: dict, required: tuple[str, ...] = ()) -> st.SearchStrategy:
+    always = {name: parts[name] for name in required}
+    optional = {name: part for name, part in parts.items() if name not in required}
+    sound = st.fixed_dictionaries(always, optional=optional)
+    return mostly(mostly(sound, st.fixed_dictionaries({}, optional={**parts, "more": junk})))
+
+
+def choice(*names: str) -> st.SearchStrategy:
+    parts = {"name": mostly(st.sampled_from(names), st.just("nothing")), "options": mostly(st.just({}), options)}
+    return struct_like(parts, ("name",))
+
+
+hub = struct_like(
+    {
+        "arena_gib": mostly(st.floats(0, 9)),
+        "policy": mostly(st.sampled_from(["lru", "s3fifo"])),
+        "store": struct_like({"name": st.just("disk"), "options": mostly(st.just({}), options)}),
+        "listen": st.lists(struct_like({"endpoint": st.just("ipc:///x"), "transport": st.just("zmq")}, ("endpoint",))),
+    }
+)
+everything = struct_like(
+    {
+        "endpoint": mostly(st.just("ipc:///x")),
+        "transport": choice("zmq", "inproc"),
+        "device": choice("cpu"),
+        "selector": choice("hkvd", "first_k"),
+        "matchers": mostly(st.lists(choice("prefix", "separator"), min_size=1, max_size=2)),
+        "mode": mostly(st.sampled_from(["blend", "exact", "off"])),
+        "recompute_ratio": mostly(st.floats(0, 1)),
+        "hub": hub,
+        "policy": struct_like({"min_reused_tokens": mostly(st.integers(1, 99))}),
+        "chunk_tokens": mostly(st.integers(1, 99)),
+    }
+)
+
+
+def oracle(given) -> bool:
+    """The long way: the whole structure converted, then each plugin found and its options converted."""
+    try:
+        read = msgspec.convert({} if given is None else given, Settings)
+        named = [("transport", read.transport), ("selector", read.selector), *(("matcher", m) for m in read.matchers)]
+        named += [("device", read.device)] * bool(read.device) + [("store", read.hub.store)] * bool(read.hub.store)
+        for kind, one in named:
+            msgspec.convert(one.options, HOST.offered(kind, one.name).options)
+        for door in read.hub.listen:
+            msgspec.convert(door.options, HOST.offered("transport", door.transport).options)
+    except (msgspec.ValidationError, BlendHubError):
+        return False
+    return True
+
+
+@settings(max_examples=500)
+@given(everything)
+def test_what_is_accepted_is_what_vllm_s_start_accepts(blendhub):
+    found = mistakes_in_settings({"blendhub": blendhub}, HOST, "cpu")
+    assert (found == []) == oracle(blendhub), found
+    if found:
+        with pytest.raises(BlendHubError) as raised:
+            read_settings({"blendhub": blendhub}, HOST, "cpu")
+        assert all(str(mistake) in str(raised.value) for mistake in found)
+    else:
+        expected = msgspec.convert(blendhub or {}, Settings)
+        read = read_settings({"blendhub": blendhub}, HOST, "cpu")
+        assert read == msgspec.structs.replace(expected, device=read.device)
