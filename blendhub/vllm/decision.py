@@ -56,12 +56,23 @@ def clipped(span: Span, limits: Span) -> Span:
 
 
 def decide(
-    matches: Sequence[Match], n_tokens: int, local: int, policy: Policy, *, blend: bool, holes: bool, ratio: float
+    matches: Sequence[Match],
+    n_tokens: int,
+    local: int,
+    policy: Policy,
+    *,
+    blend: bool,
+    holes: bool,
+    ratio: float,
+    usual_ratio: float,
+    on_the_way: int = 0,
 ) -> Decision | Refusal:
     """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
 
     ``blend``: moved text may be used. ``holes``: holes may be computed apart from the engine's own prefill; if not,
-    only what continues vLLM's own cache without a gap can be used.
+    only what continues vLLM's own cache without a gap can be used. ``ratio``: how much of the moved text this request
+    has recomputed; ``usual_ratio``: how much the engine's operator has. ``on_the_way``: tokens that ``matches`` lacks,
+    because they are still being read from the store.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
@@ -69,7 +80,9 @@ def decide(
     best = _claim(usable, open, ratio)
     too_much = ""
     if best.moved:
-        share = (total(best.holes) + ratio * total(best.moved)) / (best.end - best.start)
+        # A request that asks for more than usual knows what that costs: it must not be refused for it.
+        judged = min(ratio, usual_ratio)
+        share = (total(best.holes) + judged * total(best.moved)) / (best.end - best.start)
         if share > policy.max_recompute_share:
             too_much = (
                 f"blending would recompute {share:.0%}, policy.max_recompute_share is {policy.max_recompute_share:.0%}"
@@ -78,15 +91,26 @@ def decide(
     if not holes:
         best = _claim(_unbroken(best.matches, open.start), open, ratio)
     reused = total(best.exact) + total(best.moved)
+    if reused >= policy.min_reused_tokens:
+        return best
+    if on_the_way:
+        return Refusal(
+            "on_the_way",
+            f"{on_the_way} tokens of this prompt were still being read from the store when the lookup had to answer, "
+            f"and {reused} others could be reused; lookup_timeout_s says how long it may take",
+        )
+    if too_much:
+        return Refusal("too_much", too_much)
     if not matches:
         return Refusal("nothing_stored", "nothing of this prompt is stored")
-    if too_much and reused < policy.min_reused_tokens:
-        return Refusal("too_much", too_much)
-    if reused < policy.min_reused_tokens:
-        beyond = f" beyond the {local} in vLLM's own cache" if local else ""
-        least = policy.min_reused_tokens
-        return Refusal("too_little", f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
-    return best
+    if not blend and not any(match.exact for match in matches):
+        return Refusal(
+            "nothing_exact",
+            "nothing exact is stored of this prompt: what is stored stands elsewhere, and this request moves no text",
+        )
+    beyond = f" beyond the {local} in vLLM's own cache" if local else ""
+    least = policy.min_reused_tokens
+    return Refusal("too_little", f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
 
 
 def _within(matches: Sequence[Match], limits: Span) -> list[Match]:

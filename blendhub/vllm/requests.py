@@ -1,5 +1,6 @@
 """Which requests take part, in which namespace, and how far."""
 
+import logging
 from pathlib import Path
 
 import msgspec
@@ -10,8 +11,11 @@ from blendhub.errors import OptionError
 from blendhub.layout import Namespace
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.gate import Gate
-from blendhub.vllm.settings import RequestSettings, Settings, read_request
+from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys, read_request
 from blendhub.vllm.tracking import Tracked
+
+log = logging.getLogger(__name__)
+MOST_NOTED = 32
 
 
 class Admission:
@@ -25,6 +29,7 @@ class Admission:
         self._stores = settings.store and role != "kv_consumer"
         self._settings = settings
         self._gate = gate
+        self._noted: set[str] = set()
 
     def admit(self, request: Request) -> Tracked:
         namespace = self._namespace_of(request)
@@ -35,6 +40,7 @@ class Admission:
             refusal: Refusal | None = Refusal("bad_request", str(error))
         else:
             refusal = self._refusal(request, asked)
+            self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
         if mode == "blend" and not (self._gate.blends and request.lora_request is None):
             mode = "exact"
@@ -46,6 +52,17 @@ class Admission:
         """Whether holes of this request may be computed apart."""
         # The engine's LoRA mapping is set for its own forwards only.
         return self._gate.blends and request.lora_request is None
+
+    def _note_foreign_keys(self, request: Request) -> None:
+        """They may be meant for another connector, or for this one by mistake: each is logged once."""
+        for key in foreign_keys(request.kv_transfer_params):
+            # Clients choose these words: there may be any number of them.
+            if key not in self._noted and len(self._noted) < MOST_NOTED:
+                self._noted.add(key)
+                log.warning(
+                    "kv_transfer_params of request %s has the key %r; BlendHub reads only %r and ignores others",
+                    request.request_id, key, KEY,
+                )  # fmt: skip
 
     def _refusal(self, request: Request, asked: RequestSettings) -> Refusal | None:
         mode = asked.mode or self._settings.mode

@@ -229,6 +229,8 @@ class SchedulerSide:
             blend=tracked.mode == "blend" and can_taint(request),
             holes=self._admission.holes_for(request),
             ratio=tracked.ratio,
+            usual_ratio=self._settings.recompute_ratio,
+            on_the_way=tracked.found.on_the_way_tokens if tracked.found else 0,
         )
         if isinstance(decision, Refusal):
             self._refuse(tracked, decision)

@@ -1,5 +1,6 @@
 """What a person can set about the adapter: ``kv_connector_extra_config.blendhub`` in vLLM's configuration."""
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -180,4 +181,17 @@ def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
     """What a request asks for; raises OptionError for what is not understood."""
     if params is not None and not isinstance(params, Mapping):
         raise OptionError(f"kv_transfer_params must be a mapping, got {params!r}")
+    for key in foreign_keys(params):
+        if key in RequestSettings.__struct_fields__:
+            raise OptionError(f"kv_transfer_params has the key {key!r}; write it into kv_transfer_params.{KEY}")
+        # Without regard to capitals, dashes and the like; other connectors' keys are not near.
+        if did_you_mean(re.sub("[^a-z]", "", key.lower()), [KEY]):
+            raise OptionError(
+                f"kv_transfer_params has the key {key!r} (did you mean {KEY!r}?); BlendHub reads only that"
+            )
     return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, (params or {}).get(KEY))
+
+
+def foreign_keys(params: Mapping[str, Any] | None) -> list[str]:
+    """What a request says to other connectors, or to none."""
+    return [str(key) for key in params or {} if key != KEY]

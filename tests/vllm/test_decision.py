@@ -44,17 +44,17 @@ def positions(spans):
     return {position for span in spans for position in range(span.start, span.end)}
 
 
-def decide_token_by_token(matches, local, policy, blend, holes, ratio):
+def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
     """The reused tokens and where they come from, or the code of a refusal."""
     if not matches:
         return "nothing_stored"
     first, last = min(local, LENGTH - 1), LENGTH - 1
     origin = {p: told for p, told in tokens_of(matches).items() if first <= p < last and (blend or told[2])}
-    code = "too_little"
+    code = "too_little" if blend or any(match.exact for match in matches) else "nothing_exact"
     moved = [p for p, (*_, exact) in origin.items() if not exact]
     if moved:
         claimed = max(origin) + 1 - first
-        cost = claimed - len(origin) + Fraction(ratio) * len(moved)
+        cost = claimed - len(origin) + Fraction(min(ratio, usual)) * len(moved)
         if cost / claimed > Fraction(policy.max_recompute_share):
             code = "too_much"
             origin = {p: told for p, told in origin.items() if told[2]}
@@ -66,26 +66,30 @@ def decide_token_by_token(matches, local, policy, blend, holes, ratio):
     return origin if len(origin) >= policy.min_reused_tokens else code
 
 
-@given(answers(), st.integers(0, LENGTH), policies, modes, eighths)
-@example([Match(Span(0, LENGTH), 1, 0, True)], 0, Policy(min_reused_tokens=LENGTH - 1), (False, False), 0.0)
-@example([Match(Span(8, 16), 1, 108, False)], 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0)
-@example(
-    [Match(Span(8, 16), 1, 108, False)], 0, Policy(min_reused_tokens=1, max_recompute_share=0.375), (True, True), 0
-)
-def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, policy, mode, ratio):
+MIDDLE = [Match(Span(8, 16), 1, 108, False)]
+
+
+@given(answers(), st.integers(0, LENGTH), policies, modes, eighths, eighths)
+@example([Match(Span(0, LENGTH), 1, 0, True)], 0, Policy(min_reused_tokens=LENGTH - 1), (False, False), 0.0, 0.0)
+@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0, 0)
+@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.375), (True, True), 0, 0)
+@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 1, 0)
+@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0, 1)
+def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, policy, mode, ratio, usual):
     blend, holes = mode
-    given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio)
-    expected = decide_token_by_token(matches, local, policy, blend, holes, ratio)
+    given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio, usual_ratio=usual)
+    expected = decide_token_by_token(matches, local, policy, blend, holes, ratio, usual)
     if isinstance(given, Refusal):
         assert given.code == expected
     else:
         assert tokens_of(given.matches) == expected
+        assert given.ratio == ratio
 
 
 @given(answers(), st.integers(0, LENGTH), st.booleans(), st.booleans(), eighths)
 def test_what_is_claimed_is_tiled_and_leaves_the_last_token_to_the_engine(matches, local, blend, holes, ratio):
     policy = Policy(min_reused_tokens=1, max_recompute_share=1.0)
-    given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio)
+    given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio, usual_ratio=ratio)
     if isinstance(given, Refusal):
         return
     assert local == given.start < given.end < LENGTH
@@ -130,14 +134,43 @@ def test_clipped_is_the_intersection(span, limits):
     ids=["nothing_stored", "too_short", "mostly_cached", "too_dear"],
 )  # fmt: skip
 def test_a_refusal_names_the_limit_that_it_met(matches, local, policy, code, reason):
-    refusal = decide(matches, 200, local, Policy(**policy), blend=True, holes=True, ratio=0.15)
+    refusal = decide(matches, 200, local, Policy(**policy), blend=True, holes=True, ratio=0.15, usual_ratio=0.15)
     assert isinstance(refusal, Refusal) and refusal.code == code
     assert reason in refusal.reason
+
+
+def test_a_request_that_wants_everything_recomputed_is_not_refused_for_it():
+    """``recompute_ratio: 1`` always ended as too_much, with the default policy."""
+    moved = [Match(Span(10, 190), 1, 0, False)]
+    decision = decide(moved, 200, 0, Policy(), blend=True, holes=True, ratio=1.0, usual_ratio=0.15)
+    assert isinstance(decision, Decision) and decision.ratio == 1.0
+
+
+def test_where_only_moved_text_is_stored_a_request_for_exact_text_hears_that():
+    moved = [Match(Span(0, 190), 1, 50, False)]
+    refusal = decide(moved, 200, 0, Policy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
+    assert refusal.code == "nothing_exact" and refusal.reason.startswith("nothing exact is stored of this prompt")
+    # vLLM's own cache has it all: another thing.
+    exact = [Match(Span(0, 100), 1, 0, True)]
+    refusal = decide(exact, 200, 100, Policy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
+    assert refusal.code == "too_little"
+
+
+@pytest.mark.parametrize("reused", [0, 20])
+def test_text_that_is_still_coming_from_the_store_is_not_called_unknown(reused):
+    found = [Match(Span(0, reused), 1, 0, True)] if reused else []
+    refusal = decide(found, 200, 0, Policy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=150)
+    assert refusal.code == "on_the_way"
+    assert "150 tokens of this prompt were still being read from the store" in refusal.reason
+    assert f"{reused} others could be reused; lookup_timeout_s" in refusal.reason
+    enough = [Match(Span(0, 100), 1, 0, True)]
+    given = decide(enough, 200, 0, Policy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=9)
+    assert isinstance(given, Decision)
 
 
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
     exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
     policy = Policy(max_recompute_share=0.3)
-    assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15) == Decision(
+    assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15) == Decision(
         0, 100, (exact,), 0.15
     )

@@ -1,5 +1,6 @@
 """Which requests take part, in which namespace, and how far: on vLLM's own requests."""
 
+import logging
 import os
 
 import numpy as np
@@ -89,6 +90,23 @@ def test_a_request_that_is_not_understood_is_served_without_reuse_and_says_why(a
     assert tracked.refusal.code == "bad_request" and "kv_transfer_params.blendhub" in tracked.refusal.reason
     assert not tracked.stores
     assert tracked.report()["reason"] == tracked.refusal.reason
+
+
+def test_a_misspelt_name_of_blendhub_is_not_taken_for_silence():
+    params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"blendhb": {"mode": "off"}}})
+    tracked = admission().admit(Request("r", PROMPT, params, None))
+    assert tracked.refusal.code == "bad_request" and "(did you mean 'blendhub'?)" in tracked.report()["reason"]
+
+
+def test_what_no_connector_here_reads_is_logged_once(caplog):
+    made = admission()
+    with caplog.at_level(logging.WARNING, logger="blendhub"):
+        for number in range(100):
+            given = {"remote_host": "h", f"word-{number}": 1, "blendhub": {"mode": "exact"}}
+            params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": given})
+            assert made.admit(Request("r", PROMPT, params, None)).refusal is None
+    assert sum("has the key 'remote_host'; BlendHub reads only 'blendhub'" in line for line in caplog.messages) == 1
+    assert len(caplog.messages) <= 40, "clients can fill the log"
 
 
 @pytest.mark.parametrize(

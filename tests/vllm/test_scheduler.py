@@ -1,6 +1,7 @@
 """The connector in vLLM's scheduler, with a real hub and vLLM's own requests; the workers are played by the test."""
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import PluginHost
-from blendhub.config import HubConfig
+from blendhub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.vllm.gate import Gate
@@ -289,3 +290,23 @@ def test_a_request_that_is_aborted_while_it_loads_is_called_off(engine):
     assert plan.cancelled == {"b"} and not plan.loads
     engine.settle()
     assert engine.gauge("read_leases") == 0
+
+
+def test_what_is_still_being_read_from_the_store_is_called_so(tmp_path, monkeypatch):
+    store = StoreChoice(options={"path": str(tmp_path)})
+    config, prompt = HubConfig(arena_gib=0.01, metrics="", store=store), text(0, 96)
+    with HubInThread(config, HOST) as hub:
+        engine = Engine(hub)
+        engine.serve("a", prompt)
+        engine.close()
+    with HubInThread(config, HOST) as hub:
+        ended = threading.Event()
+        monkeypatch.setattr(hub.hub.service._tier.store, "load", lambda *asked: ended.wait(30))
+        engine = Engine(hub)
+        request = engine.request("b", prompt)
+        engine.side.arrived(request)
+        assert engine.load(request) == 0
+        reason = engine.side._tracked["b"].report()["reason"]
+        ended.set()
+        engine.close()
+    assert "96 tokens of this prompt were still being read from the store" in reason

@@ -164,8 +164,19 @@ def test_a_hub_of_the_engine_s_own_serves_no_metrics_unless_it_is_asked_to():
 
 # What a request says.
 
+OTHERS = dict.fromkeys(
+    [
+        "do_remote_decode", "do_remote_prefill", "remote_engine_id", "remote_block_ids", "remote_host", "remote_port",
+        "remote_request_id", "remote_bootstrap_addr", "remote_notify_port", "remote_dp_rank", "tp_size", "transfer_id",
+        "ret_first_tok", "lmcache.tag.user", "lmcache.skip_save", 7,
+    ]
+)  # fmt: skip
+"""What vLLM's other connectors read."""
 
-@pytest.mark.parametrize("params", [None, {}, {"blendhub": {}}, {"blendhub": None}, {"do_remote_prefill": False}])
+
+@pytest.mark.parametrize(
+    "params", [None, {}, {"blendhub": {}}, {"blendhub": None}, {"do_remote_prefill": False}, OTHERS]
+)
 def test_a_request_that_says_nothing_gets_the_defaults(params):
     assert read_request(params) == RequestSettings()
 
@@ -187,6 +198,11 @@ def test_a_request_is_taken_at_its_word():
         ({"blendhub": {7: 1}}, "has no option 7"),
         ({"blendhub": "blend"}, "options must be a mapping"),
         ({"blendhub": ["blend"]}, "options must be a mapping"),
+        ({"blendhub": {"mode": "fast"}}, "it can be 'blend', 'exact', 'off'"),
+        ({"blendhb": {"mode": "off"}}, "has the key 'blendhb' (did you mean 'blendhub'?)"),
+        ({"blend_hub": {}, "blendhub": {}}, "has the key 'blend_hub' (did you mean 'blendhub'?)"),
+        ({"BlendHub": {}}, "has the key 'BlendHub' (did you mean 'blendhub'?)"),
+        ({"mode": "off"}, "has the key 'mode'; write it into kv_transfer_params.blendhub"),
     ],
 )
 def test_what_a_request_gets_wrong_is_named(params, complaint):
