@@ -128,12 +128,17 @@ class Blend:
 
 def _check_chosen(selector: Selector, chosen: object, moved: Sequence[Span]) -> None:
     """What is picked is computed and written: it must lie in what this request may write."""
-    if not isinstance(chosen, list) or not all(isinstance(span, Span) for span in chosen):
-        raise plugin_fault(selector, "select", f"it should return a list of Span, got {chosen!r:.100}")
+    if not isinstance(chosen, list) or not all(map(_is_span, chosen)):
+        raise plugin_fault(selector, "select", f"it should return a list of Span of int, got {chosen!r:.100}")
     if joined(chosen) != chosen or joined([*chosen, *moved]) != joined(moved):
         raise plugin_fault(
             selector, "select", f"it should pick ascending, disjoint parts of {list(moved)!r:.200}, got {chosen!r:.200}"
         )
+
+
+def _is_span(span: object) -> bool:
+    # NumPy's numbers would get into messages, which do not take them.
+    return isinstance(span, Span) and type(span.start) is type(span.end) is int
 
 
 def _spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:

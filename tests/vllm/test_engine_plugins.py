@@ -98,7 +98,7 @@ def blendhub_plugins():
 
 @pytest.mark.parametrize(
     "name, fault",
-    [("tuples", "it should return a list of Span, got [("), ("raising", "TypeError: '<' not supported between")],
+    [("tuples", "it should return a list of Span of int, got [("), ("raising", "TypeError: '<' not supported between")],
 )
 def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, tmp_path, name, fault):
     site = Site(tmp_path)
