@@ -10,6 +10,7 @@ from collections import Counter
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -168,6 +169,9 @@ class SchedulerSide:
         if tracked is None:
             return False, None
         told = {"blendhub": tracked.report()}
+        if log.isEnabledFor(logging.DEBUG):
+            # Streams and batches of many clients have no other way to see it.
+            log.debug("%s", msgspec.json.encode({"request": tracked.id, **told}).decode())
         if tracked.is_loading:
             # vLLM keeps the blocks until the workers say that they have stopped.
             self._cancelled.add(tracked.id)

@@ -1,5 +1,6 @@
 """The connector in vLLM's scheduler, with a real hub and vLLM's own requests; the workers are played by the test."""
 
+import json
 import logging
 import threading
 
@@ -310,3 +311,25 @@ def test_what_is_still_being_read_from_the_store_is_called_so(tmp_path, monkeypa
         ended.set()
         engine.close()
     assert "96 tokens of this prompt were still being read from the store" in reason
+
+
+def test_the_log_has_every_request_s_report_in_a_line_of_json(engine, caplog):
+    """Streamed responses and batches do not carry it."""
+    document = text(0, 96)
+    with caplog.at_level(logging.DEBUG, logger="blendhub"):
+        engine.serve("a", document)
+        request = engine.request("b", text(1, 32) + document)
+        engine.side.arrived(request)
+        engine.load(request)
+        report = engine.side._tracked["b"].report()
+        engine.end(request, 128)
+    lines = [line for line in caplog.messages if line.startswith("{")]
+    assert not any("\n" in line for line in lines)
+    assert [json.loads(line)["request"] for line in lines] == ["a", "b"]
+    assert json.loads(lines[1]) == {"request": "b", "blendhub": report} and report["moved_tokens"] == 95
+
+
+def test_no_report_is_written_for_a_log_that_nobody_wants(engine, caplog):
+    with caplog.at_level(logging.INFO, logger="blendhub"):
+        engine.serve("a", text(0, 96))
+    assert not any(line.startswith("{") for line in caplog.messages)
