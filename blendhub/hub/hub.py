@@ -3,14 +3,12 @@
 import asyncio
 import contextlib
 import logging
-import os
 import shutil
 import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from blendhub.arena_view import SHM
 from blendhub.config import HubConfig, Listen
 from blendhub.contracts import Server
 from blendhub.errors import HubError
@@ -19,6 +17,7 @@ from blendhub.hub.arena import Arena
 from blendhub.hub.core import Core
 from blendhub.hub.eviction import POLICIES
 from blendhub.hub.index import Space
+from blendhub.hub.memory import default_arena_bytes
 from blendhub.hub.metrics import MetricsServer
 from blendhub.hub.service import HubService
 from blendhub.hub.tiers import Tier
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2
-OF_AVAILABLE = 0.25
 
 
 class Hub:
@@ -71,7 +69,7 @@ class Hub:
 
     async def _start(self) -> None:
         resources = self._resources
-        arena = await Arena.made(int((self.config.arena_gib or default_arena_gib()) * 2**30))
+        arena = await Arena.made(int(self.config.arena_gib * 2**30) or default_arena_bytes())
         resources.callback(arena.close)
         core = Core(arena, POLICIES[self.config.policy](), lambda namespace: Space(namespace, self._host))
         tier = None
@@ -125,12 +123,3 @@ class Hub:
                 self.service.tick()
             except Exception:  # a fault here must not end the housekeeping
                 log.exception("housekeeping failed")
-
-
-def default_arena_gib() -> float:
-    """A quarter of the memory that is available now, and no more than half of what shared memory has room for."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            available = int(line.split()[1]) * 1024
-    room = os.statvfs(SHM)
-    return min(OF_AVAILABLE * available, room.f_bavail * room.f_frsize / 2) / 2**30

@@ -1,0 +1,140 @@
+"""How much memory a hub takes by itself: on trees of files like those of machines, and under a real limit."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from blendhub.hub import memory
+from blendhub.hub.memory import available_bytes
+
+GIB = 2**30
+V1 = "9:name=systemd:/\n4:memory:{path}\n3:cpu,cpuacct:/x\n0::/\n"
+V2 = "0::{path}\n"
+MOUNT_V1 = "35 31 0:32 {root} /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
+MOUNT_V2 = "41 31 0:38 {root} /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n"
+OTHERS = "31 23 0:28 / / rw - ext4 /dev/sda rw\n33 31 0:30 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n"
+
+
+@pytest.fixture
+def tree(tmp_path):
+    def make(files: dict[str, object], available: int = 64 * GIB) -> int:
+        files = {"proc/meminfo": f"MemTotal: 1 kB\nMemAvailable: {available // 1024} kB\n", **files}
+        for name, text in files.items():
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_text(str(text).rstrip("\n") + "\n")
+        return available_bytes(tmp_path)
+
+    return make
+
+
+def v2(path: str, groups: dict[str, dict[str, object]], root: str = "/") -> dict[str, object]:
+    """A process in the group ``path``; limits and numbers by group, as seen under the mount."""
+    files = {"proc/self/cgroup": V2.format(path=path), "proc/self/mountinfo": OTHERS + MOUNT_V2.format(root=root)}
+    return files | {f"sys/fs/cgroup{g}/{name}": text for g, numbers in groups.items() for name, text in numbers.items()}
+
+
+def v1(path: str, groups: dict[str, dict[str, object]], root: str = "/") -> dict[str, object]:
+    files = {"proc/self/cgroup": V1.format(path=path), "proc/self/mountinfo": OTHERS + MOUNT_V1.format(root=root)}
+    place = "sys/fs/cgroup/memory"
+    return files | {f"{place}{g}/{name}": text for g, numbers in groups.items() for name, text in numbers.items()}
+
+
+def numbers_v2(limit: object, used: int, cache: int = 0, high: object = "max") -> dict[str, object]:
+    stat = f"anon {used - cache}\nactive_file 1\ninactive_file {cache}"
+    return {"memory.max": limit, "memory.high": high, "memory.current": used, "memory.stat": stat}
+
+
+def numbers_v1(limit: int, used: int, cache: int = 0) -> dict[str, object]:
+    stat = f"inactive_file 1\ntotal_inactive_file {cache}"
+    return {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": stat}
+
+
+NO_LIMIT_V1 = 9223372036854771712
+
+TREES = {
+    "no control groups": ({}, 64),
+    "v2, without limits": (v2("/", {"/": {}, "/a": numbers_v2("max", GIB)}), 64),
+    "v2, its own limit": (v2("/a/b", {"/a/b": numbers_v2(8 * GIB, 3 * GIB)}), 5),
+    "v2, an ancestor's limit": (v2("/a/b", {"/a": numbers_v2(8 * GIB, 6 * GIB), "/a/b": numbers_v2("max", GIB)}), 2),
+    "v2, the lowest counts": (v2("/a/b", {"/a": numbers_v2(9 * GIB, 0), "/a/b": numbers_v2(7 * GIB, 4 * GIB)}), 3),
+    "v2, memory.high": (v2("/a", {"/a": numbers_v2(9 * GIB, GIB, high=4 * GIB)}), 3),
+    "v2, pages of files can go": (v2("/a", {"/a": numbers_v2(8 * GIB, 7 * GIB, cache=4 * GIB)}), 5),
+    "v2, in a container that sees itself as the root": (v2("/", {"": numbers_v2(4 * GIB, GIB)}), 3),
+    "v2, a mount that begins at the container": (
+        v2("/docker/1f", {"": numbers_v2(4 * GIB, 2 * GIB)}, root="/docker/1f"), 2,
+    ),
+    "v2, moved out of what it sees": (v2("/../other", {"": numbers_v2(4 * GIB, 3 * GIB)}), 1),
+    "v2, more is used than allowed": (v2("/a", {"/a": numbers_v2(2 * GIB, 3 * GIB)}), 0),
+    "v2, above what the machine has": (v2("/a", {"/a": numbers_v2(999 * GIB, 0)}), 64),
+    "v1, without limits": (v1("/a", {"/a": numbers_v1(NO_LIMIT_V1, GIB)}), 64),
+    "v1, its own limit": (v1("/a", {"/a": numbers_v1(8 * GIB, 3 * GIB)}), 5),
+    "v1, an ancestor's limit": (v1("/a/b", {"": numbers_v1(6 * GIB, 2 * GIB), "/a/b": numbers_v1(NO_LIMIT_V1, 1)}), 4),
+    "v1, pages of files can go": (v1("/a", {"/a": numbers_v1(8 * GIB, 7 * GIB, cache=2 * GIB)}), 3),
+    "v1, in Docker": (v1("/docker/1f", {"": numbers_v1(4 * GIB, GIB)}, root="/docker/1f"), 3),
+    "v1, another's limit": (v1("/a", {"/b": numbers_v1(1, 0), "/a": numbers_v1(NO_LIMIT_V1, 0)}), 64),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("files, gib", TREES.values(), ids=TREES)
+def test_what_control_groups_leave_is_what_is_available(tree, files, gib):
+    assert tree(files) == gib * GIB
+
+
+def test_numbers_that_cannot_be_read_are_no_limit(tree):
+    assert tree(v2("/a", {"/a": {"memory.max": "nonsense", "memory.current": ""}})) == 64 * GIB
+    assert tree(v2("/a", {"/a": {"memory.max": 5}})) == 64 * GIB
+
+
+def test_the_arena_is_a_quarter_of_it_and_leaves_half_of_shared_memory(monkeypatch):
+    room = os.statvfs("/dev/shm")
+    monkeypatch.setattr(memory, "available_bytes", lambda: 4096)
+    assert memory.default_arena_bytes() == 1024
+    monkeypatch.setattr(memory, "available_bytes", lambda: 2**60)
+    assert memory.default_arena_bytes() == pytest.approx(room.f_bavail * room.f_frsize / 2, rel=0.1)
+
+
+LIMIT = 512 * 2**20
+
+
+@pytest.fixture
+def limited():
+    """A real group within this process's own, with a limit."""
+    for group in memory._groups(Path("/")):
+        name = group.files.limits[0]
+        if not (group.path / name).exists():
+            continue
+        made = group.path / f"blendhub-test-{os.getpid()}"
+        try:
+            made.mkdir()
+            (made / name).write_text(str(LIMIT))
+        except OSError as error:
+            if made.exists():
+                made.rmdir()
+            pytest.skip(f"needs the right to make control groups, as root has on its own machine: {error}")
+        yield made
+        made.rmdir()
+        return
+    pytest.skip("this machine does not limit memory by control groups")
+
+
+def test_a_process_under_a_real_limit_takes_no_more_than_that(limited):
+    code = """
+import os, sys
+from pathlib import Path
+Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+from blendhub.hub.memory import available_bytes, default_arena_bytes
+before = available_bytes()
+held = b"x" * 2**27
+print(before, available_bytes(), default_arena_bytes())
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(limited)], capture_output=True, text=True)
+    if done.returncode and "PermissionError" in done.stderr:
+        pytest.skip("a process cannot be put into a control group here")
+    assert done.returncode == 0, done.stderr
+    before, after, arena = map(int, done.stdout.split())
+    assert LIMIT / 2 < before <= LIMIT
+    assert before - after >= 0.9 * 2**27
+    assert arena <= LIMIT / 4
