@@ -190,7 +190,7 @@ def test_a_store_that_fails_in_its_own_way_is_a_store_that_failed(host):
     with HubInThread(config) as hub, hub.connect() as client:
         client.register("e", Namespace(model="m", layout=LAYOUT), 0)
         reserved = client.reserve(np.arange(64, dtype=np.uint32), Span(0, 64))
-        client.commit(reserved.lease, 64)
+        client.commit(reserved.right, 64)
         until = time.monotonic() + 10
         while (numbers := client.stats()).gauges["store_waiting_chunks"] and time.monotonic() < until:
             time.sleep(0.01)
