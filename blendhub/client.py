@@ -130,6 +130,8 @@ class HubClient:
         self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None if the hub is on another machine."""
+        self.arena_trouble = ""
+        """Why the arena could not be mapped, the last time that it was tried."""
         self.registrations = 0
 
     # Sessions.
@@ -403,7 +405,7 @@ class HubClient:
             if self.arena is None or self.arena.name != answer.arena:
                 self.arena = ArenaView(answer.arena)
         except HubError as error:
-            self.arena = None
+            self.arena, self.arena_trouble = None, str(error)
             log.info("KV goes through the transport: %s", error)
         if self.arena and self._rank >= 0:
             mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)

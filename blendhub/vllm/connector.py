@@ -37,6 +37,7 @@ from blendhub.vllm.rotary import digest
 from blendhub.vllm.runner import find_runner
 from blendhub.vllm.scheduler import SchedulerSide
 from blendhub.vllm.settings import read_settings
+from blendhub.vllm.startup import Facts
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker import Worker
 
@@ -172,15 +173,18 @@ class BlendHubConnector(KVConnectorBase_V1):
             matchers=self._settings.matchers,
         )
         admission = Admission(self._vllm_config, self._settings, worst, namespace)
+        facts = Facts(
+            settings=self._settings,
+            blends=worst.blends,
+            role=str(self._kv_transfer_config.kv_role),
+            max_model_len=self._vllm_config.model_config.max_model_len,
+            namespace=namespace,
+        )
         self._scheduler = SchedulerSide(
-            self._vllm_config, self._settings, admission, self._reach_hub(), self._engine_id, self._host
+            self._vllm_config, self._settings, admission, self._reach_hub(), self._engine_id, self._host, facts
         )
         if self._kv_cache_manager:
             self.bind_kv_cache_manager(self._kv_cache_manager)
-        log.info(
-            "BlendHub: %s, hub at %s", "text is reused anywhere" if worst.blends else "exact prefixes are reused",
-            self._settings.endpoint or "home: it is this engine's own",
-        )  # fmt: skip
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)

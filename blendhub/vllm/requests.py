@@ -31,7 +31,8 @@ class Admission:
         self._gate = gate
         self._noted: set[str] = set()
 
-    def admit(self, request: Request) -> Tracked:
+    def admit(self, request: Request, obstacle: Refusal | None = None) -> Tracked:
+        """``obstacle`` keeps every request from reading and storing just now."""
         namespace = self._namespace_of(request)
         try:
             asked = read_request(request.kv_transfer_params)
@@ -39,13 +40,13 @@ class Admission:
             asked = RequestSettings(mode="off", store=False)
             refusal: Refusal | None = Refusal("bad_request", str(error))
         else:
-            refusal = self._refusal(request, asked)
+            refusal = self._refusal(request, asked) or obstacle
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
         if mode == "blend" and not (self._gate.blends and request.lora_request is None):
             mode = "exact"
         ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
-        stores = self._stores and asked.store and not _is_strange(request)
+        stores = self._stores and asked.store and not _is_strange(request) and not obstacle
         return Tracked(request, namespace, mode, ratio, refusal, stores, asked.explain)
 
     def holes_for(self, request: Request) -> bool:

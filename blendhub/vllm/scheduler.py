@@ -26,6 +26,7 @@ from blendhub.vllm.requests import Admission
 from blendhub.vllm.runs import total
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.startup import Facts, Watch
 from blendhub.vllm.storing import Storing
 from blendhub.vllm.taint import can_taint, taint
 from blendhub.vllm.tracking import Tracked
@@ -45,6 +46,7 @@ class SchedulerSide:
         address: Address,
         engine_id: str,
         host: PluginHost,
+        facts: Facts,
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._config = config
@@ -59,13 +61,16 @@ class SchedulerSide:
         self._cancelled: set[str] = set()
         self._told: set[str] = set()
         """Refusals that were logged: each code once is enough."""
-        self.errands.session(admission.namespace).result()
+        session = self.errands.session(admission.namespace)
+        session.result()
+        self._watch = Watch(facts, lambda: session.result() if session.done() else None)
+        self._watch.refusal()
 
     # A request arrives, and is admitted.
 
     def arrived(self, request: Request) -> None:
         """A new request: ask the hub about it at once, long before its turn comes."""
-        tracked = self._admission.admit(request)
+        tracked = self._admission.admit(request, self._watch.refusal())
         self._tracked[request.request_id] = tracked
         if tracked.refusal:
             self._count_refusal(tracked, tracked.refusal)

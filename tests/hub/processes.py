@@ -46,14 +46,20 @@ class HubProcess:
         store: Path | None = None,
         silence_s: float = 15.0,
         write_lease_s: float = 120.0,
+        within: Sequence[str] = (),
     ) -> None:
+        """``within`` is a command that runs the hub's, such as one that gives it another ``/dev/shm``."""
+        self._within = within
         self.endpoint = f"ipc://{folder}/hub.sock"
         self._arguments = [self.endpoint, str(store or ""), str(arena_gib), str(silence_s), str(write_lease_s)]
         self.start()
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", HUB, *self._arguments], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            [*self._within, sys.executable, "-c", HUB, *self._arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
         )
         assert self.process.stdout and self.process.stdout.readline() == "up\n"
 

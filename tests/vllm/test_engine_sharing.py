@@ -1,6 +1,8 @@
 """Several engines and one hub; text that may be shared, and text that may not."""
 
 import json
+import re
+import subprocess
 
 import pytest
 import torch
@@ -12,6 +14,8 @@ from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+WITH_MEMORY_OF_ITS_OWN = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"']
 
 
 @pytest.fixture
@@ -73,3 +77,34 @@ def make_adapter(path, seed):
     about["target_modules"] = ["q_proj"]
     (path / "adapter_config.json").write_text(json.dumps(about))
     return path
+
+
+def test_an_engine_that_cannot_map_the_hub_s_memory_says_so_and_asks_for_nothing(model, texts, tmp_path):
+    """As between containers without a common /dev/shm. Every load and save failed, with a line of log each."""
+    try:
+        subprocess.run([*WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"a hub cannot have a /dev/shm for itself here, that needs root: {error}")
+    hub = HubProcess(tmp_path, arena_gib=0.25, within=WITH_MEMORY_OF_ITS_OWN)
+    chosen = SETTINGS | {"endpoint": hub.endpoint, "hub": {}}
+    try:
+        with Engine(model, chosen, environment={"VLLM_LOGGING_LEVEL": "INFO"}) as engine:
+            document = texts.new(400)
+            answers = [engine.one([*texts.new(30), *document, *texts.new(9)]) for _ in range(2)]
+            log = engine.log
+    finally:
+        hub.kill()
+    assert "WARNING" in next(line for line in log.splitlines() if "nothing is reused or stored: cannot map" in line)
+    assert "text is reused anywhere" not in log and "is computed without what was stored" not in log
+    for answer in answers:
+        assert reused(answer) == 0 and "cannot map the hub's shared memory" in answer.told["reason"]
+
+
+def test_the_start_says_how_much_room_there_is(model):
+    with Engine(model, SETTINGS, environment={"VLLM_LOGGING_LEVEL": "INFO"}) as engine:
+        assert re.search(
+            r"text is reused anywhere; hub of this engine's own; arena 256 MiB: about [\d,]+ tokens", engine.log
+        )
+    small = SETTINGS | {"hub": {"arena_gib": 0.001, "metrics": ""}}
+    with Engine(model, small, environment={"VLLM_LOGGING_LEVEL": "INFO"}) as engine:
+        assert "less than one prompt of max_model_len 2,048" in engine.log

@@ -3,6 +3,7 @@
 import json
 import logging
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import PluginHost
-from blendhub.config import HubConfig, StoreChoice
+from blendhub.arena_view import SHM
+from blendhub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.vllm.gate import Gate
@@ -27,6 +29,7 @@ from blendhub.vllm.requests import Admission
 from blendhub.vllm.scheduler import SchedulerSide
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Policy, Settings
+from blendhub.vllm.startup import Facts
 from blendhub.vllm.stats import BlendHubStats
 
 register()
@@ -38,6 +41,7 @@ SPACE = Namespace(model="m", layout=LAYOUT)
 SETTINGS = Settings(
     policy=Policy(min_reused_tokens=16, min_saved_tokens=1, max_recompute_share=1.0), lookup_wait_ms=1000.0
 )
+FACTS = Facts(settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=SPACE)
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
 
@@ -49,14 +53,14 @@ def text(number: int, length: int) -> list[int]:
 class Engine:
     """vLLM around the scheduler side: requests, steps, and one worker that stores what it is told to."""
 
-    def __init__(self, hub: HubInThread) -> None:
+    def __init__(self, hub: HubInThread, address: Address | None = None) -> None:
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
-        address = Address("inproc", hub.inproc_endpoint)
+        address = address or Address("inproc", hub.inproc_endpoint)
         admission = Admission(config, SETTINGS, Gate(LAYOUT, True, ()), SPACE)
-        self.side = SchedulerSide(config, SETTINGS, admission, address, "engine", HOST)
+        self.side = SchedulerSide(config, SETTINGS, admission, address, "engine", HOST, FACTS)
         self.side.storing.block_ids = lambda request: list(range(100))
         self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
         self.saved = []
@@ -333,3 +337,38 @@ def test_no_report_is_written_for_a_log_that_nobody_wants(engine, caplog):
     with caplog.at_level(logging.INFO, logger="blendhub"):
         engine.serve("a", text(0, 96))
     assert not any(line.startswith("{") for line in caplog.messages)
+
+
+def test_where_the_hub_s_memory_cannot_be_mapped_nothing_is_asked_and_a_hub_that_can_be_mapped_is_used(
+    tmp_path, caplog
+):
+    """Every load and save failed, under a line that said that text is reused anywhere."""
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    config = HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=endpoint),))
+    document = text(0, 96)
+    with caplog.at_level(logging.INFO, logger="blendhub"):
+        with HubInThread(config, HOST) as hub:
+            # As if it had another /dev/shm.
+            segment = SHM / hub.hub.service.core.cache.arena.name.segment
+            segment.unlink()
+            engine = Engine(hub, Address("zmq", endpoint))
+            for name in ("a", "b"):
+                engine.serve(name, document)
+            request = engine.request("c", document)
+            engine.side.arrived(request)
+            assert engine.side._tracked["c"].report()["reason"].startswith("this machine cannot map the hub's shared")
+            engine.end(request, 0)
+            asked = hub.hub.service.counters.requests
+            assert not asked["lookup"] and not asked["reserve"] and not engine.saved
+        assert engine.side.counters["refused_no_arena"] == 3
+        (warning,) = [line for line in caplog.messages if line.startswith("BlendHub: ")]
+        assert warning.startswith("BlendHub: nothing is reused or stored: cannot map the hub's arena")
+        with HubInThread(config, HOST):
+            until = time.monotonic() + 20
+            while engine.client.arena is None or engine.side._watch.refusal():
+                assert time.monotonic() < until, "the hub that came back was not found"
+                time.sleep(0.05)
+            engine.serve("d", document)
+            assert engine.found(document, exact=True) == set(range(96))
+            assert sum("text is reused anywhere; " in line for line in caplog.messages) == 1
+            engine.close()

@@ -1,0 +1,138 @@
+"""What vLLM's log says once the hub has answered: what is reused, with how much room, and what keeps it from more.
+
+The composing is pure; ``Watch`` says it when a session is open, and again when the hub came back with another arena.
+"""
+
+import logging
+from collections.abc import Callable
+
+import msgspec
+
+from blendhub.client import HubClient
+from blendhub.layout import Namespace
+from blendhub.vllm.decision import Refusal
+from blendhub.vllm.settings import OWNER, Mode, Settings
+
+log = logging.getLogger(__name__)
+NO_ARENA = Refusal(
+    "no_arena",
+    "this machine cannot map the hub's shared memory, so nothing is reused or stored; vLLM's log says what to change",
+)
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What does not change while the engine runs."""
+
+    settings: Settings
+    blends: bool
+    """Whether the loaded model can be given moved text."""
+    role: str
+    """vLLM's kv_role."""
+    max_model_len: int
+    namespace: Namespace
+
+
+class Line(msgspec.Struct, frozen=True):
+    level: int
+    text: str
+
+
+def tokens_of(arena_bytes: int, namespace: Namespace) -> int:
+    """How many tokens of a model an arena holds, if it holds nothing else."""
+    return arena_bytes // namespace.slot_bytes * namespace.layout.chunk_tokens
+
+
+def lines(facts: Facts, arena_bytes: int | None, trouble: str) -> list[Line]:
+    """What to say. ``arena_bytes`` is None if the arena cannot be mapped here, and ``trouble`` is why."""
+    if arena_bytes is None:
+        return [Line(logging.WARNING, _without_an_arena(facts, trouble))]
+    tokens = tokens_of(arena_bytes, facts.namespace)
+    said = [
+        Line(
+            logging.INFO,
+            f"BlendHub: {_what_is_reused(facts)}; {_where(facts)}; "
+            f"arena {_size(arena_bytes)}: about {tokens:,} tokens of this model",
+        )
+    ]
+    if tokens < facts.max_model_len:
+        said.append(
+            Line(
+                logging.WARNING,
+                f"BlendHub: the arena holds {tokens:,} tokens, less than one prompt of max_model_len "
+                f"{facts.max_model_len:,}: longer prompts push each other out; {_how_to_enlarge(facts)} to at least "
+                f"{_gib_for(facts.max_model_len, facts.namespace):.1f}, which takes as much of /dev/shm",
+            )
+        )
+    ratio, most = facts.settings.recompute_ratio, facts.settings.policy.max_recompute_share
+    if facts.blends and facts.settings.mode == "blend" and ratio > most:
+        said.append(
+            Line(
+                logging.WARNING,
+                f"BlendHub: recompute_ratio {ratio} is above policy.max_recompute_share {most}: moved text is refused "
+                "as too_much, unless much exact text stands beside it; lower the one or raise the other",
+            )
+        )
+    return said
+
+
+class Watch:
+    """Looks whether the arena can be mapped, and says so. To be asked by one thread.
+
+    ``ready`` gives the session of requests without LoRA and salt, or None while it is being opened; it never waits.
+    """
+
+    def __init__(self, facts: Facts, ready: Callable[[], HubClient | None]) -> None:
+        self._facts = facts
+        self._ready = ready
+        self._said = ""
+        """Of which arena, or for which trouble, the lines are in the log."""
+
+    def refusal(self) -> Refusal | None:
+        """Why no request can reuse or store anything now. A hub that came, or came back, is noticed here."""
+        client = self._ready()
+        if client is None:
+            return None
+        arena, trouble = client.arena, client.arena_trouble
+        about = arena.name.nonce if arena else trouble
+        if about != self._said:
+            self._said = about
+            for line in lines(self._facts, arena.name.size if arena else None, trouble):
+                log.log(line.level, "%s", line.text)
+        return None if arena else NO_ARENA
+
+
+def _what_is_reused(facts: Facts) -> str:
+    if facts.role == "kv_producer":
+        return "text is stored, and none reused, as kv_role says"
+    kinds: dict[Mode, str] = {
+        "blend": "text is reused anywhere" if facts.blends else "exact prefixes are reused",
+        "exact": "exact prefixes are reused, as the mode says",
+        "off": "nothing is reused unless a request asks for it, as the mode says",
+    }
+    return kinds[facts.settings.mode]
+
+
+def _where(facts: Facts) -> str:
+    return f"hub at {facts.settings.endpoint}" if facts.settings.endpoint else "hub of this engine's own"
+
+
+def _without_an_arena(facts: Facts, trouble: str) -> str:
+    return (
+        f"BlendHub: nothing is reused or stored: {trouble}. KV is exchanged with the {_where(facts)} through shared "
+        "memory. Run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), as the same "
+        f"user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for a hub of this engine's own"
+    )
+
+
+def _how_to_enlarge(facts: Facts) -> str:
+    return "set arena_gib of that hub" if facts.settings.endpoint else f"set {OWNER}.hub.arena_gib"
+
+
+def _gib_for(tokens: int, namespace: Namespace) -> float:
+    slots = -(-tokens // namespace.layout.chunk_tokens)
+    # Rounded up, so that what is advised is enough.
+    return -(-slots * namespace.slot_bytes * 10 // 2**30) / 10
+
+
+def _size(n: int) -> str:
+    return f"{n / 2**30:.1f} GiB" if n >= 2**30 else f"{n / 2**20:.0f} MiB"

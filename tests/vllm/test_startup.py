@@ -1,0 +1,98 @@
+"""What the log says when an engine has met its hub: what is reused, with how much room, and what keeps it from more."""
+
+import logging
+
+import msgspec
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub.layout import KVLayout, Namespace
+from blendhub.vllm.settings import OwnHub, Policy, Settings
+from blendhub.vllm.startup import Facts, lines, tokens_of
+
+LAYOUT = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
+SPACE = Namespace(model="m", layout=LAYOUT)
+TOKEN = 128 * 1024
+GIB = 2**30
+OWN = "BlendHub: text is reused anywhere; hub of this engine's own"
+
+
+def facts(**changes) -> Facts:
+    given = {"settings": Settings(), "blends": True, "role": "kv_both", "max_model_len": 8192, "namespace": SPACE}
+    return Facts(**given | changes)
+
+
+def said(facts: Facts, arena: int | None = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
+    """The lines of INFO, and those of WARNING."""
+    by_level: dict[int, list[str]] = {logging.INFO: [], logging.WARNING: []}
+    for line in lines(facts, arena, trouble):
+        by_level[line.level].append(line.text)
+    return by_level[logging.INFO], by_level[logging.WARNING]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+@pytest.mark.parametrize("arena", [0, 1, 255 * TOKEN, 256 * TOKEN, 5 * GIB, int(5.1 * GIB)])
+def test_tokens_are_those_of_whole_slots_of_all_ranks(arena, ranks):
+    space = msgspec.structs.replace(SPACE, world_size=ranks)
+    tokens = tokens_of(arena, space)
+    assert tokens % 256 == 0
+    assert tokens * TOKEN * ranks <= arena < (tokens + 256) * TOKEN * ranks
+
+
+def test_the_line_gives_the_arena_in_bytes_and_tokens():
+    assert said(facts()) == ([f"{OWN}; arena 5.0 GiB: about 40,960 tokens of this model"], [])
+    (line,), _ = said(facts(settings=Settings(endpoint="ipc:///x")), 225 * 2**20)
+    assert "; hub at ipc:///x; arena 225 MiB: about 1,792 tokens of this model" in line
+
+
+@pytest.mark.parametrize(
+    "changes, what",
+    [
+        ({}, "text is reused anywhere"),
+        ({"blends": False}, "exact prefixes are reused"),
+        ({"settings": Settings(mode="exact")}, "exact prefixes are reused, as the mode says"),
+        ({"settings": Settings(mode="off")}, "nothing is reused unless a request asks for it, as the mode says"),
+        ({"role": "kv_producer"}, "text is stored, and none reused, as kv_role says"),
+    ],
+)
+def test_the_line_says_what_is_reused(changes, what):
+    (line,), _ = said(facts(**changes))
+    assert line.startswith(f"BlendHub: {what}; ")
+
+
+@pytest.mark.parametrize(
+    "settings, key",
+    [
+        (Settings(), "set kv_connector_extra_config.blendhub.hub.arena_gib to at least"),
+        (Settings(endpoint="ipc:///x"), "set arena_gib of that hub to at least"),
+    ],
+    ids=["own", "shared"],
+)
+def test_an_arena_that_does_not_hold_one_prompt_is_a_warning_that_names_the_key(settings, key):
+    small = facts(settings=settings, max_model_len=131_072)
+    _, (warning,) = said(small, 225 * 2**20)
+    assert "holds 1,792 tokens, less than one prompt of max_model_len 131,072" in warning and key in warning
+    advised = float(warning.split("at least ")[1].split(",")[0])
+    assert said(small, int(advised * GIB))[1] == []
+    assert OwnHub(arena_gib=advised).arena_gib == 16.0
+
+
+def test_one_prompt_that_just_fits_is_no_warning():
+    assert said(facts(), 8192 * TOKEN)[1] == []
+    assert len(said(facts(), 8192 * TOKEN - 1)[1]) == 1
+
+
+def test_an_arena_that_cannot_be_mapped_is_a_warning_that_promises_nothing():
+    info, (warning,) = said(facts(settings=Settings(endpoint="tcp://far:7")), None, "cannot map /dev/shm/blendhub-0-1f")
+    assert info == []
+    assert warning.startswith("BlendHub: nothing is reused or stored: cannot map /dev/shm/blendhub-0-1f. ")
+    assert "tcp://far:7" in warning and "--ipc=host" in warning
+    assert "kv_connector_extra_config.blendhub.endpoint" in warning
+
+
+def test_a_ratio_that_the_policy_forbids_is_a_warning():
+    _, (warning,) = said(facts(settings=Settings(recompute_ratio=1.0)))
+    assert "recompute_ratio 1.0 is above policy.max_recompute_share 0.8" in warning
+    assert said(facts(settings=Settings(recompute_ratio=1.0, policy=Policy(max_recompute_share=1.0))))[1] == []
+    assert said(facts(settings=Settings(recompute_ratio=1.0, mode="exact")))[1] == []
