@@ -26,6 +26,8 @@ class Ending:
         self.saving = saving
         self.computed = computed
         self.blocks = blocks
+        self.is_announced = False
+        """Whether a plan has named it: the workers answer each time they read a name, and vLLM takes one answer."""
 
 
 class Storing:
@@ -82,11 +84,14 @@ class Storing:
 
     def _save_what_has_ended(self, plan: StepPlan) -> None:
         for request, ending in self._ending.items():
+            if ending.is_announced:
+                continue
             # Asked before: the hub's answer may come at any moment, and what it says must not be missed.
             waits = ending.saving.waits
             self._save(ending.tracked, ending.saving, ending.computed, ending.blocks, plan)
             if not waits:
                 plan.ending.add(request)
+                ending.is_announced = True
 
     def _save(self, tracked: Tracked, saving: Saving, computed: int, blocks: list[int] | None, plan: StepPlan) -> None:
         for part in saving.parts:

@@ -19,6 +19,7 @@ OPTIONS: dict[str, Any] = {
     "block_size": 32,
     "enforce_eager": True,
     "distributed_executor_backend": "uni",
+    "async_scheduling": True,
     "max_model_len": 2048,
     "max_num_batched_tokens": 2048,
     "max_num_seqs": 64,

@@ -199,6 +199,20 @@ def _mend_llvmlite() -> None:
     ffi._lib_wrapper.__getattr__ = look
 
 
+def _allow_asynchronous_scheduling() -> None:
+    """vLLM turns it off on CPUs, whatever was asked for; it is the default on GPUs."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    check = CpuPlatform.check_and_update_config
+
+    def check_all_but_scheduling(cls: type[CpuPlatform], config: Any) -> None:
+        asked = config.scheduler_config.async_scheduling
+        check.__func__(cls, config)
+        config.scheduler_config.async_scheduling = asked
+
+    setattr(CpuPlatform, "check_and_update_config", classmethod(check_all_but_scheduling))  # noqa: B010
+
+
 def main() -> None:
     line = Client(sys.argv[1], "AF_UNIX")
     _mend_llvmlite()
@@ -206,6 +220,7 @@ def main() -> None:
         modules, options = line.recv()
         for module in modules:
             importlib.import_module(module)
+        _allow_asynchronous_scheduling()
         host = Host(sys.argv[2], options)
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
