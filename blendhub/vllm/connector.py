@@ -123,7 +123,7 @@ class BlendHubConnector(KVConnectorBase_V1):
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker:
             assert isinstance(kv_connector_metadata, StepPlan)
-            self._worker.settle_saves(kv_connector_metadata.preempted)
+            self._worker.begin_step(kv_connector_metadata)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if not self._worker:
@@ -205,19 +205,22 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan(Address("", ""))
+        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         if not self._scheduler:
             return
         if isinstance(connector_output.kv_connector_worker_meta, WorkerReport):
             self._scheduler.heard(connector_output.kv_connector_worker_meta)
-        self._scheduler.storing.freed(connector_output.finished_sending or set())
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler:
             return self._scheduler.ended(request, block_ids)
         return False, {"blendhub": {"reason": "; ".join(self._reasons)}}
+
+    def has_pending_push_work(self) -> bool:
+        """vLLM goes on with steps while this holds: the workers commit after the blocks of a request were freed."""
+        return self._scheduler is not None and self._scheduler.has_work
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
         return BlendHubStats.taken_from(self._scheduler.counters if self._scheduler else self._unserved)

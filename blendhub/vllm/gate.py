@@ -62,6 +62,11 @@ def examine(model: EngineModel, chunk_tokens: int, probe_layer: int) -> Gate:
         log.exception("writing into the pages, and reading back, failed")
         return closed(f"writing into the pages, and reading back, failed: {type(error).__name__}: {error}")
     try:
+        if model.frees_blocks_early:
+            raise Unsupported(
+                "all layers have a window, and vLLM has no blocks for what has left it: what is computed with such "
+                "tokens before it would be wrong"
+            )
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token, and for ever.
         _prove_runs(model, layout, layers)

@@ -29,6 +29,13 @@ class Address(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
 
 
+class HubPlace(msgspec.Struct, frozen=True):
+    """Where the workers find the hub, and the namespace whose session they open first."""
+
+    address: Address
+    home: Namespace
+
+
 class Load(msgspec.Struct, frozen=True):
     """Bring in what was decided for a request, and compute what is missing between."""
 
@@ -58,7 +65,8 @@ class Save(msgspec.Struct, frozen=True):
 class StepPlan(KVConnectorMetadata):
     """From the scheduler's side to the workers'."""
 
-    address: Address
+    hub: HubPlace | None = None
+    """In one plan only: the first after the scheduler's side has reached the hub."""
     spaces: dict[str, Namespace] = field(default_factory=dict)
     """The namespaces that the jobs below name."""
     loads: list[Load] = field(default_factory=list)
@@ -68,7 +76,8 @@ class StepPlan(KVConnectorMetadata):
     preempted: set[str] = field(default_factory=set)
     """Requests whose blocks this step gives to others."""
     ending: set[str] = field(default_factory=set)
-    """Requests that have ended, whose blocks are kept until all of their saves are done."""
+    """Requests that have ended, and of which no plan will name another save. Their blocks are kept until all of
+    their saves are copied. A plan names each once: workers answer each time."""
     budget: int = 0
     """How many tokens may be recomputed in this step."""
 
@@ -92,6 +101,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     saved_tokens: int = 0
     failed_saves: dict[str, int] = field(default_factory=dict)
     """How many saves failed, by reason."""
+    settled: dict[str, int] = field(default_factory=dict)
+    """Of requests that have ended: on how many ranks nothing is left to be committed."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -102,8 +113,11 @@ class WorkerReport(KVConnectorWorkerMetadata):
         failed = dict(self.failed_saves)
         for reason, count in other.failed_saves.items():
             failed[reason] = failed.get(reason, 0) + count
+        settled = dict(self.settled)
+        for request, ranks in other.settled.items():
+            settled[request] = settled.get(request, 0) + ranks
         # Every rank saves its shard of the same tokens.
-        return WorkerReport(loads, max(self.saved_tokens, other.saved_tokens), failed)
+        return WorkerReport(loads, max(self.saved_tokens, other.saved_tokens), failed, settled)
 
 
 @dataclass

@@ -20,11 +20,12 @@ class Part:
         self.exact = exact
         self._reserved = reserved
         self._written: int | None = None
+        self._is_dropped = False
 
     @property
     def is_asked_for(self) -> bool:
         """Whether the hub has yet to answer."""
-        return not self._reserved.done()
+        return not (self._reserved.done() or self._is_dropped)
 
     @property
     def reservation(self) -> Reservation | None:
@@ -37,14 +38,20 @@ class Part:
     def open_right(self) -> WriteRight | None:
         """A right that was not used to its end."""
         reservation = self.reservation
-        if reservation is None or reservation.right is None or self._written == reservation.span.end:
+        if reservation is None or reservation.right is None:
+            return None
+        if self._written == reservation.span.end and not self._is_dropped:
             return None
         return reservation.right
+
+    def drop(self) -> None:
+        """Store none of it that is not stored yet."""
+        self._is_dropped = True
 
     def take(self, computed: int) -> tuple[WriteRight, tuple[Slot, ...], Span] | None:
         """What can be written now that tokens up to ``computed`` are there: right, slots and span."""
         reservation = self.reservation
-        if reservation is None or reservation.right is None:
+        if reservation is None or reservation.right is None or self._is_dropped:
             return None
         span = reservation.span
         start = span.start if self._written is None else self._written
@@ -77,6 +84,11 @@ class Saving:
             last = self.parts[-1].reservation if self.parts else None
             goes_on = last is not None and last.span.end == n_prompt
             self._add(Span(n_prompt, computed), exact, last.run if last and goes_on else None)
+
+    def drop(self) -> None:
+        """Store none of it that is not stored yet."""
+        for part in self.parts:
+            part.drop()
 
     @property
     def open_rights(self) -> list[WriteRight]:

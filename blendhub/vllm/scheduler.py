@@ -3,11 +3,9 @@
 Nothing here waits for the hub but ``matched``, and that for a moment only.
 """
 
-import contextlib
 import logging
 import time
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -16,12 +14,12 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from blendhub.client import HubClient, PendingReply
 from blendhub.errors import BlendHubError
 from blendhub.host import PluginHost
 from blendhub.vllm.decision import Refusal, decide
 from blendhub.vllm.errands import Errands
-from blendhub.vllm.messages import Address, Load, StepPlan, WorkerReport
+from blendhub.vllm.lookup import Lookup
+from blendhub.vllm.messages import Address, HubPlace, Load, StepPlan, WorkerReport
 from blendhub.vllm.requests import Admission
 from blendhub.vllm.runs import total
 from blendhub.vllm.sessions import Sessions
@@ -29,8 +27,7 @@ from blendhub.vllm.settings import Settings
 from blendhub.vllm.startup import Facts, Watch
 from blendhub.vllm.storing import Storing
 from blendhub.vllm.taint import can_taint, taint
-from blendhub.vllm.tracking import Tracked
-from blendhub.wire import Found
+from blendhub.vllm.tracking import Stage, Tracked
 
 log = logging.getLogger(__name__)
 
@@ -52,18 +49,24 @@ class SchedulerSide:
         self._config = config
         self._settings = settings
         self._admission = admission
-        self._address = address
-        self.errands = Errands(Sessions(address, engine_id, -1, host))
-        self.storing = Storing(self.errands, config.cache_config.block_size, settings.policy.min_saved_tokens)
+        self._place: HubPlace | None = HubPlace(address, admission.namespace)
+        """For the workers, who have yet to hear of it."""
+        self.errands = Errands(Sessions(address, engine_id, -1, host), admission.namespace)
+        self.storing = Storing(self.errands, config.cache_config.block_size, settings, admission.namespace.world_size)
         self._tracked: dict[str, Tracked] = {}
+        self._unsent: list[Tracked] = []
+        """Their lookups wait for a session to be opened."""
         self._patience_s = settings.lookup_wait_ms / 1000
         self._loads: list[tuple[Load, Tracked]] = []
         self._cancelled: set[str] = set()
         self._told: set[str] = set()
         """Refusals that were logged: each code once is enough."""
-        session = self.errands.session(admission.namespace)
-        session.result()
-        self._watch = Watch(facts, lambda: session.result() if session.done() else None)
+        try:
+            self.errands.reach()
+        except BlendHubError:
+            self.errands.close()
+            raise
+        self._watch = Watch(facts, lambda: self.errands.home)
         self._watch.refusal()
 
     # A request arrives, and is admitted.
@@ -87,14 +90,13 @@ class SchedulerSide:
             self._refuse(
                 tracked, Refusal("all_computed", "the request needs every token computed, as prompt logprobs do")
             )
-        if tracked.refusal or (tracked.outcome and tracked.outcome.error):
+        if tracked.stage is Stage.COMPUTED:
             return 0, False
-        if tracked.outcome:
-            # It was preempted, and lost what was loaded.
-            tracked.outcome = tracked.decision = None
+        # It was preempted, and lost what was loaded; or its turn came late, and what was found is no longer leased.
+        if tracked.stage is Stage.LOADED or (tracked.lookup and tracked.lookup.has_expired):
             self._ask(tracked)
         try:
-            if tracked.found is None and not self._answered(tracked):
+            if tracked.stage is Stage.ASKED and not self._answered(tracked):
                 return None, False
         except BlendHubError as error:
             self._refuse(tracked, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
@@ -107,7 +109,7 @@ class SchedulerSide:
         if tracked is None or not n_external or tracked.decision is None:
             return
         decision = tracked.decision
-        tracked.is_loading = True
+        tracked.stage = Stage.LOADING
         tracked.was_approximate_from = tracked.first_approximate
         tokens = tracked.tokens()[: decision.end]
         self._loads.append((Load(tracked.id, tracked.space, tokens, np.asarray(blocks, np.int64), decision), tracked))
@@ -122,14 +124,17 @@ class SchedulerSide:
         if known is None or first < known:
             tracked.first_approximate = first
             # If it was preempted, more of it was to be stored as exact.
-            self.storing.give_up(tracked)
+            self.storing.retire(tracked)
 
     # A step.
 
     def plan(self, step: SchedulerOutput) -> StepPlan:
         """What the workers do in this step."""
         self._patience_s = self._settings.lookup_wait_ms / 1000
-        plan = StepPlan(self._address, budget=self._budget(step))
+        self._send_lookups()
+        plan = StepPlan(budget=self._budget(step))
+        if self._place and self.errands.is_up:
+            plan.hub, self._place = self._place, None
         for load, tracked in self._loads:
             plan.loads.append(load)
             plan.spaces[load.space] = tracked.namespace
@@ -138,7 +143,7 @@ class SchedulerSide:
         plan.preempted = set(step.preempted_req_ids or ())
         self.storing.plan(step, self._tracked, plan)
         while not self.storing.refused.empty():
-            self.counters[f"reservations_failed_{type(self.storing.refused.get()).__name__}"] += 1
+            self._count_reservation(self.storing.refused.get())
         return plan
 
     def heard(self, report: WorkerReport) -> None:
@@ -146,13 +151,14 @@ class SchedulerSide:
         self.counters["saved_tokens"] += report.saved_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
+        self.storing.settled(report.settled)
         for request, outcome in report.loads.items():
             tracked = self._tracked.get(request)
             if tracked is None or tracked.decision is None:
                 continue
-            tracked.is_loading = False
+            tracked.stage = Stage.COMPUTED if outcome.error else Stage.LOADED
             tracked.outcome = outcome
-            self._let_go(tracked)
+            self._end_lookup(tracked)
             if outcome.error:
                 self.counters["loads_failed"] += 1
                 # vLLM computes what was not loaded. Of an earlier time blended blocks may be left all the same.
@@ -177,21 +183,30 @@ class SchedulerSide:
         if log.isEnabledFor(logging.DEBUG):
             # Streams and batches of many clients have no other way to see it.
             log.debug("%s", msgspec.json.encode({"request": tracked.id, **told}).decode())
-        if tracked.is_loading:
+        self._end_lookup(tracked)
+        if tracked.stage is Stage.LOADING:
             # vLLM keeps the blocks until the workers say that they have stopped.
             self._cancelled.add(tracked.id)
-            self._loads = [(load, owner) for load, owner in self._loads if owner is not tracked]
-            self._let_go(tracked)
+            self.storing.abandon(tracked)
             return False, told
-        self._let_go(tracked)
         return self.storing.ended(tracked, blocks), told
 
+    @property
+    def has_work(self) -> bool:
+        """Whether steps are needed even if no request is left."""
+        return self.storing.is_busy
+
     def clear(self) -> bool:
-        """Forget all that is stored in this engine's namespaces."""
-        with contextlib.suppress(BlendHubError):
-            self.errands.clear()
-            return True
-        return False
+        """Have all forgotten that is stored in this engine's namespaces; returns whether the hub is there to do it.
+
+        What was found before is not used, and what is being stored is not stored.
+        """
+        self.storing.drop(tracked for tracked in self._tracked.values() if tracked.saving)
+        self.errands.clear()
+        for tracked in self._tracked.values():
+            if tracked.stage in (Stage.ASKED, Stage.FOUND):
+                self._ask(tracked)
+        return self.errands.is_up
 
     def close(self) -> None:
         self.errands.close()
@@ -199,34 +214,36 @@ class SchedulerSide:
     # Asking the hub.
 
     def _ask(self, tracked: Tracked) -> None:
-        tracked.asked_at = time.monotonic()
-        tracked.found = tracked.lookup = None
-        tracked.client = self.errands.session(tracked.namespace)
+        self._end_lookup(tracked)
+        tracked.outcome = tracked.decision = tracked.found = None
+        tracked.stage = Stage.ASKED
+        tracked.lookup = Lookup(self.errands, tracked.namespace, tracked.tokens(), self._settings.lookup_timeout_s)
+        if not tracked.lookup.is_sent:
+            self._unsent.append(tracked)
+
+    def _send_lookups(self) -> None:
+        """A session may have been opened since; vLLM asks only for requests whose turn has come."""
+        waiting, self._unsent = self._unsent, []
+        for tracked in waiting:
+            if tracked.lookup:
+                tracked.lookup.send()
+                if not tracked.lookup.is_sent:
+                    self._unsent.append(tracked)
 
     def _answered(self, tracked: Tracked) -> bool:
         """Whether the lookup has come back; waits for it for a moment. Raises if it failed or took too long."""
         started = time.monotonic()
-        assert tracked.client
+        assert tracked.lookup
         try:
-            client = tracked.client.result(self._patience_s)
-            if tracked.lookup is None:
-                wait = self._settings.lookup_timeout_s * 0.8  # what is in a store may be fetched meanwhile
-                tracked.lookup = client.submit_lookup(tracked.tokens(), wait_s=wait)
-            while not tracked.lookup.done():
-                if time.monotonic() - started > self._patience_s:
-                    break
+            while (found := tracked.lookup.answer()) is None and time.monotonic() - started < self._patience_s:
                 time.sleep(50e-6)
-            if tracked.lookup.done():
-                tracked.found = tracked.lookup.result()
-                return True
-        except TimeoutError:
-            pass
         finally:
             # Shared by all requests of a step: a hundred that wait must not hold up those that run.
             self._patience_s = max(0.0, self._patience_s - (time.monotonic() - started))
-        if tracked.waited() > self._settings.lookup_timeout_s:
-            raise BlendHubError(f"the lookup took more than lookup_timeout_s {self._settings.lookup_timeout_s}")
-        return False
+        if found is None:
+            return False
+        tracked.found, tracked.stage = found, Stage.FOUND
+        return True
 
     def _decide(self, tracked: Tracked, local: int) -> tuple[int, bool]:
         request = tracked.request
@@ -248,9 +265,9 @@ class SchedulerSide:
         return decision.end - local, True
 
     def _refuse(self, tracked: Tracked, refusal: Refusal) -> None:
-        tracked.refusal = refusal
+        tracked.refusal, tracked.stage = refusal, Stage.COMPUTED
         self._count_refusal(tracked, refusal)
-        self._let_go(tracked)
+        self._end_lookup(tracked)
 
     def _count_refusal(self, tracked: Tracked, refusal: Refusal) -> None:
         if refusal.code not in self._told:
@@ -258,15 +275,18 @@ class SchedulerSide:
             log.info("request %s: nothing is reused: %s", tracked.id, refusal.reason)
         self.counters[f"refused_{refusal.code}"] += 1
 
-    def _let_go(self, tracked: Tracked) -> None:
-        """End the lease that the lookup brought."""
-        found, lookup = tracked.found, tracked.lookup
-        tracked.lookup = None
-        if found is not None and found.lease is not None:
-            self.errands.quietly(tracked.namespace, partial(HubClient.release, lease=found.lease))
-            tracked.found = Found(found.matches, found.pieces)
-        elif found is None and lookup is not None:
-            self.errands.quietly(tracked.namespace, partial(_release_late, lookup=lookup))
+    def _count_reservation(self, error: BaseException) -> None:
+        reason = type(error).__name__
+        if reason not in self._told:
+            self._told.add(reason)
+            log.warning("the hub gives no room for what is computed, so that it is not stored: %s", error)
+        self.counters[f"reservations_failed_{reason}"] += 1
+
+    def _end_lookup(self, tracked: Tracked) -> None:
+        """End the lease that the lookup brought; what it found is remembered, for it need not be stored again."""
+        lookup, tracked.lookup = tracked.lookup, None
+        if lookup:
+            lookup.close()
 
     # The rest.
 
@@ -276,10 +296,3 @@ class SchedulerSide:
         left = most - step.total_num_scheduled_tokens
         budget = max(left, settings.min_blend_tokens_per_step)
         return min(budget, settings.blend_tokens_per_step or budget)
-
-
-def _release_late(client: HubClient, lookup: PendingReply[Found]) -> None:
-    """A lookup that nobody waits for any more may still bring a lease."""
-    found = lookup.result()
-    if found.lease is not None:
-        client.release(found.lease)

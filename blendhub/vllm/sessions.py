@@ -1,10 +1,11 @@
 """This process's sessions with the hub: one a namespace, opened when it is first needed."""
 
 import contextlib
+import threading
 from collections import OrderedDict
 
 from blendhub.client import HubClient
-from blendhub.errors import BlendHubError
+from blendhub.errors import BlendHubError, PeerGone
 from blendhub.host import PluginHost
 from blendhub.layout import Namespace
 from blendhub.vllm.messages import Address
@@ -14,40 +15,70 @@ MOST_SESSIONS = 64
 
 
 class Sessions:
-    """Clients by namespace. To be used by one thread at a time."""
+    """Clients by namespace. ``open``, ``clear`` and ``close`` wait for the hub; ``ready`` never does."""
 
     def __init__(self, address: Address, engine: str, rank: int, host: PluginHost) -> None:
-        self._address = address
+        self.address = address
         self._engine = engine
         self._rank = rank
         self._host = host
+        self._lock = threading.Lock()
+        """Guards what follows; never held while the hub is asked."""
         self._clients: OrderedDict[str, HubClient] = OrderedDict()
+        self._opening: HubClient | None = None
+        self._is_closed = False
+
+    def ready(self, namespace: Namespace) -> HubClient | None:
+        """The session of a namespace, if it is open. May be called by any thread."""
+        with self._lock:
+            client = self._clients.get(namespace.digest)
+            if client is not None:
+                self._clients.move_to_end(namespace.digest)
+            return client
 
     def open(self, namespace: Namespace) -> HubClient:
-        """The session of a namespace. Waits for the hub if it is new; raises what the hub or the transport says."""
-        digest = namespace.digest
-        client = self._clients.get(digest)
-        if client is None:
-            client = HubClient(self._address.endpoint, self._address.transport, self._address.options, host=self._host)
-            try:
-                client.register(f"{self._engine}/{digest}", namespace, self._rank)
-            except BaseException:
-                client.close()
-                raise
-            self._clients[digest] = client
-            if len(self._clients) > MOST_SESSIONS:
-                _, oldest = self._clients.popitem(last=False)
-                oldest.close()
-        self._clients.move_to_end(digest)
+        """The session of a namespace; raises what the hub or the transport says. To be called by one thread."""
+        client = self.ready(namespace)
+        if client is not None:
+            return client
+        client = HubClient(self.address.endpoint, self.address.transport, self.address.options, host=self._host)
+        with self._lock:
+            self._opening = client
+        try:
+            client.register(f"{self._engine}/{namespace.digest}", namespace, self._rank)
+            with self._lock:
+                if self._is_closed:
+                    raise PeerGone("this process has left the hub")
+                self._clients[namespace.digest] = client
+                oldest = self._clients.popitem(last=False)[1] if len(self._clients) > MOST_SESSIONS else None
+        except BaseException:
+            client.close()
+            raise
+        if oldest:
+            oldest.close()
         return client
 
     def clear(self) -> None:
         """Forget what is stored in the namespaces that are open."""
-        for client in self._clients.values():
+        with self._lock:
+            clients = list(self._clients.values())
+        for client in clients:
             client.clear()
 
     def close(self) -> None:
-        for client in self._clients.values():
-            with contextlib.suppress(BlendHubError):
-                client.close()
-        self._clients.clear()
+        """Leave the hub; what another thread is asking ends with an error."""
+        with self._lock:
+            self._is_closed = True
+            clients = [*self._clients.values(), *([self._opening] if self._opening else [])]
+            self._clients.clear()
+        # At once: a hub that does not answer is waited for once, not once a session.
+        leaving = [threading.Thread(target=_leave, args=(client,), daemon=True) for client in clients]
+        for thread in leaving:
+            thread.start()
+        for thread in leaving:
+            thread.join()
+
+
+def _leave(client: HubClient) -> None:
+    with contextlib.suppress(BlendHubError):
+        client.close()

@@ -1,23 +1,35 @@
 """What the scheduler's side remembers of a request."""
 
-import time
-from concurrent.futures import Future
+from enum import Enum, auto
 from typing import Any
 
 import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.client import HubClient, PendingReply
 from blendhub.layout import Namespace
 from blendhub.plan import Match, join
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.lookup import Lookup
 from blendhub.vllm.messages import Outcome
 from blendhub.vllm.runs import total
 from blendhub.vllm.saving import Saving
 from blendhub.vllm.settings import Mode
 from blendhub.wire import Found
+
+
+class Stage(Enum):
+    """How far a request has come."""
+
+    ASKED = auto()
+    """The hub is to say what is stored."""
+    FOUND = auto()
+    """It has said so, and vLLM is to make room."""
+    LOADING = auto()
+    LOADED = auto()
+    COMPUTED = auto()
+    """vLLM computes what it does not have: reuse was refused, or has failed."""
 
 
 class Tracked:
@@ -42,13 +54,11 @@ class Tracked:
         self.explains = explains
         self.refusal = refusal
         """Why nothing is reused; None while that is open, and if something is."""
-        self.client: Future[HubClient] | None = None
-        self.lookup: PendingReply[Found] | None = None
-        self.asked_at = 0.0
+        self.stage = Stage.COMPUTED if refusal else Stage.ASKED
+        self.lookup: Lookup | None = None
         self.found: Found | None = None
         self.decision: Decision | None = None
         """What is being loaded, or was."""
-        self.is_loading = False
         self.outcome: Outcome | None = None
         self.engine_tokens = 0
         """What vLLM's own cache held when the request was admitted."""
@@ -56,6 +66,9 @@ class Tracked:
         self.was_approximate_from: int | None = None
         """The same before the load that is under way."""
         self.saving: Saving | None = None
+        """What of it is being stored."""
+        self.retired: list[Saving] = []
+        """What was being stored, and is not gone on with."""
         self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)
 
     @property
@@ -72,9 +85,6 @@ class Tracked:
         """The prompt, and what was generated up to now."""
         answer = self.request.output_token_ids
         return np.concatenate([self._prompt, np.asarray(answer, np.uint32)]) if len(answer) else self._prompt
-
-    def waited(self) -> float:
-        return time.monotonic() - self.asked_at
 
     def report(self) -> dict[str, Any]:
         """For the response: what became of the prompt's tokens."""

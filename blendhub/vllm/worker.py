@@ -2,18 +2,24 @@
 
 import contextlib
 import logging
+import time
+from collections.abc import Callable
 from contextlib import ExitStack
-from enum import IntEnum
+from functools import partial
+from typing import NamedTuple
 
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
-from blendhub.client import HubClient
+from blendhub.client import HubClient, PendingReply
 from blendhub.contracts import Device, Segment, Selector, Transfer
-from blendhub.errors import BlendHubError, HubError
+from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.host import PluginHost
+from blendhub.layout import Namespace
 from blendhub.vllm.decision import clipped
+from blendhub.vllm.errands import Errands
 from blendhub.vllm.gate import Gate
+from blendhub.vllm.loading import Arrival, Loading
 from blendhub.vllm.messages import Load, Outcome, Save, StepPlan, WorkerReport
 from blendhub.vllm.model import EngineModel
 from blendhub.vllm.pages import paged_layer
@@ -21,12 +27,24 @@ from blendhub.vllm.recompute import Blend, Engine
 from blendhub.vllm.saver import Saver
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
+from blendhub.wire import Found
 
 log = logging.getLogger(__name__)
 
 
+class WaitingSave(NamedTuple):
+    """A save whose session with the hub is still being opened."""
+
+    job: Save
+    namespace: Namespace
+    until: float
+
+
 class Worker:
-    """One rank. All methods are called by the worker's own thread."""
+    """One rank. All methods are called by the worker's own thread, and none waits for the hub but ``close``.
+
+    A step of vLLM calls ``begin_step``, computes, and calls ``load``, ``save`` and ``finished``.
+    """
 
     def __init__(
         self,
@@ -40,66 +58,65 @@ class Worker:
         assert gate.layout and settings.device
         self._host = host
         self._engine_id = engine_id
+        self._patience_s = settings.lookup_timeout_s
         self._group = get_tp_group()
         self._device: Device = host.create("device", settings.device.name, settings.device.options)
         rotations = gate.rotations or (None,) * len(model.layer_names)
         layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
         self._device.attach(layers, model.page_size, gate.layout)
         self._engine = Engine(model, layers, gate.layout, self._device, selector, self._sum_over_ranks)
-        self._sessions: Sessions | None = None
+        self._errands: Errands | None = None
         self._pinned: str | None = None
         self._loading: dict[str, Loading] = {}
-        self._saver = Saver()
+        self._waiting: list[WaitingSave] = []
+        self._saver = Saver(self._later)
         self._ending: set[str] = set()
+        """Requests whose blocks are kept for their saves."""
+        self._unsettled: set[str] = set()
+        """Requests that have ended, and of which something is still to be committed."""
         self._loaded: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
 
-    def load(self, plan: StepPlan) -> None:
-        """Begin what is new, then go on with what was begun, within the step's budget."""
+    def begin_step(self, plan: StepPlan) -> None:
+        """Before vLLM computes: ask the hub, so that it answers meanwhile, and let no block be written that is read."""
+        if plan.hub:
+            sessions = Sessions(plan.hub.address, self._engine_id, self._group.rank_in_group, self._host)
+            self._errands = Errands(sessions, plan.hub.home)
+        self._settle_saves(plan.preempted)
         for request in plan.cancelled & set(self._loading):
-            self._finish(self._loading.pop(request), Outcome(error="the request was aborted"))
+            self._loading[request].cancel()
         for job in plan.loads:
-            self._loading[job.request] = Loading(job)
-            self._begin(self._loading[job.request], plan)
-        self._welcome_arrivals()
+            open, copy = partial(self._client, plan.spaces[job.space]), partial(self._begin_load, job)
+            self._loading[job.request] = Loading(job, open, copy, self._release_late, self._patience_s)
+        self._advance()
+
+    def load(self, plan: StepPlan) -> None:
+        """Go on with what is being loaded, within the step's budget."""
+        self._advance()
+        self._agree()
         budget = plan.budget
         for loading in list(self._loading.values()):
             if budget <= 0:
                 break
             if loading.blend:
-                budget -= self._go_on(loading, loading.blend, budget)
+                budget -= self._compute(loading, loading.blend, budget)
 
     def save(self, plan: StepPlan) -> None:
         """Begin to save what this step computed."""
-        begun: list[Transfer] = []
-        for job in plan.saves:
-            if self._saver.gave_up(job):
-                continue
-            client = None
-            try:
-                client = self._open(plan, job.space)
-                transfer, right = self._begin_save(job, client)
-                self._saver.add(job, transfer, right, client)
-                begun.append(transfer)
-            except BlendHubError as error:
-                self._saver.note(job, error, client)
-        if not self._device.on_the_side:
-            for transfer in begun:
-                with contextlib.suppress(Exception):  # the saver hears of it too
-                    transfer.wait()
+        until = time.monotonic() + self._patience_s
+        self._waiting += [WaitingSave(job, plan.spaces[job.space], until) for job in plan.saves]
+        self._begin_saves()
         self._ending |= plan.ending
-
-    def settle_saves(self, preempted: set[str]) -> None:
-        """Wait for the saves of these requests: their blocks are about to be used for something else."""
-        self._saver.wait(None if self._engine.model.frees_blocks_early else preempted)
 
     def finished(self) -> tuple[set[str], set[str]]:
         """Requests whose blocks may go, and requests whose KV has arrived."""
-        saved = {request for request in self._ending if not self._saver.is_busy_with(request)}
+        self._advance()
+        self._agree()
+        waiting = {save.job.request for save in self._waiting}
+        saved = {request for request in self._ending - waiting if not self._saver.is_copying(request)}
         self._ending -= saved
-        for request in saved:
-            self._saver.forget(request)
+        self._unsettled |= saved
         loaded, self._loaded = self._loaded, set()
         return saved, loaded
 
@@ -109,91 +126,122 @@ class Worker:
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
+        settled = {request for request in self._unsettled if not self._saver.is_committing(request)}
+        self._unsettled -= settled
+        for request in settled:
+            self._saver.forget(request)
+        report.settled = dict.fromkeys(settled, 1)
         report.saved_tokens, report.failed_saves = self._saver.take_numbers()
         return report if report != WorkerReport() else None
 
     def close(self) -> None:
         self._saver.close()
-        if self._sessions:
-            self._sessions.close()
+        if self._errands:
+            self._errands.close()
         self._device.close()
 
     # Loading.
 
-    def _begin(self, loading: "Loading", plan: StepPlan) -> None:
-        job = loading.job
-        try:
-            client = self._open(plan, job.space)
-            found = client.acquire(job.decision.matches, job.decision.start)
-            loading.client, loading.lease = client, found.lease
-            segments = [
-                Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
-                for piece in found.pieces
-            ]
-            expected = sum(len(span) for span in [*job.decision.exact, *job.decision.moved])
-            given = sum(min(s.span.end, job.decision.end) - max(s.span.start, job.decision.start) for s in segments)
-            if given != expected:
-                raise HubError(f"of {expected} tokens that were found, the hub has only {given} left")
-            pages = self._engine.model.pages(job.blocks)
-            loading.transfer = self._device.load(segments, pages, job.decision.start)
-        except BlendHubError as error:
-            loading.error = error
+    def _advance(self) -> None:
+        for loading in self._loading.values():
+            loading.advance()
 
-    def _welcome_arrivals(self) -> None:
-        """Let what has arrived on all ranks be computed with; none may begin if another cannot."""
-        waiting = [loading for loading in self._loading.values() if not loading.blend]
-        if not waiting:
+    def _agree(self) -> None:
+        """Begin to compute with what has been copied on all ranks, and end what has ended on all: in step."""
+        loads = list(self._loading.values())
+        if not loads:
             return
-        states = torch.tensor([self._state_of(loading) for loading in waiting])
+        arrivals = torch.tensor([loading.arrival for loading in loads])
         if self._group.world_size > 1:
-            torch.distributed.all_reduce(states, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
-        for loading, state in zip(waiting, states.tolist(), strict=True):
-            if state == Arrival.FAILED:
+            torch.distributed.all_reduce(arrivals, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
+        for loading, arrival in zip(loads, arrivals.tolist(), strict=True):
+            if arrival == Arrival.FAILED:
                 self._fail(loading)
-            elif state == Arrival.WELL:
+                continue
+            if arrival >= Arrival.COPIED and not loading.blend:
                 loading.blend = Blend(self._engine, loading.job)
+            if arrival == Arrival.PROVEN and loading.blend and loading.blend.outcome:
+                self._finish(loading, loading.blend.outcome)
 
-    def _state_of(self, loading: "Loading") -> "Arrival":
-        if self._device.on_the_side and loading.transfer and not loading.transfer.done():
-            return Arrival.PENDING
-        loading.settle()
-        return Arrival.FAILED if loading.error else Arrival.WELL
-
-    def _go_on(self, loading: "Loading", blend: Blend, budget: int) -> int:
-        """Bring a load forward; returns the tokens that were computed for it."""
+    def _compute(self, loading: Loading, blend: Blend, budget: int) -> int:
+        """Recompute for a load; returns the tokens that were computed for it."""
         spent = 0
         try:
             while spent < budget and blend.outcome is None:
                 spent += blend.step(budget - spent)
         except Exception as error:  # a model that fails on chosen tokens may well compute all of them
             if isinstance(error, BlendHubError):
-                loading.error = error
+                loading.fail(error)
             else:
                 log.exception("the model failed on chosen tokens")
-                loading.error = BlendHubError(f"the model failed on chosen tokens: {type(error).__name__}: {error}")
-            self._fail(loading)
-            return spent
-        if blend.outcome is not None:
-            self._finish(self._loading.pop(loading.job.request), blend.outcome)
+                loading.fail(BlendHubError(f"the model failed on chosen tokens: {type(error).__name__}: {error}"))
         return spent
 
-    def _fail(self, loading: "Loading") -> None:
+    def _fail(self, loading: Loading) -> None:
         """Have vLLM compute these tokens itself."""
-        job, error = self._loading.pop(loading.job.request).job, loading.error or HubError("another rank failed")
-        log.warning("request %s is computed without what was stored: %s", job.request, error)
-        size = self._engine.model.block_size
-        self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.decision.end // size)].tolist())
+        job, error = loading.job, loading.error or HubError("another rank failed")
+        loading.fail(error)
+        if not loading.is_cancelled:
+            log.warning("request %s is computed without what was stored: %s", job.request, error)
+            size = self._engine.model.block_size
+            self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.decision.end // size)].tolist())
         self._finish(loading, Outcome(error=f"{type(error).__name__}: {error}"))
 
-    def _finish(self, loading: "Loading", outcome: Outcome) -> None:
-        loading.settle()
+    def _finish(self, loading: Loading, outcome: Outcome) -> None:
+        del self._loading[loading.job.request]
         self._loaded.add(loading.job.request)
         self._report.loads[loading.job.request] = outcome
 
+    def _begin_load(self, job: Load, client: HubClient, found: Found) -> Transfer:
+        segments = [
+            Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
+            for piece in found.pieces
+        ]
+        expected = sum(len(span) for span in [*job.decision.exact, *job.decision.moved])
+        given = sum(min(s.span.end, job.decision.end) - max(s.span.start, job.decision.start) for s in segments)
+        if given != expected:
+            raise HubError(f"of {expected} tokens that were found, the hub has only {given} left")
+        if not self._pin(client):
+            raise HubError("the hub was restarted, and its new arena is not in use yet")
+        transfer = self._device.load(segments, self._engine.model.pages(job.blocks), job.decision.start)
+        self._wait_unless_on_the_side(transfer)
+        return transfer
+
     # Saving.
 
-    def _begin_save(self, job: Save, client: HubClient) -> tuple[Transfer, ExitStack]:
-        """A copy under way, and the right to write that it needs until it has ended."""
+    def _settle_saves(self, preempted: set[str]) -> None:
+        """Read no more from the blocks of these requests: they are about to be used for something else."""
+        if self._engine.model.frees_blocks_early:
+            preempted = preempted | {save.job.request for save in self._waiting}
+            self._saver.wait()
+        else:
+            self._saver.wait(preempted)
+        for save in self._waiting:
+            if save.job.request in preempted:
+                error = DeadlineExceeded("its blocks were taken away before the session with the hub was open")
+                self._saver.note(save.job, error)
+        self._waiting = [save for save in self._waiting if save.job.request not in preempted]
+
+    def _begin_saves(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for save in waiting:
+            if self._saver.gave_up(save.job):
+                continue
+            client = None
+            try:
+                # What follows in a lease must not be begun before what comes first.
+                is_next = all(other.job.right != save.job.right for other in self._waiting)
+                client = self._client(save.namespace) if is_next else None
+                if client:
+                    self._begin_save(save.job, client)
+                elif time.monotonic() < save.until:
+                    self._waiting.append(save)
+                else:
+                    raise DeadlineExceeded("the worker's session with the hub was not open in time")
+            except BlendHubError as error:
+                self._saver.note(save.job, error, client)
+
+    def _begin_save(self, job: Save, client: HubClient) -> None:
         if job.right.arena != self._pinned:
             raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
         segments = []
@@ -203,58 +251,40 @@ class Worker:
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
             transfer = self._device.save(segments, self._engine.model.pages(job.blocks))
-            return transfer, right.pop_all()
+            self._saver.add(job, transfer, right.pop_all(), client)
+        self._wait_unless_on_the_side(transfer)
 
     # Both.
 
-    def _open(self, plan: StepPlan, space: str) -> HubClient:
-        if self._sessions is None:
-            self._sessions = Sessions(plan.address, self._engine_id, self._group.rank_in_group, self._host)
-        client = self._sessions.open(plan.spaces[space])
-        if client.arena is None:
+    def _client(self, namespace: Namespace) -> HubClient | None:
+        """The session of a namespace; None while it is not open yet. Raises what keeps it from that."""
+        client = self._errands.client(namespace) if self._errands else None
+        return client if client and self._pin(client) else None
+
+    def _pin(self, client: HubClient) -> bool:
+        """Make the client's arena the one that the device copies from and to; False while it copies in another one."""
+        arena = client.arena
+        if arena is None:
             raise HubError("the hub's arena is on another machine; run a hub on this one")
-        if self._pinned != client.arena.name.nonce:
-            # A hub that was restarted has another arena.
-            self._saver.wait()
-            self._device.pin(client.arena.bytes)
-            self._pinned = client.arena.name.nonce
-        return client
+        if self._pinned != arena.name.nonce:
+            if any(loading.is_copying for loading in self._loading.values()) or self._saver.is_copying():
+                return False
+            self._device.pin(arena.bytes)
+            self._pinned = arena.name.nonce
+        return True
+
+    def _wait_unless_on_the_side(self, transfer: Transfer) -> None:
+        if not self._device.on_the_side:
+            with contextlib.suppress(Exception):  # it is raised again to those who ask what became of the copy
+                transfer.wait()
+
+    def _release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
+        assert self._errands
+        self._errands.release_late(client, reply)
+
+    def _later(self, work: Callable[[], None]) -> None:
+        assert self._errands
+        self._errands.later(work)
 
     def _sum_over_ranks(self, scores: torch.Tensor) -> torch.Tensor:
         return self._group.all_reduce(scores) if self._group.world_size > 1 else scores
-
-
-class Arrival(IntEnum):
-    """What has become of a copy. Of several ranks the least counts: nothing is given up while one still copies."""
-
-    PENDING = 0
-    FAILED = 1
-    WELL = 2
-
-
-class Loading:
-    """A request on its way in."""
-
-    def __init__(self, job: Load) -> None:
-        self.job = job
-        self.client: HubClient | None = None
-        self.lease: int | None = None
-        self.transfer: Transfer | None = None
-        self.blend: Blend | None = None
-        self.error: BlendHubError | None = None
-
-    def settle(self) -> None:
-        """Wait for the copy, then end the lease; only a lease that held until then vouches for the bytes."""
-        try:
-            if self.transfer:
-                self.transfer.wait()
-        except BlendHubError as error:
-            self.error = error
-        finally:
-            self.transfer = None
-        lease, self.lease = self.lease, None
-        if lease is not None and self.client:
-            try:
-                self.client.release(lease)
-            except BlendHubError as error:
-                self.error = error

@@ -13,7 +13,7 @@ from blendhub import Match, Span
 from blendhub.layout import KVLayout, Namespace
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.gate import Gate
-from blendhub.vllm.messages import Address, Introduction, Load, Outcome, Save, StepPlan, WorkerReport
+from blendhub.vllm.messages import Address, HubPlace, Introduction, Load, Outcome, Save, StepPlan, WorkerReport
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
@@ -54,14 +54,15 @@ def test_the_reports_of_all_ranks_become_one(ranks):
 def test_a_plan_survives_the_way_to_workers_in_other_processes():
     decision = Decision(0, 12, (Match(Span(2, 12), 3, 40, False),), 0.5)
     blocks = np.arange(3, dtype=np.int64)
-    plan = StepPlan(Address("zmq", "ipc:///x", {"linger_s": 1.0}), budget=64)
-    plan.spaces["s"] = Namespace(model="m", layout=LAYOUT)
+    space = Namespace(model="m", layout=LAYOUT)
+    plan = StepPlan(HubPlace(Address("zmq", "ipc:///x", {"linger_s": 1.0}), space), budget=64)
+    plan.spaces["s"] = space
     plan.loads.append(Load("r", "s", np.arange(12, dtype=np.uint32), blocks, decision))
     plan.saves.append(Save("r", "s", WriteRight(5, 6, 7, "nonce", 8, 9.5), (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
     plan.cancelled.add("gone")
     plan.ending.add("done")
     given = pickle.loads(pickle.dumps(plan))
-    assert (given.address, given.budget, given.cancelled, given.ending) == (plan.address, 64, {"gone"}, {"done"})
+    assert (given.hub, given.budget, given.cancelled, given.ending) == (plan.hub, 64, {"gone"}, {"done"})
     assert given.spaces["s"].digest == plan.spaces["s"].digest
     (load,), (save,) = given.loads, given.saves
     assert load.decision == decision and load.tokens.dtype == np.uint32
@@ -75,3 +76,8 @@ def test_what_workers_tell_survives_the_way_to_the_scheduler():
     met = Introduction(Gate(LAYOUT, False, ("why",)), "weights", "rotary")
     assert pickle.loads(pickle.dumps(report)) == report
     assert pickle.loads(pickle.dumps(met)) == met
+
+
+def test_a_request_is_settled_on_as_many_ranks_as_said_so():
+    report = WorkerReport(settled={"a": 1}).aggregate(WorkerReport(settled={"a": 1, "b": 1}))
+    assert report.settled == {"a": 2, "b": 1}

@@ -1,6 +1,7 @@
 """Saves under way: a real hub, and copies that end when and how a test says."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import numpy as np
@@ -49,10 +50,22 @@ def client():
 
 
 @pytest.fixture
-def saver():
-    made = Saver()
+def asking():
+    """The thread that asks the hub."""
+    with ThreadPoolExecutor(1) as thread:
+        yield thread
+
+
+@pytest.fixture
+def saver(asking):
+    made = Saver(asking.submit)
     yield made
     made.close()
+
+
+def settle(saver, asking) -> None:
+    saver.wait()
+    asking.submit(lambda: None).result()
 
 
 def save(saver, client, reserved, start: int, end: int, error=None, until=None) -> None:
@@ -67,13 +80,13 @@ def found(client) -> set[int]:
     return {p for match in matches for p in range(match.span.start, match.span.end)}
 
 
-def test_what_is_copied_is_committed_and_counted_once(saver, client):
+def test_what_is_copied_is_committed_and_counted_once(saver, asking, client):
     reserved = client.reserve(TOKENS, Span(0, 96))
     for start in (0, 32, 64):
         save(saver, client, reserved, start, start + 32)
-    saver.wait()
+    settle(saver, asking)
     assert found(client) == set(range(96))
-    assert not saver.is_busy_with("r")
+    assert not saver.is_copying("r") and not saver.is_committing("r")
     assert saver.take_numbers() == (96, {})
     assert saver.take_numbers() == (0, {})
 
@@ -82,28 +95,64 @@ def test_only_copies_of_the_requests_that_are_named_are_waited_for(saver, client
     reserved, ends = client.reserve(TOKENS, Span(0, 96)), threading.Event()
     save(saver, client, reserved, 0, 96, until=ends)
     saver.wait({"another"})
-    assert saver.is_busy_with("r")
+    assert saver.is_copying("r")
     threading.Timer(0.05, ends.set).start()
     saver.wait({"r", "another"})
-    assert ends.is_set() and not saver.is_busy_with("r")
+    assert ends.is_set() and not saver.is_copying("r")
+
+
+def test_a_request_s_blocks_are_free_when_its_copies_have_ended_whether_the_hub_answers_or_not(saver, asking, client):
+    reserved, answers = client.reserve(TOKENS, Span(0, 96)), threading.Event()
+    asking.submit(answers.wait)
+    for start in (0, 32, 64):
+        save(saver, client, reserved, start, start + 32)
+    saver.wait({"r"})
+    assert not saver.is_copying("r") and not saver.is_copying()
+    assert saver.is_committing("r") and found(client) == set()
+    answers.set()
+    settle(saver, asking)
+    assert found(client) == set(range(96)) and not saver.is_committing("r")
+
+
+@pytest.mark.parametrize("failed", [0, 1, 2])
+def test_a_commit_that_fails_holds_back_those_behind_it_in_the_lease(saver, asking, client, failed):
+    reserved, asked = client.reserve(TOKENS, Span(0, 96)), []
+
+    class Refuses:
+        def commit(self, right, upto):
+            asked.append(upto)
+            if len(asked) == failed + 1:
+                raise LeaseError("not now")
+            client.commit(right, upto)
+
+        abort, writing = client.abort, client.writing
+
+    for start in (0, 32, 64):
+        save(saver, Refuses(), reserved, start, start + 32)
+    settle(saver, asking)
+    assert asked == [32, 64, 96][: failed + 1]
+    assert found(client) == set(range(32 * failed))
+    saver.forget("r")
+    settle(saver, asking)
+    assert client.stats().gauges["write_leases"] == 0
 
 
 @pytest.mark.parametrize("failed", [0, 32, 64])
-def test_nothing_at_or_behind_a_save_that_failed_can_be_read(saver, client, failed):
+def test_nothing_at_or_behind_a_save_that_failed_can_be_read(saver, asking, client, failed):
     reserved = client.reserve(TOKENS, Span(0, 96))
     for start in (0, 32, 64):
         save(saver, client, reserved, start, start + 32, LeaseError("too late") if start == failed else None)
-    saver.wait()
+    settle(saver, asking)
     assert found(client) == set(range(failed))
     assert saver.take_numbers()[1]["LeaseError"] >= 1
 
 
-def test_nothing_behind_a_save_that_could_not_begin_can_be_read(saver, client):
+def test_nothing_behind_a_save_that_could_not_begin_can_be_read(saver, asking, client):
     reserved = client.reserve(TOKENS, Span(0, 96))
     job = Save("r", SPACE.digest, reserved.right, reserved.slots, Span(0, 32), BLOCKS)
     saver.note(job, LeaseError("too late"))
     save(saver, client, reserved, 32, 96)
-    saver.wait()
+    settle(saver, asking)
     assert found(client) == set()
 
 
@@ -111,6 +160,6 @@ def test_whatever_a_copy_raises_the_request_s_blocks_are_let_go(saver, client):
     reserved = client.reserve(TOKENS, Span(0, 96))
     save(saver, client, reserved, 0, 32, RuntimeError("the device is lost"))
     saver.wait()
-    assert not saver.is_busy_with("r")
+    assert not saver.is_copying("r")
     assert saver.take_numbers() == (0, {"RuntimeError": 1})
     client.abort(reserved.right)

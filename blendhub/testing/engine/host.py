@@ -203,7 +203,7 @@ def _allow_asynchronous_scheduling() -> None:
     """vLLM turns it off on CPUs, whatever was asked for; it is the default on GPUs."""
     from vllm.platforms.cpu import CpuPlatform
 
-    check = CpuPlatform.check_and_update_config
+    check: Any = CpuPlatform.check_and_update_config
 
     def check_all_but_scheduling(cls: type[CpuPlatform], config: Any) -> None:
         asked = config.scheduler_config.async_scheduling

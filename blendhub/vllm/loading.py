@@ -1,0 +1,151 @@
+"""A request on its way in to a worker: a question to the hub, a copy, and a second question about what was copied."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from enum import IntEnum
+
+from blendhub.client import HubClient, PendingReply
+from blendhub.contracts import Transfer
+from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, PeerGone
+from blendhub.vllm.messages import Load
+from blendhub.vllm.recompute import Blend
+from blendhub.wire import Done, Found
+
+Open = Callable[[], HubClient | None]
+"""The session of the load's namespace; None while it is being opened. Raises what keeps it from that."""
+
+Copy = Callable[[HubClient, Found], Transfer]
+ReleaseLate = Callable[[HubClient, PendingReply[Found]], None]
+"""Ends the lease that an answer brings which is not waited for."""
+
+
+class Arrival(IntEnum):
+    """How far a load has come on a rank. Of several ranks the least counts: none fails while another still copies."""
+
+    PENDING = 0
+    FAILED = 1
+    COPIED = 2
+    """Its tokens may be computed with; whether they were the right ones is still asked."""
+    PROVEN = 3
+    """The lease held until the copy had ended, so that what was copied is what was found."""
+
+
+class Loading:
+    """Goes on by ``advance``, which never waits for the hub. The hub has ``patience_s`` for all of its answers."""
+
+    def __init__(self, job: Load, open: Open, copy: Copy, release_late: ReleaseLate, patience_s: float) -> None:
+        self.job = job
+        self.blend: Blend | None = None
+        self.error: Exception | None = None
+        self.is_cancelled = False
+        self._open = open
+        self._copy = copy
+        self._release_late = release_late
+        # One half for the session and the lease, and one for the end of the lease.
+        self._patience_s = patience_s / 2
+        self._begun_at = time.monotonic()
+        self._client: HubClient | None = None
+        self._acquiring: PendingReply[Found] | None = None
+        self._lease: int | None = None
+        self._transfer: Transfer | None = None
+        self._releasing: PendingReply[Done] | None = None
+        self._is_proven = False
+
+    @property
+    def is_copying(self) -> bool:
+        return self._transfer is not None
+
+    @property
+    def arrival(self) -> Arrival:
+        if self.error:
+            return Arrival.PENDING if self._transfer else Arrival.FAILED
+        if self._is_proven:
+            return Arrival.PROVEN
+        return Arrival.COPIED if self._releasing else Arrival.PENDING
+
+    def cancel(self) -> None:
+        """The request was aborted; it has arrived when nothing is copied any more."""
+        self.is_cancelled = True
+        self.fail(HubError("the request was aborted"))
+
+    def fail(self, error: Exception) -> None:
+        """Give the load up; what is being copied is still waited for."""
+        self.error = self.error or error
+        acquiring, self._acquiring = self._acquiring, None
+        if acquiring and self._client:
+            self._release_late(self._client, acquiring)
+        if not self._transfer:
+            self._drop_lease()
+
+    def advance(self) -> None:
+        """Go on as far as possible without waiting."""
+        try:
+            if self._transfer:
+                self._finish_copy(self._transfer)
+            elif self.error or self._is_proven:
+                return
+            elif self._releasing:
+                self._prove(self._releasing)
+            elif self._acquiring:
+                self._begin_copy(self._acquiring)
+            else:
+                self._ask()
+        except Exception as error:  # whatever it is, vLLM can compute what was to be loaded
+            self.fail(error)
+
+    def _ask(self) -> None:
+        self._client = self._open()
+        left = self._begun_at + self._patience_s - time.monotonic()
+        if self._client:
+            decision = self.job.decision
+            self._acquiring = self._client.submit_acquire(decision.matches, decision.start, timeout=max(left, 0.0))
+        elif left < 0:
+            raise DeadlineExceeded("the worker's session with the hub was not open in time")
+
+    def _begin_copy(self, acquiring: PendingReply[Found]) -> None:
+        assert self._client
+        if not acquiring.done():
+            self._check_up(self._client)
+            return
+        self._acquiring = None
+        found = acquiring.result()
+        self._lease = found.lease
+        self._transfer = self._copy(self._client, found)
+        self.advance()
+
+    def _finish_copy(self, transfer: Transfer) -> None:
+        if not transfer.done():
+            return
+        self._transfer = None
+        try:
+            transfer.wait()
+        except BaseException:
+            self._drop_lease()
+            raise
+        if self.error:
+            self._drop_lease()
+            return
+        assert self._client
+        if self._lease is None:
+            raise HubError("the hub has nothing left of what was found")
+        self._releasing = self._client.submit_release(self._lease, timeout=self._patience_s)
+
+    def _prove(self, releasing: PendingReply[Done]) -> None:
+        assert self._client
+        if releasing.done():
+            # A hub that was restarted does not know the lease: leases have random names.
+            releasing.result()
+            self._is_proven = True
+        else:
+            self._check_up(self._client)
+
+    def _check_up(self, client: HubClient) -> None:
+        if not client.is_up:
+            raise PeerGone("the hub stopped to answer during the load")
+
+    def _drop_lease(self) -> None:
+        lease, self._lease = self._lease, None
+        if lease is not None and self._client and not self._releasing:
+            with contextlib.suppress(BlendHubError):
+                self._client.submit_release(lease)

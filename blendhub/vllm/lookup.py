@@ -1,0 +1,101 @@
+"""One question about a prompt: what of it is stored?"""
+
+import contextlib
+import time
+from functools import partial
+
+from blendhub.client import HubClient, PendingReply
+from blendhub.errors import BlendHubError, DeadlineExceeded
+from blendhub.layout import Namespace
+from blendhub.tokens import Tokens
+from blendhub.vllm.errands import Errands
+from blendhub.wire import Found
+
+STORE_SHARE = 0.8
+"""Of a lookup's time, how much the hub may spend on fetching from its store what it found."""
+
+
+class Lookup:
+    """Sent at once where the namespace's session is open, else when it is. Nothing here waits.
+
+    The answer has ``timeout_s`` from when the lookup was sent. One that came in time is kept, whenever it is asked for.
+    """
+
+    def __init__(self, errands: Errands, namespace: Namespace, tokens: Tokens, timeout_s: float) -> None:
+        self._errands = errands
+        self._namespace = namespace
+        self._submit = partial(
+            HubClient.submit_lookup, tokens=tokens, wait_s=timeout_s * STORE_SHARE, timeout=timeout_s
+        )
+        self._timeout_s = timeout_s
+        self._begun_at = self._sent_at = time.monotonic()
+        self._client: HubClient | None = None
+        self._reply: PendingReply[Found] | None = None
+        self._found: Found | None = None
+        self._error: BlendHubError | None = None
+        self.send()
+
+    def send(self) -> None:
+        """Send it, unless that was done before, or the session is still being opened."""
+        if self._reply or self._error:
+            return
+        try:
+            client = self._errands.client(self._namespace)
+            if client:
+                self._client, self._sent_at = client, time.monotonic()
+                self._reply = self._submit(client)
+        except BlendHubError as error:
+            self._error = error
+
+    @property
+    def is_sent(self) -> bool:
+        return self._reply is not None
+
+    def answer(self) -> Found | None:
+        """What was found; None while that is not known. Raises if it failed, or took too long."""
+        if self._found is None:
+            self.send()
+            if self._error:
+                raise self._error
+            if self._reply:
+                self._found = self._received()
+            else:
+                self._check_time()
+        return self._found
+
+    def _received(self) -> Found | None:
+        assert self._reply and self._client
+        if self._reply.done():
+            try:
+                return self._reply.result()
+            except DeadlineExceeded as error:
+                raise DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}") from error
+        if not self._client.is_up:
+            self._errands.release_late(self._client, self._reply)
+            self._error = DeadlineExceeded("the hub stopped to answer before it answered the lookup")
+            raise self._error
+        return None
+
+    def _check_time(self) -> None:
+        if time.monotonic() - self._begun_at > self._timeout_s:
+            self._error = DeadlineExceeded(
+                f"the session with the hub was not open within lookup_timeout_s {self._timeout_s}"
+            )
+            raise self._error
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the lease on what was found has ended by itself."""
+        found = self._found
+        return found is not None and found.lease is not None and time.monotonic() > self._sent_at + found.expires_s
+
+    def close(self) -> None:
+        """End the lease that the answer brought, or still brings."""
+        if self._client is None or self._reply is None or self._error:
+            return
+        if self._found is None:
+            self._errands.release_late(self._client, self._reply)
+        elif self._found.lease is not None:
+            with contextlib.suppress(BlendHubError):
+                self._client.submit_release(self._found.lease)
+        self._reply = None
