@@ -17,6 +17,7 @@ KINDS = {
     "no prefix caching": ({"chunk_tokens": 96}, {"enable_prefix_caching": False}),
     "second runner": ({}, ON_THE_SECOND_RUNNER),
     "embedded by the runner, compiled": ({}, {"enable_prompt_embeds": True, "enforce_eager": False}),
+    "one batch at a time": ({}, {"async_scheduling": False}),
 }
 """Settings of BlendHub, and options of vLLM."""
 
@@ -30,6 +31,8 @@ def kind(request):
 def engine(kind, model):
     settings, options = kind
     with Engine(model, SETTINGS | settings, **options) as engine:
+        # Otherwise nothing of this file would say what asynchronous scheduling does, which is the default on GPUs.
+        assert engine.call("batches_in_flight") == (2 if options.get("async_scheduling", True) else 1)
         yield engine
 
 

@@ -26,11 +26,12 @@ def hub(tmp_path):
     hub.kill()
 
 
-def test_the_hub_is_killed_and_comes_back(model, plain, hub, texts):
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["two batches in flight", "one batch at a time"])
+def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts):
     first, second = texts.new(500), texts.new(500)
     prompts = [[*second, *texts.new(7 + n), *first, *texts.new(9)] for n in range(12)]
     expected = plain.ask(*prompts, tokens=4)
-    with Engine(model, over(hub.endpoint)) as engine:
+    with Engine(model, over(hub.endpoint), async_scheduling=asynchronous) as engine:
         engine.one([*first, *second])
         engine.forget()
         killer = threading.Timer(0.05, lambda: os.kill(hub.process.pid, signal.SIGKILL))
@@ -54,21 +55,6 @@ def test_the_hub_is_killed_and_comes_back(model, plain, hub, texts):
             time.sleep(0.5)
         else:
             pytest.fail(f"nothing is reused after the hub is back: {again[0].told}")
-
-
-def test_a_hub_that_stands_still_costs_no_more_than_the_timeout(model, plain, hub, texts):
-    document = texts.new(500)
-    prompt = [*texts.new(40), *document, *texts.new(9)]
-    with Engine(model, over(hub.endpoint)) as engine:
-        engine.one(document)
-        os.kill(hub.process.pid, signal.SIGSTOP)
-        try:
-            engine.forget()
-            answer = engine.one(prompt)
-        finally:
-            os.kill(hub.process.pid, signal.SIGCONT)
-        assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE
-        assert "reason" in answer.told and answer.first_token_s < 10
 
 
 def test_an_arena_that_is_far_too_small(model, plain, texts):
@@ -106,7 +92,11 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     assert any(reused) and not all(reused)
 
 
-@pytest.mark.parametrize("runner", [{}, ON_THE_SECOND_RUNNER], ids=["first runner", "second runner"])
+@pytest.mark.parametrize(
+    "runner",
+    [{}, {"async_scheduling": False}, ON_THE_SECOND_RUNNER],
+    ids=["first runner", "first runner, one batch at a time", "second runner"],
+)
 def test_preempted_requests(runner, model, plain, texts):
     """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""
     shared = texts.new(300)

@@ -13,11 +13,13 @@ RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
-def test_two_ranks_blend_as_one(model, plain, texts):
+@pytest.mark.parametrize("batches", [2, 1], ids=["two batches in flight", "one batch at a time"])
+def test_two_ranks_blend_as_one(batches, model, plain, texts):
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS, environment=ENVIRONMENT, **RANKS) as engine:
+    with Engine(model, SETTINGS, environment=ENVIRONMENT, async_scheduling=batches == 2, **RANKS) as engine:
+        assert engine.call("batches_in_flight") == batches
         engine.one([*first, *second])
         engine.forget()
         for ratio in (1.0, 0.3):

@@ -56,6 +56,17 @@ class Answer:
         return kv
 
 
+class Beside:
+    """What an engine answered to one prompt while it answered another one."""
+
+    def __init__(self, engine: "Engine", told: dict[str, Any]) -> None:
+        self.answer = Answer(engine, told["answer"])
+        self.stream: list[int] = told["stream"]
+        self.longest_gap_s: float = told["longest_gap_s"]
+        """Between two tokens of the other answer, after the prompt was asked."""
+        self.ended_s: float = told["ended_s"]
+
+
 class Engine:
     """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM. ``prepare``: modules to import before vLLM."""
 
@@ -109,6 +120,12 @@ class Engine:
     def one(self, prompt: Sequence[int], tokens: int = 1, **asked: Any) -> Answer:
         """Ask one prompt."""
         return self.ask(prompt, tokens=tokens, **asked)[0]
+
+    def beside(
+        self, stream: Sequence[int], stream_tokens: int, prompt: Sequence[int], tokens: int = 1, **asked: Any
+    ) -> "Beside":
+        """Ask one prompt while another request decodes so many tokens."""
+        return Beside(self, self.call("beside", list(stream), stream_tokens, list(prompt), asked, tokens))
 
     def forget(self) -> None:
         """Empty vLLM's own cache, so that only what was stored can help."""

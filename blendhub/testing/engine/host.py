@@ -20,6 +20,7 @@ class Host:
 
         self._engine = LLM(model, skip_tokenizer_init=True, **options).llm_engine
         core: Any = getattr(self._engine.engine_core, "engine_core")  # noqa: B009  (only the client of this process has it)
+        self._core = core
         self._scheduler = core.scheduler
         # With several ranks the workers are in processes of their own.
         driver = getattr(core.model_executor, "driver_worker", None)
@@ -83,6 +84,44 @@ class Host:
         self._engine.abort_request(others)
         self.settle()
         return alone, worst
+
+    def beside(
+        self, decoding: list[int], decoded: int, prompt: list[int], asked: dict[str, Any], tokens: int
+    ) -> dict[str, Any]:
+        """A request while another one decodes: its answer, and the longest time between two tokens of the other one."""
+        watched = self._add(decoding, {"store": False, "mode": "off"}, decoded)
+        answer: Any = None
+        stream: Any = None
+        seen, longest, added_at, first_s, ended_s = 0, 0.0, 0.0, None, None
+        other = ""
+        last = time.perf_counter()
+        while self._engine.has_unfinished_requests():
+            outputs: Any = self._engine.step()
+            for output in outputs:
+                now = time.perf_counter()
+                if output.request_id == watched:
+                    if other:
+                        longest = max(longest, now - last)
+                    seen, last = len(output.outputs[0].token_ids), now
+                    stream = output
+                elif output.request_id == other:
+                    first_s = first_s or now - added_at
+                    if output.finished:
+                        answer, ended_s = output, now - added_at
+            if not other and seen > 8:
+                added_at = time.perf_counter()
+                other = self._add(prompt, asked, tokens)
+        return {
+            "answer": self._told(answer, first_s),
+            "stream": list(stream.outputs[0].token_ids),
+            "longest_gap_s": longest,
+            "ended_s": ended_s,
+        }
+
+    def batches_in_flight(self) -> int:
+        """How many batches vLLM may have scheduled before it hears of the first: two if it schedules asynchronously."""
+        size: int = self._core.batch_queue_size if self._core.batch_queue is not None else 1
+        return size
 
     def kv(self, request: str, n: int) -> Any:
         """``[layers, 2, n, heads, width]`` of a request's first ``n`` tokens, from the blocks that it had."""

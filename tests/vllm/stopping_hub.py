@@ -1,0 +1,42 @@
+"""Stops the hub's process at a certain moment of an engine's life, which imports this before vLLM.
+
+The environment's ``STOP_THE_HUB`` names a file; when a test writes "Acquire sent 1234" into it, process 1234 is stopped
+just before the next message of that name is sent; "Acquire answered 1234": just after its answer was read.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+from blendhub.client import HubClient, PendingReply
+
+ORDER = Path(os.environ["STOP_THE_HUB"])
+submit, result = HubClient._submit, PendingReply.result
+
+
+def obey(name: str, moment: str) -> None:
+    try:
+        order = ORDER.read_text().split()
+    except OSError:
+        return
+    if order[:2] == [name, moment]:
+        ORDER.unlink()
+        os.kill(int(order[2]), signal.SIGSTOP)
+
+
+def submit_obediently(self, expected, message, *more, **named):
+    name = type(message).__name__
+    obey(name, "sent")
+    reply = submit(self, expected, message, *more, **named)
+    reply.name = name
+    return reply
+
+
+def result_obediently(self):
+    answer = result(self)
+    obey(self.name, "answered")
+    return answer
+
+
+HubClient._submit = submit_obediently
+PendingReply.result = result_obediently

@@ -1,0 +1,175 @@
+"""A hub that stands still costs reuse, and not one late token of a request that has nothing to do with it."""
+
+import contextlib
+import os
+import signal
+import statistics
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from blendhub.testing.engine import Engine
+from tests.hub.processes import HubProcess
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+TIMEOUT_S = 0.5
+LATE_S = 0.1
+"""How much longer than otherwise the longest time between two tokens may be."""
+
+ATTEMPTS = 4
+"""The machine does other things too: one undisturbed attempt is enough."""
+
+STREAM_TOKENS = 400
+STAGES = {
+    "before the lookup is answered": "Lookup sent",
+    "between the lookup and the load": "Acquire sent",
+    "in the load": "Acquire answered",
+    "at the load's end": "Release sent",
+    "before room is given": "Reserve sent",
+    "in the save": "Reserve answered",
+    "at the save's end": "Commit sent",
+}
+
+
+class Scene:
+    """An engine, its hub, and a document that the hub has."""
+
+    def __init__(self, model, plain, texts, folder: Path) -> None:
+        self.hub = HubProcess(folder, arena_gib=0.25)
+        self._order = folder / "order"
+        settings = SETTINGS | {"endpoint": self.hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
+        environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "STOP_THE_HUB": str(self._order)}
+        prepare = ["tests.vllm.stopping_hub"]
+        self.engine = Engine(model, settings, environment=environment, prepare=prepare)
+        self._texts = texts
+        self.document, self._stream = texts.new(400), texts.new(20)
+        self._expected_stream = plain.one(self._stream, tokens=STREAM_TOKENS).tokens
+        self._plain = plain
+        self.ready()
+        runs = [self.ask(mode) for mode in ("blend", "off", "blend", "off")]
+        assert runs[0].answer.told["moved_tokens"] == 400
+        self.usual_gap_s = max(statistics.median(run.longest_gap_s for run in some) for some in (runs[::2], runs[1::2]))
+        self.usual_s = max(statistics.median(run.ended_s for run in some) for some in (runs[::2], runs[1::2]))
+
+    def close(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.hub.process.pid, signal.SIGCONT)
+        self.engine.close()
+        self.hub.kill()
+
+    def ready(self) -> None:
+        """Until the hub gives the document."""
+        until = time.monotonic() + 30
+        while time.monotonic() < until:
+            self.engine.one(self.document)
+            self.engine.forget()
+            answer = self.engine.one([*self._texts.new(9), *self.document, *self._texts.new(9)], store=False)
+            self.engine.forget()
+            if answer.told["moved_tokens"] == 400:
+                return
+            time.sleep(0.1)
+        pytest.fail(f"nothing is reused any more: {answer.told}\n{self.engine.log[-3000:]}")
+
+    def ask(self, mode: str = "blend"):
+        """The document in a new prompt, beside another request; its answer is held against plain vLLM's."""
+        prompt = [*self._texts.new(30), *self.document, *self._texts.new(20)]
+        run = self.engine.beside(self._stream, STREAM_TOKENS, prompt, 4, mode=mode, recompute_ratio=1.0)
+        self.engine.call("settle")
+        self.engine.forget()
+        assert run.answer.tokens == self._plain.one(prompt, tokens=4).tokens
+        assert run.stream == self._expected_stream
+        return run
+
+    def stop_at(self, moment: str, then) -> threading.Thread:
+        """Have the hub stopped at a moment, and do something a while after it."""
+        self._order.write_text(f"{moment} {self.hub.process.pid}")
+
+        def wait():
+            until = time.monotonic() + 60
+            while self._order.exists() and time.monotonic() < until:
+                time.sleep(0.01)
+            time.sleep(2 * TIMEOUT_S)
+            then()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        return thread
+
+    def thaw(self) -> None:
+        os.kill(self.hub.process.pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def scene(model, plain, tmp_path_factory):
+    from tests.vllm.conftest import Texts
+
+    made = Scene(model, plain, Texts(12), tmp_path_factory.mktemp("scene"))
+    yield made
+    made.close()
+
+
+def test_the_engine_has_two_batches_in_flight(scene):
+    assert scene.engine.call("batches_in_flight") == 2
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_a_hub_that_stops_delays_no_other_request_and_its_own_no_longer_than_the_timeout(scene, stage):
+    seen = []
+    for _ in range(ATTEMPTS):
+        stopped = scene.stop_at(STAGES[stage], scene.thaw)
+        run = scene.ask()
+        stopped.join()
+        scene.ready()
+        gap_s, longer_s = run.longest_gap_s - scene.usual_gap_s, run.ended_s - scene.usual_s
+        seen.append((round(gap_s, 3), round(longer_s, 3)))
+        if gap_s < LATE_S and longer_s < TIMEOUT_S + LATE_S:
+            break
+    else:
+        pytest.fail(f"longest gap and time of the request, beyond the usual: {seen}")
+
+
+@pytest.mark.parametrize("stage", ["in the load", "in the save"])
+def test_a_hub_that_is_killed_while_it_stands_still_is_used_when_another_one_comes(scene, stage):
+    def replace():
+        scene.hub.kill()
+        scene.hub.start()
+
+    stopped = scene.stop_at(STAGES[stage], replace)
+    run = scene.ask()
+    stopped.join()
+    assert run.longest_gap_s < scene.usual_gap_s + 3 * LATE_S
+    scene.ready()
+
+
+def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain, texts, tmp_path):
+    hub = HubProcess(tmp_path, arena_gib=0.25)
+    hub.kill()
+    document = texts.new(400)
+    settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
+    with Engine(model, settings) as engine:
+        answer = engine.one(document, tokens=4)
+        assert answer.tokens == plain.one(document, tokens=4).tokens
+        assert hub.endpoint in answer.told["reason"]
+        warnings = [line for line in engine.log.splitlines() if "does not answer" in line and "WARNING" in line]
+        assert len(warnings) == 1 and hub.endpoint in warnings[0]
+        hub.start()
+        try:
+            until = time.monotonic() + 10
+            while time.monotonic() < until:
+                engine.one(document)
+                engine.forget()
+                if engine.one([*texts.new(9), *document], recompute_ratio=1.0).told["moved_tokens"]:
+                    break
+                engine.forget()
+            else:
+                pytest.fail(f"the hub that came is not used:\n{engine.log[-3000:]}")
+            os.kill(hub.process.pid, signal.SIGSTOP)
+            started = time.monotonic()
+            engine.close()
+            assert time.monotonic() - started < 6, "the engine waited for a hub that stands still"
+        finally:
+            hub.kill()

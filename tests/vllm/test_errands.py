@@ -1,0 +1,184 @@
+"""The thread that asks the hub: real hubs that are down, come, stand still and go."""
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import msgspec
+
+from blendhub import PluginHost, Span
+from blendhub.config import HubConfig
+from blendhub.errors import BlendHubError, PeerGone
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.vllm import errands as module
+from blendhub.vllm.errands import Errands
+from blendhub.vllm.messages import Address
+from blendhub.vllm.sessions import Sessions
+from tests.hub.processes import HubProcess
+
+HOST = PluginHost.discover()
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
+HOME = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("prefix"),))
+TOKENS = np.arange(8, dtype=np.uint32)
+
+
+def salted(salt: str) -> Namespace:
+    return msgspec.structs.replace(HOME, cache_salt=salt)
+
+
+def start(address: Address) -> Errands:
+    return Errands(Sessions(address, "engine", 0, HOST), HOME)
+
+
+def eventually(what, seconds: float = 10.0):
+    until = time.monotonic() + seconds
+    while not (found := what()) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert found
+    return found
+
+
+@pytest.fixture
+def hub():
+    with HubInThread(HubConfig(arena_gib=0.001, metrics=""), HOST) as made:
+        yield made
+
+
+@pytest.fixture
+def errands(hub):
+    made = start(Address("inproc", hub.inproc_endpoint))
+    made.reach()
+    yield made
+    made.close()
+
+
+def store(client) -> None:
+    reserved = client.reserve(TOKENS, Span(0, 8))
+    client.commit(reserved.right, 8)
+
+
+def found(client) -> bool:
+    return bool(client.lookup(TOKENS, acquire=False).matches)
+
+
+def test_a_session_is_opened_in_the_background_and_then_there(errands):
+    assert errands.is_up and errands.client(HOME)
+    assert errands.client(salted("a")) is None
+    eventually(lambda: errands.client(salted("a")))
+
+
+def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(errands):
+    strange = msgspec.structs.replace(HOME, matchers=(MatcherChoice("nobody"),))
+    for _ in range(2):
+        assert errands.client(strange) is None
+        with pytest.raises(BlendHubError, match="nobody"):
+            eventually(lambda: errands.client(strange))
+
+
+def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
+    strange = msgspec.structs.replace(HOME, matchers=(MatcherChoice("nobody"),))
+    refused = Errands(Sessions(Address("inproc", hub.inproc_endpoint), "engine", 0, HOST), strange)
+    with pytest.raises(BlendHubError, match="nobody"):
+        refused.reach()
+    refused.close()
+
+
+def test_what_is_asked_in_order_is_done_in_order(errands):
+    done = []
+    for number in range(50):
+        last = errands.run(HOME, lambda client, number=number: done.append(number))
+    last.result(5)
+    assert done == list(range(50))
+
+
+def test_while_the_hub_does_not_answer_nobody_waits_for_it(hub, errands):
+    errands._sessions.ready(HOME)._down.set()
+    with pytest.raises(PeerGone):
+        errands.client(HOME)
+    with pytest.raises(PeerGone):
+        errands.run(salted("b"), lambda client: client).result(0.5)
+
+
+def test_nothing_is_asked_between_the_wish_to_forget_and_its_fulfilment(errands):
+    store(errands.client(HOME))
+    assert found(errands.client(HOME))
+    hold = threading.Event()
+    errands.later(hold.wait)
+    errands.clear()
+    assert errands.client(HOME) is None, "a lookup would find what is to be forgotten"
+    hold.set()
+    assert not found(eventually(lambda: errands.client(HOME)))
+
+
+def test_a_wish_to_forget_that_fails_is_fulfilled_later_and_nothing_is_used_before(errands, monkeypatch):
+    monkeypatch.setattr(module, "RETRY_S", 0.05)
+    store(errands.client(HOME))
+    clear, tries = errands._sessions.clear, []
+
+    def fails_once():
+        tries.append(errands.client(HOME))
+        if len(tries) == 1:
+            raise PeerGone("not now")
+        clear()
+
+    monkeypatch.setattr(errands._sessions, "clear", fails_once)
+    errands.clear()
+    with pytest.raises(PeerGone):
+        errands.run(HOME, found).result(5)
+    assert not found(eventually(lambda: errands.client(HOME)))
+    assert tries == [None, None]
+
+
+def test_the_lease_that_a_late_answer_brings_is_released(errands):
+    client = errands.client(HOME)
+    store(client)
+    errands.release_late(client, client.submit_lookup(TOKENS))
+    time.sleep(0.05)
+    eventually(lambda: client.stats().gauges["read_leases"] == 0)
+
+
+@pytest.fixture
+def away(tmp_path):
+    """A hub in a process of its own, that is not there yet."""
+    made = HubProcess(tmp_path)
+    made.kill()
+    yield made
+    if made.process.poll() is None:
+        made.kill()
+
+
+def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
+    with caplog.at_level(logging.INFO, logger="blendhub"):
+        made = start(Address("zmq", away.endpoint))
+        made.reach()
+        with pytest.raises(PeerGone, match=away.endpoint):
+            made.client(HOME)
+        time.sleep(2.5 * module.RETRY_S)
+        away.start()
+        eventually(lambda: made.is_up)
+        assert made.client(HOME)
+        made.close()
+    said = [record for record in caplog.records if away.endpoint in record.message]
+    assert [record.levelname for record in said] == ["WARNING", "INFO"]
+
+
+def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
+    import os
+    import signal
+
+    away.start()
+    made = start(Address("zmq", away.endpoint))
+    made.reach()
+    for number in range(5):
+        made.run(salted(str(number)), lambda client: client).result(10)
+    os.kill(away.process.pid, signal.SIGSTOP)
+    made.run(HOME, store)
+    started = time.monotonic()
+    made.close()
+    assert time.monotonic() - started < 3.5
