@@ -92,11 +92,12 @@ class Errands:
     def run(self, namespace: Namespace, work: Callable[[HubClient], T]) -> "Future[T]":
         """Something to be asked in a namespace, by a call that waits."""
         future: Future[T] = Future()
+        clears = self._clears
 
         def do() -> None:
             try:
                 self._check_up()
-                if self._clears > self._cleared:
+                if clears > self._cleared:
                     raise PeerGone("what is stored is to be forgotten first")
                 future.set_result(work(self._sessions.open(namespace)))
             except Exception as error:

@@ -1,6 +1,5 @@
 """A load on one rank, with a real hub that may stand still, and copies that end when a test says."""
 
-import threading
 import time
 from concurrent.futures import Future
 
@@ -19,6 +18,7 @@ from blendhub.layout import KVLayout, MatcherChoice, Namespace
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.loading import Arrival, Loading
 from blendhub.vllm.messages import Load
+from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
@@ -73,21 +73,6 @@ class Hub:
         self.hub = hub
         self.client = client
         self.run = run
-        self._thaw = threading.Event()
-
-    def freeze(self) -> None:
-        """The hub's thread does nothing until it is thawed."""
-        stands = threading.Event()
-
-        def stand():
-            stands.set()
-            self._thaw.wait(10)
-
-        self.hub._loop.call_soon_threadsafe(stand)
-        assert stands.wait(5)
-
-    def thaw(self) -> None:
-        self._thaw.set()
 
     def read_leases(self) -> float:
         return self.client.stats().gauges["read_leases"]
@@ -99,9 +84,7 @@ def hub():
         client.register("engine", SPACE, 0)
         reserved = client.reserve(TOKENS, Span(0, 96))
         client.commit(reserved.right, 96)
-        made = Hub(served, client, client.lookup(TOKENS, acquire=False).matches[0].run)
-        yield made
-        made.thaw()
+        yield Hub(served, client, client.lookup(TOKENS, acquire=False).matches[0].run)
 
 
 @pytest.fixture
@@ -141,22 +124,22 @@ def test_a_session_that_is_not_open_yet_is_waited_for_but_not_for_ever(hub):
 
 
 def test_a_hub_that_stands_still_before_the_lease_fails_the_load_in_time(hub, stage):
-    hub.freeze()
-    started = time.monotonic()
-    stage.until(Arrival.FAILED)
-    assert time.monotonic() - started < PATIENCE_S
+    with standing_still(hub.hub):
+        started = time.monotonic()
+        stage.until(Arrival.FAILED)
+        assert time.monotonic() - started < PATIENCE_S
     assert isinstance(stage.loading.error, DeadlineExceeded | PeerGone)
 
 
 def test_a_hub_that_stands_still_after_the_copy_fails_the_load_in_time(hub, stage):
     while stage.found is None:
         stage.loading.advance()
-    hub.freeze()
-    stage.copy.ended.set_result(None)
-    started = time.monotonic()
-    stage.until(Arrival.COPIED)
-    stage.until(Arrival.FAILED)
-    assert time.monotonic() - started < PATIENCE_S
+    with standing_still(hub.hub):
+        stage.copy.ended.set_result(None)
+        started = time.monotonic()
+        stage.until(Arrival.COPIED)
+        stage.until(Arrival.FAILED)
+        assert time.monotonic() - started < PATIENCE_S
 
 
 def test_a_copy_that_fails_fails_the_load_and_ends_its_lease(hub, stage):

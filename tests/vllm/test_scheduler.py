@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -31,6 +32,7 @@ from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Policy, Settings
 from blendhub.vllm.startup import Facts
 from blendhub.vllm.stats import BlendHubStats
+from tests.vllm.standing_still import standing_still
 
 register()
 init_none_hash(sha256)
@@ -64,6 +66,7 @@ class Engine:
         self.side.storing.block_ids = lambda request: list(range(1, 101))
         self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
         self.saved = []
+        self.hub = hub
 
     def close(self) -> None:
         self.client.close()
@@ -375,3 +378,144 @@ def test_where_the_hub_s_memory_cannot_be_mapped_nothing_is_asked_and_a_hub_that
             assert engine.found(document, exact=True) == set(range(96))
             assert sum("text is reused anywhere; " in line for line in caplog.messages) == 1
             engine.close()
+
+
+def test_an_ending_is_announced_in_one_plan_however_long_vllm_takes_to_free_it(engine):
+    """With two batches in flight there is a plan between the one that says it and the answer to that."""
+    request = engine.request("a", text(0, 64))
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    request.append_output_token_ids(1)
+    request.num_computed_tokens = 64
+    assert engine.side.ended(request, [1, 2, 3, 4])[0]
+    announced = []
+    for _ in range(5):
+        engine.step()
+        announced.append(engine.ending)
+    assert sorted(map(len, announced)) == [0, 0, 0, 0, 1]
+    assert engine.side.has_work
+    engine.side.heard(WorkerReport(settled={"a": 1}))
+    assert not engine.side.has_work
+
+
+def test_a_lookup_is_sent_when_its_request_arrives_and_its_answer_waits_for_the_request_s_turn(engine):
+    engine.serve("a", text(0, 96))
+    request = engine.request("b", text(1, 32) + text(0, 96))
+    engine.side.arrived(request)
+    time.sleep(1.2 * SETTINGS.lookup_timeout_s)
+    with standing_still(engine.hub):
+        assert engine.side.matched(request, 0) == (127, True)
+
+
+def test_what_is_found_is_asked_for_anew_when_its_lease_has_expired():
+    with HubInThread(HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics=""), HOST) as hub:
+        engine = Engine(hub)
+        engine.serve("a", text(0, 96))
+        request = engine.request("b", text(1, 32) + text(0, 96))
+        engine.side.arrived(request)
+        assert engine.side.matched(request, 0) == (127, True)
+        lookup = engine.side._tracked["b"].lookup
+        time.sleep(0.4)
+        assert engine.side.matched(request, 0) == (127, True)
+        assert engine.side._tracked["b"].lookup is not lookup
+        engine.close()
+
+
+def test_the_scheduler_waits_a_moment_for_a_hub_that_stands_still_and_no_longer_than_the_timeout(engine):
+    engine.side._settings = msgspec.structs.replace(SETTINGS, lookup_wait_ms=2.0, lookup_timeout_s=0.3)
+    engine.step()
+    with standing_still(engine.hub):
+        request = engine.request("a", text(0, 64))
+        started = time.monotonic()
+        engine.side.arrived(request)
+        longest = 0.0
+        while True:
+            before = time.monotonic()
+            engine.side.plan(SchedulerOutput.make_empty())
+            told, _ = engine.side.matched(request, 0)
+            longest = max(longest, time.monotonic() - before)
+            if told is not None:
+                break
+        assert told == 0 and time.monotonic() - started < 0.6 and longest < 0.1
+        assert "lookup_timeout_s" in engine.side._tracked["a"].report()["reason"]
+        # Who comes now is not kept waiting at all.
+        another = engine.request("b", text(1, 64))
+        engine.side.arrived(another)
+        assert engine.side.matched(another, 0) == (0, False)
+    assert engine.side.counters["refused_hub_failed"] == 2
+
+
+def test_blocks_are_kept_for_room_that_the_hub_does_not_give_no_longer_than_the_timeout(engine):
+    engine.side.storing._patience_s = 0.2
+    request = engine.request("a", text(0, 64))
+    engine.side.arrived(request)
+    engine.load(request)
+    with standing_still(engine.hub):
+        output = SchedulerOutput.make_empty()
+        output.scheduled_cached_reqs = CachedRequestData.make_empty()
+        output.scheduled_cached_reqs.req_ids.append("a")
+        output.scheduled_cached_reqs.num_computed_tokens.append(0)
+        output.num_scheduled_tokens = {"a": 64}
+        engine.side.plan(output)
+        request.append_output_token_ids(1)
+        request.num_computed_tokens = 64
+        assert engine.side.ended(request, [1, 2, 3, 4])[0]
+        started = time.monotonic()
+        while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
+            assert time.monotonic() - started < 0.5
+        assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
+        engine.side.heard(WorkerReport(settled={"a": 1}))
+    # The room that it gives all the same is given back.
+    engine.settle()
+    assert engine.gauge("write_leases") == 0
+    assert not engine.side.has_work
+
+
+def test_blocks_that_vllm_took_away_meanwhile_are_not_stored(engine):
+    """Attention with a window: vLLM has block 0 in the place of those that the window has left."""
+    engine.side.storing.block_ids = lambda request: [0, 0, 3, 4]
+    prompt = text(0, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    assert not engine.step(a=(64, 1))
+    request.append_output_token_ids(1)
+    engine.end(request, 64)
+    assert engine.found(prompt, exact=True) == set()
+    assert engine.gauge("write_leases") == 0
+    assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
+
+
+def test_after_a_clear_nothing_from_before_is_found_or_stored(engine):
+    document = text(0, 96)
+    engine.serve("a", document)
+    waiting = engine.request("b", text(1, 32) + document)
+    engine.side.arrived(waiting)
+    computing, prompt = engine.request("c", text(2, 64)), text(2, 64)
+    engine.side.arrived(computing)
+    engine.load(computing)
+    engine.step(c=(0, 32))
+    assert engine.side.matched(waiting, 0)[0] == 127
+    assert engine.side.clear()
+    engine.settle()
+    assert engine.side.matched(waiting, 0) == (0, False)
+    engine.step(c=(32, 32))
+    computing.append_output_token_ids(1)
+    engine.end(computing, 64)
+    assert engine.found(document, exact=True) == set() == engine.found(prompt, exact=True)
+    assert engine.gauge("write_leases") == 0
+
+
+def test_a_clear_does_not_wait_for_a_hub_that_stands_still(engine):
+    with standing_still(engine.hub):
+        started = time.monotonic()
+        engine.side.clear()
+        assert time.monotonic() - started < 0.1
+
+
+def test_workers_are_told_once_where_the_hub_is(engine):
+    plans = [engine.side.plan(SchedulerOutput.make_empty()) for _ in range(3)]
+    assert [plan.hub is not None for plan in plans] == [True, False, False]
+    assert plans[0].hub.home == SPACE
