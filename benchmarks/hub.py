@@ -23,7 +23,7 @@ from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span, wire
 from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.hub.arena import Arena
 from blendhub.hub.core import Core
 from blendhub.hub.eviction import LRU
@@ -67,7 +67,7 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
     ours, floors, tails = [], [], []
     with HubClient(endpoint) as client:
         client.register("round-trips", _space(LARGE), rank=0)
-        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
+        ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
         for block in progress(range(blocks), "round trips"):
             theirs = sorted_times(lambda: caller(SMALL), 300)
             mine = sorted_times(lambda: client._connection.call(ping, 5.0), 300)
@@ -162,7 +162,7 @@ def _pipeline_bare(endpoint: str, seconds: float, start: Any, done: Any, number:
 def _pipeline_hub(endpoint: str, seconds: float, start: Any, done: Any, number: int) -> None:
     with HubClient(endpoint) as client:
         client.register(f"pipeline-{number}", _space(LARGE), rank=0)
-        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
+        ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
         start.wait(120)
         until, count = time.perf_counter() + seconds, 0
         under_way = [client._connection.submit(ping, 30.0) for _ in range(UNDER_WAY)]

@@ -10,7 +10,7 @@ from benchmarks.report import Row, missing_row, row
 from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span, wire
 from blendhub.client import HubClient
-from blendhub.contracts import PagedLayer, Parcel, Segment
+from blendhub.contracts import Envelope, PagedLayer, Segment
 from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.tokens import Tokens
 from blendhub.write_rights import WriteRight
@@ -37,7 +37,7 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
     with HubClient(endpoint) as client:
         client.register("beside", SPACE, rank=0)
         ours = _Worker(client)
-        ping = Parcel(wire.Ping(session=client._session.session, epoch=client.epoch))
+        ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
         for turn in progress(range(repeats), "beside the peer"):
             first = turn * TOKENS
             text = np.arange(first, first + TOKENS, dtype=np.uint32)

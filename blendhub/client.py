@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from blendhub import wire
 from blendhub.arena_view import ArenaView
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer, Pending
 from blendhub.errors import (
     BlendHubError,
@@ -79,7 +79,7 @@ class PendingReply(Generic[R]):
         """The bytes that came with the answer; waits and raises as ``result`` does."""
         return self._checked().payload
 
-    def _checked(self) -> Parcel:
+    def _checked(self) -> Envelope:
         with self._client._noticing_trouble(self._session):
             answer = self._pending.result()
         if not isinstance(answer.message, self._expected):
@@ -365,7 +365,7 @@ class HubClient:
         session = message.session if isinstance(message, wire.FromSession) else None
         with self._noticing_trouble(session):
             timeout = self._timeout if timeout is None else timeout
-            return PendingReply(self, session, self._connection.submit(Parcel(message, payload), timeout), expected)
+            return PendingReply(self, session, self._connection.submit(Envelope(message, payload), timeout), expected)
 
     def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
         return self._submit(expected, message, payload).result()

@@ -4,16 +4,16 @@ from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, 
 from blendhub.contracts.matcher import Matcher
 from blendhub.contracts.selector import Selector
 from blendhub.contracts.store import RunKey, Store, StoredRun
-from blendhub.contracts.transport import Codec, Connection, Parcel, Pending, Server, Service, Transport
+from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
 
 __all__ = [
     "Codec",
     "Connection",
     "Device",
+    "Envelope",
     "Matcher",
     "PageFormat",
     "PagedLayer",
-    "Parcel",
     "Pending",
     "Rotation",
     "RunKey",

@@ -13,7 +13,7 @@ Peer: TypeAlias = bytes
 """Names one connection to a server, for as long as that server lives; never reused."""
 
 
-class Parcel(NamedTuple):
+class Envelope(NamedTuple):
     """A message, and raw bytes that travel beside it uncopied and undecoded."""
 
     message: msgspec.Struct
@@ -48,7 +48,7 @@ class Service(ABC):
     """Decodes requests, encodes replies."""
 
     @abstractmethod
-    def handle(self, peer: Peer, request: Parcel) -> "Parcel | Awaitable[Parcel]":
+    def handle(self, peer: Peer, request: Envelope) -> "Envelope | Awaitable[Envelope]":
         """Answer one request, at once or later; raises (or the awaitable raises) to answer with an error.
 
         A BlendHubError reaches the caller as the same class with the same sentence; any other exception
@@ -67,7 +67,7 @@ class Pending(ABC):
         """Whether ``result`` would return or raise at once. Never blocks; makes progress by being called."""
 
     @abstractmethod
-    def result(self) -> Parcel:
+    def result(self) -> Envelope:
         """Wait for the reply until the request's deadline; raises the error it was answered with."""
 
 
@@ -86,10 +86,10 @@ class Connection(ABC):
     """
 
     @abstractmethod
-    def submit(self, request: Parcel, timeout: float) -> Pending:
+    def submit(self, request: Envelope, timeout: float) -> Pending:
         """Send a request without waiting for the reply. ``timeout`` is in seconds from now."""
 
-    def call(self, request: Parcel, timeout: float) -> Parcel:
+    def call(self, request: Envelope, timeout: float) -> Envelope:
         """Send a request and wait for its reply."""
         return self.submit(request, timeout).result()
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from blendhub import wire
 from blendhub.config import HubConfig
-from blendhub.contracts import Parcel, Service
+from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.errors import ArenaFull, BlendHubError, InvalidInput
 from blendhub.hub.core import Core
@@ -24,12 +24,12 @@ from blendhub.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Answer: TypeAlias = wire.Reply | Parcel
+Answer: TypeAlias = wire.Reply | Envelope
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 DONE = wire.Done()
 PONG = wire.Pong()
 SHORTEST_PING_S = 0.01
-AT_ONCE = (wire.Message, Parcel)
+AT_ONCE = (wire.Message, Envelope)
 KINDS = {kind: kind.__name__.lower() for kind in get_args(wire.Request)}
 LOOKUP = KINDS[wire.Lookup]
 
@@ -62,7 +62,7 @@ class HubService(Service):
             wire.Put: self._put,
         }
 
-    def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
+    def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         message: Any = request.message
         started = self._clock()
         kind = KINDS[type(message)]
@@ -128,7 +128,7 @@ class HubService(Service):
         }
         return wire.Numbers(epoch=core.sessions.epoch, counters=counters, gauges=gauges, namespaces=spaces)
 
-    async def _finish(self, kind: str, started: float, answer: Awaitable[Answer]) -> Parcel:
+    async def _finish(self, kind: str, started: float, answer: Awaitable[Answer]) -> Envelope:
         try:
             finished = await answer
         except BlendHubError as error:
@@ -136,12 +136,12 @@ class HubService(Service):
             raise
         return self._told(kind, started, finished)
 
-    def _told(self, kind: str, started: float, answer: Answer) -> Parcel:
+    def _told(self, kind: str, started: float, answer: Answer) -> Envelope:
         self.counters.took(kind, self._clock() - started)
         # A prefetch or an acquire usually belongs to a lookup that was counted.
         if kind == LOOKUP and isinstance(answer, wire.Found) and answer.matches:
             self.counters.totals["lookups_that_found"] += 1
-        return answer if isinstance(answer, Parcel) else Parcel(answer)
+        return answer if isinstance(answer, Envelope) else Envelope(answer)
 
     def _refused(self, kind: str, error: BlendHubError) -> None:
         self.counters.totals[f"refused_{type(error).__name__}"] += 1
@@ -263,7 +263,7 @@ class HubService(Service):
 
     def _fetch(self, session: Session, message: wire.Fetch, payload: Sequence[Buffer]) -> Answer:
         lease = self.core.reads.leases.of_engine(message.lease, session.engine.name)
-        return Parcel(wire.Bytes(), [self._shard(session, piece.slot) for piece in lease.pieces])
+        return Envelope(wire.Bytes(), [self._shard(session, piece.slot) for piece in lease.pieces])
 
     # Writing.
 

@@ -10,7 +10,7 @@ from hub_direct import DirectHub
 
 from blendhub import wire
 from blendhub.client import HubClient
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Connection, Pending
 from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.processes import ProcessId
@@ -31,13 +31,13 @@ class Line(Enum):
 
 
 class Answered(Pending):
-    def __init__(self, outcome: Parcel | BlendHubError) -> None:
+    def __init__(self, outcome: Envelope | BlendHubError) -> None:
         self._outcome = outcome
 
     def done(self) -> bool:
         return True
 
-    def result(self) -> Parcel:
+    def result(self) -> Envelope:
         if isinstance(self._outcome, BlendHubError):
             raise self._outcome
         return self._outcome
@@ -55,16 +55,16 @@ class DirectConnection(Connection):
         self.peer = b"client-%d" % next(self._numbers)
         self._codec = wire.client_codec()
 
-    def submit(self, request: Parcel, timeout: float) -> Pending:
+    def submit(self, request: Envelope, timeout: float) -> Pending:
         message: Any = request.message
         if self.line is Line.CUT:
             return Answered(PeerGone("the line is cut"))
         if isinstance(message, wire.Register):
             message = msgspec.structs.replace(message, process=self.process)
-        outcome: Parcel | BlendHubError
+        outcome: Envelope | BlendHubError
         try:
-            answer = self.hub.parcel(message, request.payload, self.peer)
-            outcome = Parcel(self._codec.decode(self.hub.service.codec.encode(answer.message)), answer.payload)
+            answer = self.hub.envelope(message, request.payload, self.peer)
+            outcome = Envelope(self._codec.decode(self.hub.service.codec.encode(answer.message)), answer.payload)
         except BlendHubError as error:
             outcome = error
         registers = isinstance(message, wire.Register)

@@ -12,7 +12,7 @@ import numpy as np
 from blendhub import PluginHost, wire
 from blendhub.arena_view import ArenaView
 from blendhub.config import HubConfig
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Peer
 from blendhub.hub.arena import Arena
 from blendhub.hub.core import Core
@@ -133,15 +133,15 @@ class DirectHub:
 
     def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
         """The reply's message, or the error."""
-        return self.parcel(message, payload).message
+        return self.envelope(message, payload).message
 
-    def parcel(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Parcel:
+    def envelope(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Envelope:
         # Through the codec, because that is where peers' values are bounded.
         codec = self.service.codec
         decoded = codec.decode(codec.encode(message))
 
-        async def answer() -> Parcel:
-            answered = self.service.handle(peer, Parcel(decoded, payload))
+        async def answer() -> Envelope:
+            answered = self.service.handle(peer, Envelope(decoded, payload))
             return await answered if inspect.isawaitable(answered) else answered
 
         return self.run(answer())

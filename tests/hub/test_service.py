@@ -9,7 +9,7 @@ from hub_direct import CHUNK, LAYOUT, marks, namespace, tokens
 
 from blendhub import wire
 from blendhub.arena_view import ArenaView
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.errors import (
     ArenaFull,
     InvalidInput,
@@ -327,7 +327,7 @@ def test_bytes_through_the_transport(hub):
     found = member.lookup(text)
     member.check(found, text)
     ids = {"session": member.registered.session, "epoch": member.registered.epoch}
-    shards = hub.parcel(wire.Fetch(**ids, lease=found.lease)).payload
+    shards = hub.envelope(wire.Fetch(**ids, lease=found.lease)).payload
     assert [bytes(shard) for shard in shards] == [member.shard(piece.slot).tobytes() for piece in found.pieces]
     del shards
     reserved = member.reserve(tokens(2, 32))
@@ -353,7 +353,7 @@ def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch
         copy(*arrays)
 
     async def give_up():
-        asked = asyncio.ensure_future(hub.service.handle(b"peer", Parcel(put, [bytes(LAYOUT.shard_bytes)])))
+        asked = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(put, [bytes(LAYOUT.shard_bytes)])))
         await asyncio.to_thread(begun.wait, 10)
         asked.cancel()
         await asyncio.wait([asked])
@@ -418,10 +418,10 @@ def test_a_commit_waits_for_the_puts_before_it(hub, monkeypatch):
 
     async def put_and_commit():
         put = wire.Put(**ids, lease=reserved.lease, position=0)
-        putting = asyncio.ensure_future(hub.service.handle(b"peer", Parcel(put, [shard_of(text, reserved.slots[0])])))
+        putting = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(put, [shard_of(text, reserved.slots[0])])))
         await asyncio.to_thread(begun.wait, 10)
         commit = wire.Commit(**ids, lease=reserved.lease, upto=32)
-        committing = asyncio.ensure_future(hub.service.handle(b"peer", Parcel(commit)))
+        committing = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(commit)))
         await asyncio.sleep(0.05)
         assert not committing.done() and not hub.core.cache.policy, "what is not copied yet can be read"
         go_on.set()

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from blendhub import errors
-from blendhub.contracts import Codec, Connection, Parcel, Server, Service, Transport
+from blendhub.contracts import Codec, Connection, Envelope, Server, Service, Transport
 from blendhub.contracts.transport import Peer
 from blendhub.host import PluginHost
 
@@ -51,19 +51,19 @@ class Parrot(Service):
         self.started = 0
         self.peers_gone: list[Peer] = []
 
-    def handle(self, peer: Peer, request: Parcel) -> Parcel | Awaitable[Parcel]:
+    def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         self.started += 1
         ask = request.message
         assert isinstance(ask, Ask)
         if ask.fail:
             raise getattr(errors, ask.fail, RuntimeError)(f"asked to fail: {ask.text}")
-        reply = Parcel(Told(ask.text), request.payload)
+        reply = Envelope(Told(ask.text), request.payload)
         return self._later(ask.seconds, reply) if ask.seconds else reply
 
     def gone(self, peer: Peer) -> None:
         self.peers_gone.append(peer)
 
-    async def _later(self, seconds: float, reply: Parcel) -> Parcel:
+    async def _later(self, seconds: float, reply: Envelope) -> Envelope:
         await asyncio.sleep(seconds)
         return reply
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.contracts import Connection, Parcel
+from blendhub.contracts import Connection, Envelope
 from blendhub.errors import BlendHubError, InvalidInput, PeerGone, TransportError
 from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Parrot, Running, Serve, Told, TransportTests
 
@@ -19,7 +19,7 @@ def _until_it_answers(connection: Connection) -> float:
     started = time.monotonic()
     while True:
         try:
-            assert connection.call(Parcel(Ask("back")), 1.0).message == Told("back")
+            assert connection.call(Envelope(Ask("back")), 1.0).message == Told("back")
             return time.monotonic() - started
         except TransportError:
             assert time.monotonic() - started < SOON, "the server is back, but the connection does not find it"
@@ -28,8 +28,8 @@ def _until_it_answers(connection: Connection) -> float:
 
 class EndingTests(TransportTests):
     def test_a_server_that_closes_is_reported(self, server: Running, connection: Connection) -> None:
-        connection.call(Parcel(Ask("warm")), LONG)
-        pending = [connection.submit(Parcel(Ask("slow", seconds=LONG)), LONG) for _ in range(3)]
+        connection.call(Envelope(Ask("warm")), LONG)
+        pending = [connection.submit(Envelope(Ask("slow", seconds=LONG)), LONG) for _ in range(3)]
         assert not pending[0].done()
         time.sleep(0.1)
         started = time.monotonic()
@@ -45,18 +45,18 @@ class EndingTests(TransportTests):
         server.run(server.server.close())
 
     def test_a_connection_that_closes_ends_its_requests(self, connection: Connection) -> None:
-        pending = connection.submit(Parcel(Ask("slow", seconds=LONG)), LONG)
+        pending = connection.submit(Envelope(Ask("slow", seconds=LONG)), LONG)
         connection.close()
         with pytest.raises(PeerGone):
             pending.result()
         with pytest.raises(PeerGone):
-            connection.call(Parcel(Ask("too late")), LONG)
+            connection.call(Envelope(Ask("too late")), LONG)
         connection.close()
 
     def test_a_new_server_at_the_same_endpoint_is_found(self, server: Running, serve: Serve, connect: Connect) -> None:
         connection = connect(server.endpoint)
         for _ in range(3):
-            connection.call(Parcel(Ask("here")), LONG)
+            connection.call(Envelope(Ask("here")), LONG)
             server.stop()
             server = serve(endpoint=server.endpoint)
             _until_it_answers(connection)
@@ -64,7 +64,7 @@ class EndingTests(TransportTests):
     def test_an_endpoint_has_one_server(self, server: Running, serve: Serve, connection: Connection) -> None:
         with pytest.raises(InvalidInput):
             serve(endpoint=server.endpoint)
-        assert connection.call(Parcel(Ask("still here")), LONG).message == Told("still here")
+        assert connection.call(Envelope(Ask("still here")), LONG).message == Told("still here")
 
     @pytest.mark.slow
     def test_a_server_that_is_killed_is_reported_and_found_again(self, path: Path, connect: Connect) -> None:
@@ -75,7 +75,7 @@ class EndingTests(TransportTests):
         for _ in range(3):
             server = self._process(endpoint)
             _until_it_answers(connection)
-            pending = connection.submit(Parcel(Ask("slow", seconds=LONG)), LONG)
+            pending = connection.submit(Envelope(Ask("slow", seconds=LONG)), LONG)
             assert not pending.done()
             time.sleep(0.1)
             assert server.pid
@@ -90,11 +90,11 @@ class EndingTests(TransportTests):
     def test_a_fork_does_not_use_its_parents_connection(self, connection: Connection) -> None:
         if not self.crosses_processes:
             pytest.skip("a fork has no server to talk to")
-        connection.call(Parcel(Ask("parent")), LONG)
+        connection.call(Envelope(Ask("parent")), LONG)
 
         def use() -> None:
             try:
-                connection.call(Parcel(Ask("child")), 1.0)
+                connection.call(Envelope(Ask("child")), 1.0)
             except BlendHubError:
                 os._exit(0)
             os._exit(1)
@@ -103,7 +103,7 @@ class EndingTests(TransportTests):
         child.start()
         child.join(LONG)
         assert child.exitcode == 0
-        assert connection.call(Parcel(Ask("parent")), LONG).message == Told("parent")
+        assert connection.call(Envelope(Ask("parent")), LONG).message == Told("parent")
 
     def _process(self, endpoint: str) -> "multiprocessing.process.BaseProcess":
         transport = self.create()

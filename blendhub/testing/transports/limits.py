@@ -4,22 +4,22 @@ import time
 
 import pytest
 
-from blendhub.contracts import Connection, Parcel
+from blendhub.contracts import Connection, Envelope
 from blendhub.errors import Busy, DeadlineExceeded, VersionMismatch
 from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Parrot, Running, Serve, Told, TransportTests
 
 
 class LimitTests(TransportTests):
     def test_a_request_ends_at_its_deadline(self, connection: Connection) -> None:
-        connection.call(Parcel(Ask("warm")), LONG)
+        connection.call(Envelope(Ask("warm")), LONG)
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded):
-            connection.call(Parcel(Ask("slow", seconds=LONG)), 0.3)
+            connection.call(Envelope(Ask("slow", seconds=LONG)), 0.3)
         assert 0.25 < time.monotonic() - started < SOON
-        assert connection.call(Parcel(Ask("still here")), LONG).message == Told("still here")
+        assert connection.call(Envelope(Ask("still here")), LONG).message == Told("still here")
 
     def test_a_deadline_counts_without_anybody_waiting(self, connection: Connection) -> None:
-        pending = connection.submit(Parcel(Ask("slow", seconds=LONG)), 0.2)
+        pending = connection.submit(Envelope(Ask("slow", seconds=LONG)), 0.2)
         time.sleep(0.3)
         assert pending.done()
         with pytest.raises(DeadlineExceeded):
@@ -28,9 +28,9 @@ class LimitTests(TransportTests):
     def test_a_reply_that_is_late_goes_to_nobody(self, connection: Connection) -> None:
         for number in range(5):
             with pytest.raises(DeadlineExceeded):
-                connection.call(Parcel(Ask(f"late {number}", seconds=0.15)), 0.1)
+                connection.call(Envelope(Ask(f"late {number}", seconds=0.15)), 0.1)
         time.sleep(0.2)
-        assert connection.call(Parcel(Ask("mine")), LONG).message == Told("mine")
+        assert connection.call(Envelope(Ask("mine")), LONG).message == Told("mine")
 
     def test_one_request_too_many_is_told_busy_at_once(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(2)]
@@ -39,7 +39,7 @@ class LimitTests(TransportTests):
         n_busy = 0
         for number in range(self.max_pending + 20):
             try:
-                pending.append(connections[number % 2].submit(Parcel(Ask("wait", seconds=LONG)), LONG))
+                pending.append(connections[number % 2].submit(Envelope(Ask("wait", seconds=LONG)), LONG))
             except Busy:
                 n_busy += 1
         while n_busy < 20 and time.monotonic() - started < LONG:
@@ -54,13 +54,13 @@ class LimitTests(TransportTests):
         connection = connect(server.endpoint)
         for _ in range(self.max_pending + 5):
             try:
-                connection.submit(Parcel(Ask("wait", seconds=LONG)), 1.0)
+                connection.submit(Envelope(Ask("wait", seconds=LONG)), 1.0)
             except Busy:
                 break
         deadline = time.monotonic() + LONG
         while True:
             try:
-                assert connection.call(Parcel(Ask("room")), 5.0).message == Told("room")
+                assert connection.call(Envelope(Ask("room")), 5.0).message == Told("room")
                 return
             except (Busy, DeadlineExceeded):
                 assert time.monotonic() < deadline
@@ -71,6 +71,6 @@ class LimitTests(TransportTests):
         service = Parrot(theirs)
         connection = connect(serve(service).endpoint, version=ours)
         with pytest.raises(VersionMismatch) as raised:
-            connection.call(Parcel(Ask("hello")), LONG)
+            connection.call(Envelope(Ask("hello")), LONG)
         assert str(ours) in str(raised.value) and str(theirs) in str(raised.value)
         assert service.started == 0

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 import zmq
 
-from blendhub.contracts.transport import Buffer, Codec, Connection, Parcel, Pending
+from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope, Pending
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.endpoints import Endpoint
@@ -50,7 +50,7 @@ class ZmqPending(Pending):
             self._connection.progress(self)
         return self.outcome is not None
 
-    def result(self) -> Parcel:
+    def result(self) -> Envelope:
         while self.outcome is None:
             self._connection.wait_for(self)
         return self._connection.opened(self.outcome)
@@ -76,7 +76,7 @@ class ZmqConnection(Connection):
         self._link: Link | None = None
         self._news_at = 0.0
 
-    def submit(self, request: Parcel, timeout: float) -> ZmqPending:
+    def submit(self, request: Envelope, timeout: float) -> ZmqPending:
         deadline = deadline_after(timeout)
         if self._closed:
             raise self._gone_by_closing()
@@ -130,7 +130,7 @@ class ZmqConnection(Connection):
             if self._outbox or self._followers:
                 self._look_back()
 
-    def opened(self, outcome: Answer | BlendHubError) -> Parcel:
+    def opened(self, outcome: Answer | BlendHubError) -> Envelope:
         """The reply that this is; raises if it is an error instead."""
         if isinstance(outcome, BlendHubError):
             raise outcome
@@ -138,7 +138,7 @@ class ZmqConnection(Connection):
         if header.kind == frames.FAULT:
             raise decode_fault(body)
         frames.check_versions(header, self._codec.version, reader="the client", writer="the server")
-        return Parcel(self._codec.decode(body), payload)
+        return Envelope(self._codec.decode(body), payload)
 
     def _lead_until(self, pending: ZmqPending) -> None:
         while True:
@@ -236,7 +236,7 @@ class ZmqConnection(Connection):
 
     # What any thread may do.
 
-    def _frame(self, request: Parcel, number: int, timeout: float) -> bytes:
+    def _frame(self, request: Envelope, number: int, timeout: float) -> bytes:
         codec, options = self._codec, self._options
         # Rounded up, so that a server on the same clock never gives up before the caller does.
         timeout_ms = math.ceil(timeout * 1000)

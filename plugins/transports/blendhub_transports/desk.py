@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
-from blendhub.contracts.transport import Parcel, Peer, Service
+from blendhub.contracts.transport import Envelope, Peer, Service
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
 from blendhub_transports.faults import service_failure
 
 log = logging.getLogger("blendhub.transports")
 
-Answer: TypeAlias = Callable[[Parcel | BlendHubError], None]
+Answer: TypeAlias = Callable[[Envelope | BlendHubError], None]
 
 GRACE_S = 1.0
 """How long a closing server waits for cancelled requests to unwind."""
@@ -32,7 +32,7 @@ class Desk:
         """Whether nothing is under way."""
         return not self._running
 
-    def take(self, peer: Peer, request: Parcel, remaining: float, answer: Answer) -> None:
+    def take(self, peer: Peer, request: Envelope, remaining: float, answer: Answer) -> None:
         """Answer ``request``, now or later; ``remaining`` is how many seconds are left for it."""
         if remaining <= 0:
             return answer(DeadlineExceeded(f"{self._endpoint}: the deadline passed in the queue; not started"))
@@ -45,7 +45,7 @@ class Desk:
             )
         try:
             reply = self._service.handle(peer, request)
-            task = None if isinstance(reply, Parcel) else asyncio.ensure_future(reply)
+            task = None if isinstance(reply, Envelope) else asyncio.ensure_future(reply)
         except Exception as error:
             return answer(self._told(error, request))
         if task is None:
@@ -88,12 +88,12 @@ class Desk:
             held.answer(DeadlineExceeded(sentence) if late else service_failure(asyncio.CancelledError(sentence)))
         elif error := task.exception():
             held.answer(self._told(error, held.request))
-        elif isinstance(task.result(), Parcel):
+        elif isinstance(task.result(), Envelope):
             held.answer(task.result())
         else:
-            held.answer(service_failure(TypeError(f"it replied with {task.result()!r}, which is not a Parcel")))
+            held.answer(service_failure(TypeError(f"it replied with {task.result()!r}, which is not an Envelope")))
 
-    def _told(self, error: BaseException, request: Parcel) -> BlendHubError:
+    def _told(self, error: BaseException, request: Envelope) -> BlendHubError:
         if isinstance(error, BlendHubError):
             return error
         log.error("%s: %s failed", self._endpoint, type(request.message).__name__, exc_info=error)
@@ -103,7 +103,7 @@ class Desk:
 class _Held(NamedTuple):
     """What is kept of a request under way."""
 
-    request: Parcel
+    request: Envelope
     deadline: float
     answer: Answer
     timer: asyncio.TimerHandle

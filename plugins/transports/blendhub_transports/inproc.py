@@ -10,7 +10,7 @@ import threading
 import time
 from typing import ClassVar
 
-from blendhub.contracts.transport import Codec, Connection, Parcel, Peer, Pending, Server, Service, Transport
+from blendhub.contracts.transport import Codec, Connection, Envelope, Peer, Pending, Server, Service, Transport
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, InvalidInput, PeerGone, VersionMismatch
 from blendhub_transports.desk import Desk
 from blendhub_transports.options import InprocOptions
@@ -58,7 +58,7 @@ class InprocServer(Server):
             for pending in list(self._waiting):
                 pending.settle(PeerGone(f"{self.endpoint} closed before it replied"))
 
-    def post(self, peer: Peer, request: Parcel, pending: "InprocPending") -> None:
+    def post(self, peer: Peer, request: Envelope, pending: "InprocPending") -> None:
         """From any thread."""
         self._waiting.add(pending)
         try:
@@ -75,7 +75,7 @@ class InprocServer(Server):
     def forget(self, pending: "InprocPending") -> None:
         self._waiting.discard(pending)
 
-    def _take(self, peer: Peer, request: Parcel, pending: "InprocPending") -> None:
+    def _take(self, peer: Peer, request: Envelope, pending: "InprocPending") -> None:
         if not pending.done() and not self._closed:
             self._desk.take(peer, request, pending.deadline - time.monotonic(), pending.settle)
 
@@ -85,10 +85,10 @@ class InprocPending(Pending):
         self.deadline = deadline_after(timeout)
         self._timeout = timeout
         self._connection = connection
-        self._outcome: Parcel | BlendHubError | None = None
+        self._outcome: Envelope | BlendHubError | None = None
         self._settled = threading.Event()
 
-    def settle(self, outcome: Parcel | BlendHubError) -> None:
+    def settle(self, outcome: Envelope | BlendHubError) -> None:
         """The first outcome counts."""
         if self._outcome is None:
             self._outcome = outcome
@@ -100,10 +100,10 @@ class InprocPending(Pending):
             self.settle(self._late())
         return self._outcome is not None
 
-    def result(self) -> Parcel:
+    def result(self) -> Envelope:
         if self._outcome is None and not self._settled.wait(max(0.0, self.deadline - time.monotonic())):
             self.settle(self._late())
-        if isinstance(self._outcome, Parcel):
+        if isinstance(self._outcome, Envelope):
             return self._outcome
         assert self._outcome
         raise self._outcome
@@ -124,7 +124,7 @@ class InprocConnection(Connection):
         self._server: InprocServer | None = None
         self._closed = False
 
-    def submit(self, request: Parcel, timeout: float) -> InprocPending:
+    def submit(self, request: Envelope, timeout: float) -> InprocPending:
         pending = InprocPending(self, timeout)
         if self._closed:
             raise PeerGone(f"this connection to {self.endpoint} was closed")

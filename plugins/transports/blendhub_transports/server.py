@@ -8,7 +8,7 @@ from functools import partial
 
 import zmq
 
-from blendhub.contracts.transport import Buffer, Parcel, Peer, Server, Service
+from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
 from blendhub.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.answers import Answers
@@ -84,9 +84,9 @@ class ZmqServer(Server):
         if self._shares_clock:
             # What it spent in ZeroMQ's queues, while the loop was busy with others, counts.
             remaining -= max(0.0, time.time() - header.sent)
-        self._desk.take(peer, Parcel(message, payload), remaining, answer)
+        self._desk.take(peer, Envelope(message, payload), remaining, answer)
 
-    def _answer(self, routing_id: bytes, asked: frames.Header, outcome: Parcel | BlendHubError) -> None:
+    def _answer(self, routing_id: bytes, asked: frames.Header, outcome: Envelope | BlendHubError) -> None:
         """Send a reply or an error. A peer that is gone, or does not read, loses it."""
         frame, payload = self._encoded(asked.number, outcome)
         if asked.patient and not payload and self._requests.reading:
@@ -95,10 +95,10 @@ class ZmqServer(Server):
         self._answers.send(routing_id, frame, payload)
         self._requests.look()
 
-    def _encoded(self, number: int, outcome: Parcel | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
+    def _encoded(self, number: int, outcome: Envelope | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
         """The frame and the payload of an answer, known to be sendable before the first is sent."""
         codec, options = self._service.codec, self._options
-        if isinstance(outcome, Parcel):
+        if isinstance(outcome, Envelope):
             try:
                 frame = frames.answer(codec.version, number, frames.REPLY, codec.encode(outcome.message))
                 frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from blendhub_transports.desk import Desk
 
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.errors import DeadlineExceeded
 from blendhub.testing.transports.base import Ask, Parrot
 
@@ -17,7 +17,7 @@ def test_what_is_cancelled_at_its_deadline_is_told_so(remaining):
     async def ask() -> None:
         desk = Desk(Parrot(), 1000, "here")
         for _ in range(300):
-            desk.take(b"peer", Parcel(Ask("slow", seconds=30.0)), remaining, answers.append)
+            desk.take(b"peer", Envelope(Ask("slow", seconds=30.0)), remaining, answers.append)
             while not desk.idle():
                 await asyncio.sleep(0)
 

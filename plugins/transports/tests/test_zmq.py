@@ -17,7 +17,7 @@ from blendhub_transports.keys import make_keys
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
-from blendhub.contracts import Parcel
+from blendhub.contracts import Envelope
 from blendhub.errors import DeadlineExceeded, InvalidInput, OptionError, ProtocolError, TransportError
 from blendhub.testing.transports.base import Ask, Parrot, Running, Told, client_codec, free_port
 
@@ -36,11 +36,11 @@ def serve() -> Iterator:
 
 
 def ask(
-    endpoint: str, options: ZmqOptions | None = None, parcel: Parcel | None = None, timeout: float = 10.0
-) -> Parcel:
+    endpoint: str, options: ZmqOptions | None = None, envelope: Envelope | None = None, timeout: float = 10.0
+) -> Envelope:
     connection = ZmqTransport(options or ZmqOptions()).connect(endpoint, client_codec())
     try:
-        return connection.call(parcel or Parcel(Ask("hello")), timeout)
+        return connection.call(envelope or Envelope(Ask("hello")), timeout)
     finally:
         connection.close()
 
@@ -82,13 +82,13 @@ def test_who_asks_where_nobody_listens_is_told_what_is_the_matter_and_found_late
     with pytest.raises(
         DeadlineExceeded, match=f"there is no socket {tmp_path}/s: .* blendhub serve --endpoint {endpoint}"
     ):
-        connection.call(Parcel(Ask("hello")), 0.1)
+        connection.call(Envelope(Ask("hello")), 0.1)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "s"))
     with pytest.raises(DeadlineExceeded, match=f"nobody listens any more at {tmp_path}/s"):
-        connection.call(Parcel(Ask("hello")), 0.1)
+        connection.call(Envelope(Ask("hello")), 0.1)
     serve(endpoint)
-    assert connection.call(Parcel(Ask("hello")), 10.0).message == Told("hello")
+    assert connection.call(Envelope(Ask("hello")), 10.0).message == Told("hello")
     connection.close()
 
 
@@ -163,11 +163,11 @@ def test_a_file_that_holds_no_key_is_named(serve, keys, content):
 def test_what_is_too_large_or_too_much_is_refused_on_both_sides(serve, tmp_path):
     narrow = ZmqOptions(max_frame_bytes=2**12, max_payload_frames=2)
     server = serve(f"ipc://{tmp_path}/s", narrow)
-    too_large, too_many = Parcel(Ask(), [bytes(5000)]), Parcel(Ask(), [b"a", b"b", b"c"])
-    for parcel, option in ((too_large, "max_frame_bytes"), (too_many, "max_payload_frames")):
+    too_large, too_many = Envelope(Ask(), [bytes(5000)]), Envelope(Ask(), [b"a", b"b", b"c"])
+    for envelope, option in ((too_large, "max_frame_bytes"), (too_many, "max_payload_frames")):
         for options in (narrow, ZmqOptions()):
             with pytest.raises(ProtocolError, match=option):
-                ask(server.endpoint, options, parcel)
+                ask(server.endpoint, options, envelope)
     assert server.service.started == 0 and server.server.refused == 2
     assert ask(server.endpoint, narrow).message == Told("hello")
 
@@ -175,19 +175,19 @@ def test_what_is_too_large_or_too_much_is_refused_on_both_sides(serve, tmp_path)
 def test_a_frame_of_hostile_size_cuts_off_its_sender_alone(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s", ZmqOptions(max_frame_bytes=2**12))
     connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
-    connection.call(Parcel(Ask("before")), 10.0)
+    connection.call(Envelope(Ask("before")), 10.0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as hostile:
         hostile.setsockopt(zmq.LINGER, 500)
         hostile.connect(server.endpoint)
         hostile.send(bytes(2**20))
         time.sleep(0.3)
-    assert connection.call(Parcel(Ask("after")), 10.0).message == Told("after")
+    assert connection.call(Envelope(Ask("after")), 10.0).message == Told("after")
     connection.close()
 
 
 def test_a_reply_is_whole_however_narrow_the_clients_own_limits_are(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
-    server.service.handle = lambda peer, request: Parcel(Told("many"), [b"a", b"b", b"c"])
+    server.service.handle = lambda peer, request: Envelope(Told("many"), [b"a", b"b", b"c"])
     assert [bytes(part) for part in ask(server.endpoint, ZmqOptions(max_payload_frames=0)).payload] == [
         b"a",
         b"b",
@@ -202,7 +202,7 @@ def test_who_asks_without_a_pause_holds_up_neither_the_loop_nor_news_of_others(s
     def ask_on() -> None:
         connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
         while not ended.is_set():
-            connection.call(Parcel(Ask("again")), 10.0)
+            connection.call(Envelope(Ask("again")), 10.0)
         connection.close()
 
     thread = threading.Thread(target=ask_on)
