@@ -11,44 +11,44 @@ from blendhub import errors
 from blendhub.contracts import Connection, Envelope
 from blendhub.contracts.transport import Buffer, Pending
 from blendhub.errors import BlendHubError, InvalidInput, ServiceFailed
-from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Running, Serve, Told, TransportTests
+from blendhub.testing.transports.base import LONG, SOON, Connect, EchoReply, EchoRequest, Running, Serve, TransportTests
 
 MIB = 2**20
 
 
 class AnsweringTests(TransportTests):
     def test_a_request_gets_its_reply(self, connection: Connection) -> None:
-        assert connection.call(Envelope(Ask("hello")), LONG).message == Told("hello")
+        assert connection.call(Envelope(EchoRequest("hello")), LONG).message == EchoReply("hello")
 
     @pytest.mark.parametrize("sizes", [(), (0,), (1,), (5, 0, 70_000), (16 * MIB, 3)])
     def test_payloads_arrive_whole_and_in_order(self, connection: Connection, sizes: tuple[int, ...]) -> None:
         payload = [random.Random(size).randbytes(size) for size in sizes]
-        reply = connection.call(Envelope(Ask("take this"), payload), LONG)
+        reply = connection.call(Envelope(EchoRequest("take this"), payload), LONG)
         assert [bytes(part) for part in reply.payload] == payload
 
     def test_payloads_may_be_any_buffers(self, connection: Connection) -> None:
         payload: list[Buffer] = [bytearray(b"one"), memoryview(b"xtwox")[1:4]]
-        reply = connection.call(Envelope(Ask(""), payload), LONG)
+        reply = connection.call(Envelope(EchoRequest(""), payload), LONG)
         assert [bytes(part) for part in reply.payload] == [b"one", b"two"]
 
     def test_replies_come_in_any_order(self, connection: Connection) -> None:
-        slow = connection.submit(Envelope(Ask("slow", seconds=0.5)), LONG)
-        quick = connection.submit(Envelope(Ask("quick")), LONG)
-        assert quick.result().message == Told("quick")
+        slow = connection.submit(Envelope(EchoRequest("slow", seconds=0.5)), LONG)
+        quick = connection.submit(Envelope(EchoRequest("quick")), LONG)
+        assert quick.result().message == EchoReply("quick")
         assert not slow.done()
-        assert slow.result().message == Told("slow")
+        assert slow.result().message == EchoReply("slow")
 
     def test_a_pending_request_can_be_asked_again_and_again(self, connection: Connection) -> None:
-        pending = connection.submit(Envelope(Ask("x", seconds=0.1)), LONG)
+        pending = connection.submit(Envelope(EchoRequest("x", seconds=0.1)), LONG)
         deadline = time.monotonic() + LONG
         while not pending.done():
             assert time.monotonic() < deadline
-        assert pending.result().message == pending.result().message == Told("x")
+        assert pending.result().message == pending.result().message == EchoReply("x")
 
     def test_many_requests_at_once(self, connection: Connection) -> None:
-        pending = [connection.submit(Envelope(Ask(str(number))), LONG) for number in range(500)]
+        pending = [connection.submit(Envelope(EchoRequest(str(number))), LONG) for number in range(500)]
         for number, one in reversed(list(enumerate(pending))):
-            assert one.result().message == Told(str(number))
+            assert one.result().message == EchoReply(str(number))
 
     def test_who_always_has_several_requests_under_way_gets_every_reply(
         self, server: Running, connect: Connect
@@ -59,10 +59,10 @@ class AnsweringTests(TransportTests):
             under_way: deque[tuple[int, Pending]] = deque()
             try:
                 for number in range(2000):
-                    under_way.append((number, connection.submit(Envelope(Ask(str(number))), LONG)))
+                    under_way.append((number, connection.submit(Envelope(EchoRequest(str(number))), LONG)))
                     if len(under_way) == 8:
                         oldest, pending = under_way.popleft()
-                        assert pending.result().message == Told(str(oldest))
+                        assert pending.result().message == EchoReply(str(oldest))
             except Exception as error:
                 wrong.append(error)
 
@@ -79,8 +79,10 @@ class AnsweringTests(TransportTests):
         def ask(name: int) -> None:
             for number in range(40):
                 text = f"{name}-{number}"
-                reply = connection.call(Envelope(Ask(text, seconds=0.001 * (number % 3)), [text.encode()]), LONG)
-                if reply.message != Told(text) or bytes(reply.payload[0]) != text.encode():
+                reply = connection.call(
+                    Envelope(EchoRequest(text, seconds=0.001 * (number % 3)), [text.encode()]), LONG
+                )
+                if reply.message != EchoReply(text) or bytes(reply.payload[0]) != text.encode():
                     wrong.append(reply)
 
         threads = [threading.Thread(target=ask, args=(name,)) for name in range(32)]
@@ -92,31 +94,33 @@ class AnsweringTests(TransportTests):
         assert not wrong
 
     def test_a_thread_may_wait_for_what_another_submitted(self, connection: Connection) -> None:
-        pending = connection.submit(Envelope(Ask("x", seconds=0.2)), LONG)
+        pending = connection.submit(Envelope(EchoRequest("x", seconds=0.2)), LONG)
         replies: list[Envelope] = []
         threads = [threading.Thread(target=lambda: replies.append(pending.result())) for _ in range(3)]
         for thread in threads:
             thread.start()
-        assert connection.call(Envelope(Ask("y")), LONG).message == Told("y")
+        assert connection.call(Envelope(EchoRequest("y")), LONG).message == EchoReply("y")
         for thread in threads:
             thread.join(LONG)
-        assert [reply.message for reply in replies] == [Told("x")] * 3
+        assert [reply.message for reply in replies] == [EchoReply("x")] * 3
 
     def test_connections_are_told_apart(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(8)]
-        pending = [one.submit(Envelope(Ask(str(name), seconds=0.05)), LONG) for name, one in enumerate(connections)]
-        assert [one.result().message for one in pending] == [Told(str(name)) for name in range(8)]
+        pending = [
+            one.submit(Envelope(EchoRequest(str(name), seconds=0.05)), LONG) for name, one in enumerate(connections)
+        ]
+        assert [one.result().message for one in pending] == [EchoReply(str(name)) for name in range(8)]
 
     @pytest.mark.parametrize("name", sorted(kind.__name__ for kind in BlendHubError.__subclasses__()))
     def test_an_error_arrives_as_its_class_with_its_sentence(self, connection: Connection, name: str) -> None:
         with pytest.raises(getattr(errors, name), match="asked to fail: for good reason"):
-            connection.call(Envelope(Ask("for good reason", fail=name)), LONG)
+            connection.call(Envelope(EchoRequest("for good reason", fail=name)), LONG)
 
     def test_any_other_exception_is_a_service_failure_and_the_server_lives_on(self, connection: Connection) -> None:
         for _ in range(3):
             with pytest.raises(ServiceFailed):
-                connection.call(Envelope(Ask("boom", fail="not an error of ours")), LONG)
-        assert connection.call(Envelope(Ask("alive")), LONG).message == Told("alive")
+                connection.call(Envelope(EchoRequest("boom", fail="not an error of ours")), LONG)
+        assert connection.call(Envelope(EchoRequest("alive")), LONG).message == EchoReply("alive")
 
     def test_a_client_may_come_before_its_server(self, serve: Serve, connect: Connect) -> None:
         first = serve()
@@ -124,12 +128,12 @@ class AnsweringTests(TransportTests):
         first.stop()
         connection = connect(endpoint)
         with pytest.raises(errors.TransportError):
-            connection.call(Envelope(Ask("anybody?")), 0.2)
+            connection.call(Envelope(EchoRequest("anybody?")), 0.2)
         serve(endpoint=endpoint)
         deadline = time.monotonic() + SOON
         while True:
             try:
-                assert connection.call(Envelope(Ask("now")), 1.0).message == Told("now")
+                assert connection.call(Envelope(EchoRequest("now")), 1.0).message == EchoReply("now")
                 return
             except errors.TransportError:
                 assert time.monotonic() < deadline
@@ -137,7 +141,7 @@ class AnsweringTests(TransportTests):
     @pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", None])
     def test_every_request_has_a_deadline(self, connection: Connection, timeout: object) -> None:
         with pytest.raises(InvalidInput, match="timeout"):
-            connection.submit(Envelope(Ask("")), timeout)  # type: ignore[arg-type]
+            connection.submit(Envelope(EchoRequest("")), timeout)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("endpoint", ["", "nonsense", "nonsense://x", "ipc://", "tcp://127.0.0.1", "inproc://"])
     def test_an_endpoint_that_is_not_understood_is_refused(self, endpoint: str, serve: Serve) -> None:

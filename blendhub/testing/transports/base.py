@@ -23,7 +23,7 @@ SOON = 5.0
 """What counts as at once on a machine that is busy with other things."""
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True):
+class EchoRequest(msgspec.Struct, frozen=True, tag=True):
     """``text`` comes back after ``seconds``; ``fail`` names an error to answer with instead."""
 
     text: str = ""
@@ -31,19 +31,19 @@ class Ask(msgspec.Struct, frozen=True, tag=True):
     fail: str = ""
 
 
-class Told(msgspec.Struct, frozen=True, tag=True):
+class EchoReply(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
 def service_codec(version: int = 1) -> Codec:
-    return Codec(Ask, version=version)
+    return Codec(EchoRequest, version=version)
 
 
 def client_codec(version: int = 1) -> Codec:
-    return Codec(Told, version=version)
+    return Codec(EchoReply, version=version)
 
 
-class Parrot(Service):
+class EchoService(Service):
     """Says again what it is told, payload and all."""
 
     def __init__(self, version: int = 1) -> None:
@@ -54,10 +54,10 @@ class Parrot(Service):
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         self.started += 1
         ask = request.message
-        assert isinstance(ask, Ask)
+        assert isinstance(ask, EchoRequest)
         if ask.fail:
             raise getattr(errors, ask.fail, RuntimeError)(f"asked to fail: {ask.text}")
-        reply = Envelope(Told(ask.text), request.payload)
+        reply = Envelope(EchoReply(ask.text), request.payload)
         return self._later(ask.seconds, reply) if ask.seconds else reply
 
     def gone(self, peer: Peer) -> None:
@@ -151,7 +151,7 @@ class TransportTests(ABC):
         running: list[Running] = []
 
         def start(service: Service | None = None, endpoint: str | None = None) -> Running:
-            running.append(Running(self.create(), endpoint or self.endpoint(path), service or Parrot()))
+            running.append(Running(self.create(), endpoint or self.endpoint(path), service or EchoService()))
             return running[-1]
 
         yield start

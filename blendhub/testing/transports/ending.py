@@ -11,7 +11,17 @@ import pytest
 
 from blendhub.contracts import Connection, Envelope
 from blendhub.errors import BlendHubError, InvalidInput, PeerGone, TransportError
-from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Parrot, Running, Serve, Told, TransportTests
+from blendhub.testing.transports.base import (
+    LONG,
+    SOON,
+    Connect,
+    EchoReply,
+    EchoRequest,
+    EchoService,
+    Running,
+    Serve,
+    TransportTests,
+)
 
 
 def _until_it_answers(connection: Connection) -> float:
@@ -19,7 +29,7 @@ def _until_it_answers(connection: Connection) -> float:
     started = time.monotonic()
     while True:
         try:
-            assert connection.call(Envelope(Ask("back")), 1.0).message == Told("back")
+            assert connection.call(Envelope(EchoRequest("back")), 1.0).message == EchoReply("back")
             return time.monotonic() - started
         except TransportError:
             assert time.monotonic() - started < SOON, "the server is back, but the connection does not find it"
@@ -28,8 +38,8 @@ def _until_it_answers(connection: Connection) -> float:
 
 class EndingTests(TransportTests):
     def test_a_server_that_closes_is_reported(self, server: Running, connection: Connection) -> None:
-        connection.call(Envelope(Ask("warm")), LONG)
-        pending = [connection.submit(Envelope(Ask("slow", seconds=LONG)), LONG) for _ in range(3)]
+        connection.call(Envelope(EchoRequest("warm")), LONG)
+        pending = [connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), LONG) for _ in range(3)]
         assert not pending[0].done()
         time.sleep(0.1)
         started = time.monotonic()
@@ -45,18 +55,18 @@ class EndingTests(TransportTests):
         server.run(server.server.close())
 
     def test_a_connection_that_closes_ends_its_requests(self, connection: Connection) -> None:
-        pending = connection.submit(Envelope(Ask("slow", seconds=LONG)), LONG)
+        pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), LONG)
         connection.close()
         with pytest.raises(PeerGone):
             pending.result()
         with pytest.raises(PeerGone):
-            connection.call(Envelope(Ask("too late")), LONG)
+            connection.call(Envelope(EchoRequest("too late")), LONG)
         connection.close()
 
     def test_a_new_server_at_the_same_endpoint_is_found(self, server: Running, serve: Serve, connect: Connect) -> None:
         connection = connect(server.endpoint)
         for _ in range(3):
-            connection.call(Envelope(Ask("here")), LONG)
+            connection.call(Envelope(EchoRequest("here")), LONG)
             server.stop()
             server = serve(endpoint=server.endpoint)
             _until_it_answers(connection)
@@ -64,7 +74,7 @@ class EndingTests(TransportTests):
     def test_an_endpoint_has_one_server(self, server: Running, serve: Serve, connection: Connection) -> None:
         with pytest.raises(InvalidInput):
             serve(endpoint=server.endpoint)
-        assert connection.call(Envelope(Ask("still here")), LONG).message == Told("still here")
+        assert connection.call(Envelope(EchoRequest("still here")), LONG).message == EchoReply("still here")
 
     @pytest.mark.slow
     def test_a_server_that_is_killed_is_reported_and_found_again(self, path: Path, connect: Connect) -> None:
@@ -75,7 +85,7 @@ class EndingTests(TransportTests):
         for _ in range(3):
             server = self._process(endpoint)
             _until_it_answers(connection)
-            pending = connection.submit(Envelope(Ask("slow", seconds=LONG)), LONG)
+            pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), LONG)
             assert not pending.done()
             time.sleep(0.1)
             assert server.pid
@@ -90,11 +100,11 @@ class EndingTests(TransportTests):
     def test_a_fork_does_not_use_its_parents_connection(self, connection: Connection) -> None:
         if not self.crosses_processes:
             pytest.skip("a fork has no server to talk to")
-        connection.call(Envelope(Ask("parent")), LONG)
+        connection.call(Envelope(EchoRequest("parent")), LONG)
 
         def use() -> None:
             try:
-                connection.call(Envelope(Ask("child")), 1.0)
+                connection.call(Envelope(EchoRequest("child")), 1.0)
             except BlendHubError:
                 os._exit(0)
             os._exit(1)
@@ -103,13 +113,13 @@ class EndingTests(TransportTests):
         child.start()
         child.join(LONG)
         assert child.exitcode == 0
-        assert connection.call(Envelope(Ask("parent")), LONG).message == Told("parent")
+        assert connection.call(Envelope(EchoRequest("parent")), LONG).message == EchoReply("parent")
 
     def _process(self, endpoint: str) -> "multiprocessing.process.BaseProcess":
         transport = self.create()
 
         async def serve() -> None:
-            await transport.serve(endpoint, Parrot())
+            await transport.serve(endpoint, EchoService())
             await asyncio.sleep(LONG)
 
         server = multiprocessing.get_context("fork").Process(target=lambda: asyncio.run(serve()), daemon=True)

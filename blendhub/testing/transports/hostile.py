@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blendhub.contracts import Connection, Envelope
-from blendhub.testing.transports.base import LONG, Ask, Running, Told, TransportTests
+from blendhub.testing.transports.base import LONG, EchoReply, EchoRequest, Running, TransportTests
 
 garbage = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
 
@@ -19,7 +19,7 @@ class HostileTests(TransportTests):
     def test_garbage_harms_nobody(self, server: Running, connection: Connection, frames: list[bytes]) -> None:
         for _ in range(5):
             self.send_raw(server.endpoint, frames)
-        assert connection.call(Envelope(Ask("well behaved")), LONG).message == Told("well behaved")
+        assert connection.call(Envelope(EchoRequest("well behaved")), LONG).message == EchoReply("well behaved")
 
     def test_garbage_is_counted(self, server: Running, connection: Connection) -> None:
         assert server.server
@@ -28,5 +28,5 @@ class HostileTests(TransportTests):
             self.send_raw(server.endpoint, [b"garbage %d" % number])
         deadline = time.monotonic() + LONG
         while server.server.refused < before + 20 and time.monotonic() < deadline:
-            connection.call(Envelope(Ask("well behaved")), LONG)
+            connection.call(Envelope(EchoRequest("well behaved")), LONG)
         assert server.server.refused == before + 20

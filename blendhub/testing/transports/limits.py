@@ -6,20 +6,30 @@ import pytest
 
 from blendhub.contracts import Connection, Envelope
 from blendhub.errors import Busy, DeadlineExceeded, VersionMismatch
-from blendhub.testing.transports.base import LONG, SOON, Ask, Connect, Parrot, Running, Serve, Told, TransportTests
+from blendhub.testing.transports.base import (
+    LONG,
+    SOON,
+    Connect,
+    EchoReply,
+    EchoRequest,
+    EchoService,
+    Running,
+    Serve,
+    TransportTests,
+)
 
 
 class LimitTests(TransportTests):
     def test_a_request_ends_at_its_deadline(self, connection: Connection) -> None:
-        connection.call(Envelope(Ask("warm")), LONG)
+        connection.call(Envelope(EchoRequest("warm")), LONG)
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded):
-            connection.call(Envelope(Ask("slow", seconds=LONG)), 0.3)
+            connection.call(Envelope(EchoRequest("slow", seconds=LONG)), 0.3)
         assert 0.25 < time.monotonic() - started < SOON
-        assert connection.call(Envelope(Ask("still here")), LONG).message == Told("still here")
+        assert connection.call(Envelope(EchoRequest("still here")), LONG).message == EchoReply("still here")
 
     def test_a_deadline_counts_without_anybody_waiting(self, connection: Connection) -> None:
-        pending = connection.submit(Envelope(Ask("slow", seconds=LONG)), 0.2)
+        pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), 0.2)
         time.sleep(0.3)
         assert pending.done()
         with pytest.raises(DeadlineExceeded):
@@ -28,9 +38,9 @@ class LimitTests(TransportTests):
     def test_a_reply_that_is_late_goes_to_nobody(self, connection: Connection) -> None:
         for number in range(5):
             with pytest.raises(DeadlineExceeded):
-                connection.call(Envelope(Ask(f"late {number}", seconds=0.15)), 0.1)
+                connection.call(Envelope(EchoRequest(f"late {number}", seconds=0.15)), 0.1)
         time.sleep(0.2)
-        assert connection.call(Envelope(Ask("mine")), LONG).message == Told("mine")
+        assert connection.call(Envelope(EchoRequest("mine")), LONG).message == EchoReply("mine")
 
     def test_one_request_too_many_is_told_busy_at_once(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(2)]
@@ -39,7 +49,7 @@ class LimitTests(TransportTests):
         n_busy = 0
         for number in range(self.max_pending + 20):
             try:
-                pending.append(connections[number % 2].submit(Envelope(Ask("wait", seconds=LONG)), LONG))
+                pending.append(connections[number % 2].submit(Envelope(EchoRequest("wait", seconds=LONG)), LONG))
             except Busy:
                 n_busy += 1
         while n_busy < 20 and time.monotonic() - started < LONG:
@@ -54,13 +64,13 @@ class LimitTests(TransportTests):
         connection = connect(server.endpoint)
         for _ in range(self.max_pending + 5):
             try:
-                connection.submit(Envelope(Ask("wait", seconds=LONG)), 1.0)
+                connection.submit(Envelope(EchoRequest("wait", seconds=LONG)), 1.0)
             except Busy:
                 break
         deadline = time.monotonic() + LONG
         while True:
             try:
-                assert connection.call(Envelope(Ask("room")), 5.0).message == Told("room")
+                assert connection.call(Envelope(EchoRequest("room")), 5.0).message == EchoReply("room")
                 return
             except (Busy, DeadlineExceeded):
                 assert time.monotonic() < deadline
@@ -68,9 +78,9 @@ class LimitTests(TransportTests):
 
     @pytest.mark.parametrize("ours, theirs", [(1, 2), (2, 1)])
     def test_versions_that_differ_are_named(self, serve: Serve, connect: Connect, ours: int, theirs: int) -> None:
-        service = Parrot(theirs)
+        service = EchoService(theirs)
         connection = connect(serve(service).endpoint, version=ours)
         with pytest.raises(VersionMismatch) as raised:
-            connection.call(Envelope(Ask("hello")), LONG)
+            connection.call(Envelope(EchoRequest("hello")), LONG)
         assert str(ours) in str(raised.value) and str(theirs) in str(raised.value)
         assert service.started == 0

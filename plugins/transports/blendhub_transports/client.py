@@ -2,7 +2,7 @@
 
 A ZeroMQ socket is for one thread at a time, and a hop to another thread costs more than the request. So the
 threads of a connection take turns: one *leads*, that is, it holds the lock, sends what others queued and
-settles what is answered. The others sleep on bells. Whoever gives up the lead looks back for work left over.
+settles what is answered. The others sleep on events. Whoever gives up the lead looks back for work left over.
 """
 
 import itertools
@@ -21,16 +21,16 @@ import zmq
 from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope, Pending
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
 from blendhub_transports import frames
+from blendhub_transports.dealer import Dealer
 from blendhub_transports.endpoints import Endpoint
-from blendhub_transports.faults import decode_fault
-from blendhub_transports.link import Link
+from blendhub_transports.error_codec import decode_error
 from blendhub_transports.options import ZmqOptions
-from blendhub_transports.pending import Bell, Wake, deadline_after, sleep_on
+from blendhub_transports.pending import Event, Wake, deadline_after, sleep_on
 from blendhub_transports.socket_file import why_nobody_answers
 
 log = logging.getLogger("blendhub.transports")
 
-NEWS_AGE_S = 0.001
+MONITOR_AGE_S = 0.001
 """How old the news of the link may be when something is sent: asking for it costs as much as sending."""
 
 Answer: TypeAlias = tuple[frames.Header, memoryview, list[memoryview]]
@@ -57,7 +57,7 @@ class ZmqPending(Pending):
 
 
 class ZmqConnection(Connection):
-    def __init__(self, where: Endpoint, dial: Callable[[Wake], Link], codec: Codec, options: ZmqOptions) -> None:
+    def __init__(self, where: Endpoint, dial: Callable[[Wake], Dealer], codec: Codec, options: ZmqOptions) -> None:
         self._where = where
         self._endpoint = where.text
         self._dial = dial
@@ -71,10 +71,10 @@ class ZmqConnection(Connection):
         self._outbox: deque[tuple[ZmqPending, bytes, Sequence[Buffer]]] = deque()
         self._lead = threading.Lock()
         self._asleep = False
-        self._followers: deque[tuple[ZmqPending, Bell]] = deque()
+        self._followers: deque[tuple[ZmqPending, Event]] = deque()
         self._wake = Wake()
-        self._link: Link | None = None
-        self._news_at = 0.0
+        self._dealer: Dealer | None = None
+        self._monitor_checked_at = 0.0
 
     def submit(self, request: Envelope, timeout: float) -> ZmqPending:
         deadline = deadline_after(timeout)
@@ -98,9 +98,9 @@ class ZmqConnection(Connection):
         with self._lead:
             for pending in list(self._pending.values()):
                 self._settle(pending, self._gone_by_closing())
-            if self._link:
-                self._link.close()
-                self._link = None
+            if self._dealer:
+                self._dealer.close()
+                self._dealer = None
 
     def progress(self, pending: ZmqPending) -> None:
         """Do what can be done for ``pending`` without waiting."""
@@ -108,7 +108,7 @@ class ZmqConnection(Connection):
             try:
                 if self._outbox:
                     self._send()
-                self._hear_news()
+                self._check_monitor()
                 self._receive(pending)
             finally:
                 self._lead.release()
@@ -135,8 +135,8 @@ class ZmqConnection(Connection):
         if isinstance(outcome, BlendHubError):
             raise outcome
         header, body, payload = outcome
-        if header.kind == frames.FAULT:
-            raise decode_fault(body)
+        if header.kind == frames.ERROR:
+            raise decode_error(body)
         frames.check_versions(header, self._codec.version, reader="the client", writer="the server")
         return Envelope(self._codec.decode(body), payload)
 
@@ -154,19 +154,19 @@ class ZmqConnection(Connection):
             self._asleep = True
             try:
                 # Asked after _asleep is set: who adds to the outbox later sees that, and wakes us.
-                news = not self._outbox and not self._closed and self._linked().wait(remaining)
+                news = not self._outbox and not self._closed and self._connected_dealer().wait(remaining)
             finally:
                 self._asleep = False
             if news:
-                self._hear_news()
+                self._check_monitor()
 
     def _follow(self, pending: ZmqPending) -> None:
-        bell: Bell = SimpleQueue()
-        follower = (pending, bell)
+        event: Event = SimpleQueue()
+        follower = (pending, event)
         self._followers.append(follower)
         try:
-            # Asked after the bell is up: a leader who left, or settled this, before that did not ring it.
-            if self._lead.locked() and pending.outcome is None and not sleep_on(bell, pending.deadline):
+            # Asked after the event is up: a leader who left, or settled this, before that did not ring it.
+            if self._lead.locked() and pending.outcome is None and not sleep_on(event, pending.deadline):
                 self._expire(pending)
         finally:
             self._followers.remove(follower)
@@ -185,14 +185,14 @@ class ZmqConnection(Connection):
 
     # What follows is done by the leader.
 
-    def _linked(self) -> Link:
-        if self._link is None:
-            self._link = self._dial(self._wake)
-        return self._link
+    def _connected_dealer(self) -> Dealer:
+        if self._dealer is None:
+            self._dealer = self._dial(self._wake)
+        return self._dealer
 
     def _send(self) -> None:
-        if time.monotonic() - self._news_at > NEWS_AGE_S:
-            self._hear_news()
+        if time.monotonic() - self._monitor_checked_at > MONITOR_AGE_S:
+            self._check_monitor()
         while self._outbox:
             pending, frame, payload = self._outbox.popleft()
             if self._closed:
@@ -200,7 +200,7 @@ class ZmqConnection(Connection):
             if pending.outcome is not None:
                 continue
             try:
-                frames.send(self._linked().send, frame, payload)
+                frames.send(self._connected_dealer().send, frame, payload)
             except zmq.Again:
                 self._settle(pending, self._busy("high_water_mark", self._options.high_water_mark))
 
@@ -208,7 +208,7 @@ class ZmqConnection(Connection):
         """Settle what is answered, up to ``pending``: what comes after it is for the next leader."""
         if self._closed:
             self._settle(pending, self._gone_by_closing())
-        socket = self._linked().socket
+        socket = self._connected_dealer().socket
         while pending.outcome is None:
             try:
                 first, payload = frames.receive(socket, frames.LAST)
@@ -224,13 +224,13 @@ class ZmqConnection(Connection):
             if self._outbox:
                 self._send()
 
-    def _hear_news(self) -> None:
+    def _check_monitor(self) -> None:
         """If the server went away, it answers nothing; what was not sent yet is told too, rather than left to wait."""
-        self._news_at = time.monotonic()
-        ended = self._link.ended() if self._link else None
-        if self._link and ended:
-            self._link.close()
-            self._link = None
+        self._monitor_checked_at = time.monotonic()
+        ended = self._dealer.ended() if self._dealer else None
+        if self._dealer and ended:
+            self._dealer.close()
+            self._dealer = None
             for pending in list(self._pending.values()):
                 self._settle(pending, PeerGone(f"{ended}; the request may or may not have been carried out"))
 
@@ -254,9 +254,9 @@ class ZmqConnection(Connection):
     def _ring(self, pending: ZmqPending | None = None) -> None:
         """Wake who waits for ``pending``, or all who wait."""
         # A copy, since threads come and go meanwhile.
-        for waited_for, bell in tuple(self._followers):
+        for waited_for, event in tuple(self._followers):
             if pending is None or waited_for is pending:
-                bell.put(None)
+                event.put(None)
 
     def _expire(self, pending: ZmqPending) -> None:
         path = self._where.path

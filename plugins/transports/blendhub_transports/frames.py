@@ -22,7 +22,7 @@ PROTOCOL: Final = 1
 
 REQUEST: Final = 0
 REPLY: Final = 1
-FAULT: Final = 2
+ERROR: Final = 2
 
 MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 LAST: Final = int(zmq.NOBLOCK)

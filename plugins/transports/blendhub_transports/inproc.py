@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from blendhub.contracts.transport import Codec, Connection, Envelope, Peer, Pending, Server, Service, Transport
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, InvalidInput, PeerGone, VersionMismatch
-from blendhub_transports.desk import Desk
+from blendhub_transports.dispatcher import Dispatcher
 from blendhub_transports.options import InprocOptions
 from blendhub_transports.pending import deadline_after
 
@@ -41,7 +41,7 @@ class InprocServer(Server):
         self.refused = 0
         self.service = service
         self.loop = asyncio.get_running_loop()
-        self._desk = Desk(service, options.max_pending, endpoint)
+        self._dispatcher = Dispatcher(service, options.max_pending, endpoint)
         self._waiting: set[InprocPending] = set()
         self._closed = False
         with self._opening:
@@ -53,7 +53,7 @@ class InprocServer(Server):
         if not self._closed:
             self._closed = True
             del self.by_endpoint[self.endpoint]
-            await self._desk.close()
+            await self._dispatcher.close()
             # What was on its way to this loop finds nobody any more.
             for pending in list(self._waiting):
                 pending.settle(PeerGone(f"{self.endpoint} closed before it replied"))
@@ -70,14 +70,14 @@ class InprocServer(Server):
 
     def gone(self, peer: Peer) -> None:
         if not self._closed and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._desk.gone, peer)
+            self.loop.call_soon_threadsafe(self._dispatcher.gone, peer)
 
     def forget(self, pending: "InprocPending") -> None:
         self._waiting.discard(pending)
 
     def _take(self, peer: Peer, request: Envelope, pending: "InprocPending") -> None:
         if not pending.done() and not self._closed:
-            self._desk.take(peer, request, pending.deadline - time.monotonic(), pending.settle)
+            self._dispatcher.take(peer, request, pending.deadline - time.monotonic(), pending.settle)
 
 
 class InprocPending(Pending):

@@ -10,7 +10,7 @@ from blendhub.errors import InvalidInput
 LONGEST_S = 30 * 86400.0
 NUMBER = (int, float)
 
-Bell: TypeAlias = "SimpleQueue[None]"
+Event: TypeAlias = "SimpleQueue[None]"
 """What a waiting thread sleeps on. Ringing it early, or twice, does no harm."""
 
 
@@ -38,10 +38,10 @@ def deadline_after(timeout: float) -> float:
     return time.monotonic() + timeout
 
 
-def sleep_on(bell: Bell, deadline: float) -> bool:
-    """Whether the bell rang before the deadline."""
+def sleep_on(event: Event, deadline: float) -> bool:
+    """Whether the event rang before the deadline."""
     try:
-        bell.get(timeout=max(0.0, deadline - time.monotonic()))
+        event.get(timeout=max(0.0, deadline - time.monotonic()))
     except Empty:
         return False
     return True

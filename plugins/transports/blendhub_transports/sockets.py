@@ -8,17 +8,17 @@ import zmq
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.options import ZmqOptions
 
-_NEWS = struct.Struct("=Hi")
+_EVENT = struct.Struct("=Hi")
 
 SILENT_HEARTBEATS = 3
 
 RECONNECT_FIRST_MS = 10
 RECONNECT_LONGEST_MS = 200
 
-CAME = zmq.EVENT_ACCEPTED
-LEFT = zmq.EVENT_DISCONNECTED
-REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-BROKEN_OFF = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+ACCEPTED = zmq.EVENT_ACCEPTED
+DISCONNECTED = zmq.EVENT_DISCONNECTED
+HANDSHAKE_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+HANDSHAKE_BROKEN = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 
 def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpoint) -> None:
@@ -37,9 +37,9 @@ def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpo
 
 
 def watch(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """A socket that tells who came, left, or failed to shake hands with ``socket``; see ``read_news``."""
+    """A socket that tells who came, left, or failed to shake hands with ``socket``; see ``read_monitor_event``."""
     address = f"inproc://monitor-{uuid.uuid4()}"
-    socket.monitor(address, CAME | LEFT | REFUSED | BROKEN_OFF)
+    socket.monitor(address, ACCEPTED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
     monitor = socket.context.socket(zmq.PAIR)
     # ZeroMQ's I/O thread would wait for a reader that is slow to take its news.
     monitor.setsockopt(zmq.RCVHWM, 0)
@@ -48,8 +48,8 @@ def watch(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     return monitor
 
 
-def read_news(monitor: "zmq.Socket[bytes]", flags: int) -> tuple[int, int]:
+def read_monitor_event(monitor: "zmq.Socket[bytes]", flags: int) -> tuple[int, int]:
     """The next event and its value, which is a file descriptor or an error; raises zmq.Again if there is none."""
-    event, value = _NEWS.unpack(monitor.recv(flags))
+    event, value = _EVENT.unpack(monitor.recv(flags))
     monitor.recv(flags)
     return event, value

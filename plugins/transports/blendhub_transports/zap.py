@@ -4,7 +4,7 @@ import logging
 
 import zmq
 
-from blendhub_transports.inlet import Inlet
+from blendhub_transports.receiver import Receiver
 
 log = logging.getLogger("blendhub.transports")
 
@@ -12,7 +12,7 @@ ADDRESS = "inproc://zeromq.zap.01"
 DOMAIN = b"blendhub"
 
 
-class Doorkeeper:
+class ZapHandler:
     """Lets the holders of listed keys in. Open it before the server's socket is bound."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: frozenset[bytes]) -> None:
@@ -20,10 +20,10 @@ class Doorkeeper:
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.bind(ADDRESS)
-        self._inlet = Inlet(self._socket, self._decide)
+        self._receiver = Receiver(self._socket, self._decide)
 
     def close(self) -> None:
-        self._inlet.close()
+        self._receiver.close()
         self._socket.close()
 
     def _decide(self, flags: int) -> None:

@@ -4,9 +4,9 @@ from functools import partial
 
 from blendhub.contracts.transport import Codec, Connection, Server, Service, Transport
 from blendhub_transports.client import ZmqConnection
-from blendhub_transports.door import Door
+from blendhub_transports.dealer import Dealer, read_keys
 from blendhub_transports.endpoints import parse_endpoint
-from blendhub_transports.link import Link, read_keys
+from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.server import ZmqServer
 
@@ -21,9 +21,9 @@ class ZmqTransport(Transport):
 
     async def serve(self, endpoint: str, service: Service) -> Server:
         where = parse_endpoint(endpoint)
-        return ZmqServer(Door(where, self._options), service, self._options, shares_clock=where.private)
+        return ZmqServer(Listener(where, self._options), service, self._options, shares_clock=where.private)
 
     def connect(self, endpoint: str, codec: Codec) -> Connection:
         where = parse_endpoint(endpoint)
-        dial = partial(Link, where, self._options, read_keys(where, self._options))
+        dial = partial(Dealer, where, self._options, read_keys(where, self._options))
         return ZmqConnection(where, dial, codec, self._options)

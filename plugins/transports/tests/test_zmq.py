@@ -12,14 +12,14 @@ import msgspec
 import pytest
 import zmq
 from blendhub_transports import frames
-from blendhub_transports.faults import decode_fault
+from blendhub_transports.error_codec import decode_error
 from blendhub_transports.keys import make_keys
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Envelope
 from blendhub.errors import DeadlineExceeded, InvalidInput, OptionError, ProtocolError, TransportError
-from blendhub.testing.transports.base import Ask, Parrot, Running, Told, client_codec, free_port
+from blendhub.testing.transports.base import EchoReply, EchoRequest, EchoService, Running, client_codec, free_port
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def serve() -> Iterator:
     running: list[Running] = []
 
     def start(endpoint: str, options: ZmqOptions | None = None) -> Running:
-        running.append(Running(ZmqTransport(options or ZmqOptions()), endpoint, Parrot()))
+        running.append(Running(ZmqTransport(options or ZmqOptions()), endpoint, EchoService()))
         return running[-1]
 
     yield start
@@ -40,7 +40,7 @@ def ask(
 ) -> Envelope:
     connection = ZmqTransport(options or ZmqOptions()).connect(endpoint, client_codec())
     try:
-        return connection.call(envelope or Envelope(Ask("hello")), timeout)
+        return connection.call(envelope or Envelope(EchoRequest("hello")), timeout)
     finally:
         connection.close()
 
@@ -48,7 +48,7 @@ def ask(
 def test_a_socket_file_is_its_owners_alone_and_goes_with_its_server(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
-    assert ask(server.endpoint).message == Told("hello")
+    assert ask(server.endpoint).message == EchoReply("hello")
     server.stop()
     assert not list(tmp_path.iterdir())
 
@@ -56,7 +56,7 @@ def test_a_socket_file_is_its_owners_alone_and_goes_with_its_server(serve, tmp_p
 def test_a_dead_servers_file_is_replaced(serve, tmp_path):
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "s"))
-    assert ask(serve(f"ipc://{tmp_path}/s").endpoint).message == Told("hello")
+    assert ask(serve(f"ipc://{tmp_path}/s").endpoint).message == EchoReply("hello")
 
 
 def test_what_is_no_socket_is_left_alone(serve, tmp_path):
@@ -82,13 +82,13 @@ def test_who_asks_where_nobody_listens_is_told_what_is_the_matter_and_found_late
     with pytest.raises(
         DeadlineExceeded, match=f"there is no socket {tmp_path}/s: .* blendhub serve --endpoint {endpoint}"
     ):
-        connection.call(Envelope(Ask("hello")), 0.1)
+        connection.call(Envelope(EchoRequest("hello")), 0.1)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "s"))
     with pytest.raises(DeadlineExceeded, match=f"nobody listens any more at {tmp_path}/s"):
-        connection.call(Envelope(Ask("hello")), 0.1)
+        connection.call(Envelope(EchoRequest("hello")), 0.1)
     serve(endpoint)
-    assert connection.call(Envelope(Ask("hello")), 10.0).message == Told("hello")
+    assert connection.call(Envelope(EchoRequest("hello")), 10.0).message == EchoReply("hello")
     connection.close()
 
 
@@ -103,7 +103,7 @@ def test_who_is_heard_by_a_server_that_says_nothing_is_told_so(tmp_path):
 def test_port_zero_picks_one(serve):
     server = serve("tcp://127.0.0.1:0")
     assert not server.endpoint.endswith(":0")
-    assert ask(server.endpoint).message == Told("hello")
+    assert ask(server.endpoint).message == EchoReply("hello")
 
 
 def test_tcp_that_others_reach_needs_keys_on_both_sides(serve):
@@ -130,7 +130,7 @@ def client_options(keys: Path) -> ZmqOptions:
 def test_with_keys_listed_clients_get_in_and_others_do_not(serve, keys, tmp_path):
     server = serve(f"tcp://0.0.0.0:{free_port()}", server_options(keys))
     endpoint = server.endpoint.replace("0.0.0.0", "127.0.0.1")
-    assert ask(endpoint, client_options(keys)).message == Told("hello")
+    assert ask(endpoint, client_options(keys)).message == EchoReply("hello")
     make_keys(tmp_path / "stranger")
     stranger = msgspec.structs.replace(client_options(keys), secret_key=str(tmp_path / "stranger" / "client.secret"))
     impostor = msgspec.structs.replace(client_options(keys), server_key=str(tmp_path / "stranger" / "server.public"))
@@ -138,7 +138,7 @@ def test_with_keys_listed_clients_get_in_and_others_do_not(serve, keys, tmp_path
         with pytest.raises(TransportError):
             ask(endpoint, options, timeout=1.0)
     assert server.service.started == 1
-    assert ask(endpoint, client_options(keys)).message == Told("hello")
+    assert ask(endpoint, client_options(keys)).message == EchoReply("hello")
 
 
 def test_keys_are_their_owners_alone_and_never_overwritten(keys):
@@ -163,31 +163,31 @@ def test_a_file_that_holds_no_key_is_named(serve, keys, content):
 def test_what_is_too_large_or_too_much_is_refused_on_both_sides(serve, tmp_path):
     narrow = ZmqOptions(max_frame_bytes=2**12, max_payload_frames=2)
     server = serve(f"ipc://{tmp_path}/s", narrow)
-    too_large, too_many = Envelope(Ask(), [bytes(5000)]), Envelope(Ask(), [b"a", b"b", b"c"])
+    too_large, too_many = Envelope(EchoRequest(), [bytes(5000)]), Envelope(EchoRequest(), [b"a", b"b", b"c"])
     for envelope, option in ((too_large, "max_frame_bytes"), (too_many, "max_payload_frames")):
         for options in (narrow, ZmqOptions()):
             with pytest.raises(ProtocolError, match=option):
                 ask(server.endpoint, options, envelope)
     assert server.service.started == 0 and server.server.refused == 2
-    assert ask(server.endpoint, narrow).message == Told("hello")
+    assert ask(server.endpoint, narrow).message == EchoReply("hello")
 
 
 def test_a_frame_of_hostile_size_cuts_off_its_sender_alone(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s", ZmqOptions(max_frame_bytes=2**12))
     connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
-    connection.call(Envelope(Ask("before")), 10.0)
+    connection.call(Envelope(EchoRequest("before")), 10.0)
     with zmq.Context() as context, context.socket(zmq.DEALER) as hostile:
         hostile.setsockopt(zmq.LINGER, 500)
         hostile.connect(server.endpoint)
         hostile.send(bytes(2**20))
         time.sleep(0.3)
-    assert connection.call(Envelope(Ask("after")), 10.0).message == Told("after")
+    assert connection.call(Envelope(EchoRequest("after")), 10.0).message == EchoReply("after")
     connection.close()
 
 
 def test_a_reply_is_whole_however_narrow_the_clients_own_limits_are(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
-    server.service.handle = lambda peer, request: Envelope(Told("many"), [b"a", b"b", b"c"])
+    server.service.handle = lambda peer, request: Envelope(EchoReply("many"), [b"a", b"b", b"c"])
     assert [bytes(part) for part in ask(server.endpoint, ZmqOptions(max_payload_frames=0)).payload] == [
         b"a",
         b"b",
@@ -202,7 +202,7 @@ def test_who_asks_without_a_pause_holds_up_neither_the_loop_nor_news_of_others(s
     def ask_on() -> None:
         connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
         while not ended.is_set():
-            connection.call(Envelope(Ask("again")), 10.0)
+            connection.call(Envelope(EchoRequest("again")), 10.0)
         connection.close()
 
     thread = threading.Thread(target=ask_on)
@@ -244,7 +244,7 @@ def bare(serve, tmp_path) -> Iterator[tuple[Running, "zmq.Socket[bytes]"]]:
 
 
 def a_request(number: int, *, patient: bool, text: str = "hello") -> bytes:
-    message = client_codec().encode(Ask(text))
+    message = client_codec().encode(EchoRequest(text))
     return frames.request(1, number, message, 10_000, time.time(), patient=patient)
 
 
@@ -308,11 +308,11 @@ def test_an_answer_that_somebody_waits_for_travels_at_once_and_alone(bare):
 def test_an_answer_does_not_wait_for_work_that_takes_long(bare):
     server, dealer = bare
     numbers = set(range(8))
-    parrot = server.service.handle
+    echo = server.service.handle
 
     def slowly(peer, request):
         time.sleep(0.05)
-        return parrot(peer, request)
+        return echo(peer, request)
 
     server.service.handle = slowly
     ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=True) for number in numbers])
@@ -322,11 +322,11 @@ def test_an_answer_does_not_wait_for_work_that_takes_long(bare):
 def test_an_answer_that_waits_does_not_wait_for_other_clients_work(bare):
     """Behind three answers that may wait come twenty requests of somebody else, each of which takes long."""
     server, dealer = bare
-    parrot = server.service.handle
+    echo = server.service.handle
 
     def slowly(peer, request):
         time.sleep(0.02 if request.message.text == "long" else 0)
-        return parrot(peer, request)
+        return echo(peer, request)
 
     server.service.handle = slowly
     with zmq.Context() as context, context.socket(zmq.DEALER) as other:
@@ -373,6 +373,6 @@ def test_a_request_is_alone_and_whole_in_its_frame(bare, change):
     server, dealer = bare
     dealer.send(change(a_request(7, patient=False)))
     ((header, message),) = frames.each_message(memoryview(dealer.recv()))
-    assert header.kind == frames.FAULT and header.number == 7
-    assert isinstance(decode_fault(message), ProtocolError)
+    assert header.kind == frames.ERROR and header.number == 7
+    assert isinstance(decode_error(message), ProtocolError)
     assert server.server.refused == 1 and server.service.started == 0

@@ -12,10 +12,10 @@ from blendhub_transports.keys import read_clients, read_secret
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.socket_file import SocketFile
 from blendhub_transports.sockets import set_limits, watch
-from blendhub_transports.zap import DOMAIN, Doorkeeper
+from blendhub_transports.zap import DOMAIN, ZapHandler
 
 
-class Door:
+class Listener:
     """``router`` is bound and ``monitor`` tells of all who come; ``endpoint`` names the port that was picked."""
 
     router: "zmq.Socket[bytes]"
@@ -53,7 +53,7 @@ class Door:
             await asyncio.get_running_loop().run_in_executor(waiter, self._context.term)
 
 
-def _lock(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> Doorkeeper:
+def _lock(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> ZapHandler:
     """Let only the holders of listed keys in."""
     if not options.secret_key:
         raise OptionError(
@@ -65,7 +65,7 @@ def _lock(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> 
     router.setsockopt(zmq.CURVE_SERVER, True)
     router.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
     router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
-    return Doorkeeper(router.context, allowed)
+    return ZapHandler(router.context, allowed)
 
 
 def _bind(router: "zmq.Socket[bytes]", where: Endpoint) -> str:

@@ -23,13 +23,13 @@ def service_failure(error: BaseException) -> ServiceFailed:
     return ServiceFailed(f"the service raised {type(error).__name__}: {error}; its log has the details")
 
 
-def encode_fault(error: BlendHubError) -> bytes:
+def encode_error(error: BlendHubError) -> bytes:
     """The error as bytes; one of a plugin's own class travels as the nearest class that every side knows."""
     name = next(kind.__name__ for kind in type(error).__mro__ if _TELLABLE.get(kind.__name__) is kind)
     return msgspec.msgpack.encode((name, str(error)[:LONGEST_SENTENCE]))
 
 
-def decode_fault(body: memoryview) -> BlendHubError:
+def decode_error(body: memoryview) -> BlendHubError:
     """The error that these bytes tell of; only classes of :mod:`blendhub.errors` are made from a name."""
     try:
         name, sentence = _decoder.decode(body)

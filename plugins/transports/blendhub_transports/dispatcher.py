@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from blendhub.contracts.transport import Envelope, Peer, Service
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
-from blendhub_transports.faults import service_failure
+from blendhub_transports.error_codec import service_failure
 
 log = logging.getLogger("blendhub.transports")
 
@@ -18,7 +18,7 @@ GRACE_S = 1.0
 """How long a closing server waits for cancelled requests to unwind."""
 
 
-class Desk:
+class Dispatcher:
     """Runs the requests of one server. Everything happens on the event loop."""
 
     def __init__(self, service: Service, max_pending: int, endpoint: str) -> None:

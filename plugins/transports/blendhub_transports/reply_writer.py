@@ -19,7 +19,7 @@ MOST_BYTES = 2**12
 """Of answers that travel together: no client's ``max_frame_bytes`` is less."""
 
 
-class Answers:
+class ReplyWriter:
     def __init__(self, router: "zmq.Socket[bytes]") -> None:
         self._send = frames.sending(router)
         self._held: dict[bytes, bytearray] = {}

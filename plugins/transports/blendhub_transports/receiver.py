@@ -16,20 +16,20 @@ LINGER_MS = 1
 
 
 def nothing_more() -> None:
-    """For inlets that need not know when all is read."""
+    """For receivers that need not know when all is read."""
 
 
 def nothing_held() -> bool:
-    """For inlets whose readers hold nothing back."""
+    """For receivers whose readers hold nothing back."""
     return False
 
 
 def never() -> bool:
-    """For inlets that do not linger."""
+    """For receivers that do not linger."""
     return False
 
 
-class Inlet:
+class Receiver:
     """Calls ``read`` for each message that waits at ``socket``, then ``drained`` when none is left.
 
     ``read`` takes one message off the socket, with the flags that it is given, and lets zmq.Again pass. ZeroMQ's

@@ -15,7 +15,7 @@ from blendhub_transports.frames import sending
 from blendhub_transports.keys import KeyPair, read_public, read_secret
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.pending import Wake
-from blendhub_transports.sockets import BROKEN_OFF, REFUSED, read_news, set_limits, watch
+from blendhub_transports.sockets import HANDSHAKE_BROKEN, HANDSHAKE_REFUSED, read_monitor_event, set_limits, watch
 
 AWAKE_S = 0.0002
 """How long a thread that waits lets others run instead of sleeping: a core wakes up later than most answers come."""
@@ -41,7 +41,7 @@ def read_keys(where: Endpoint, options: ZmqOptions) -> Keys | None:
     return Keys(read_secret("secret_key", options.secret_key), read_public("server_key", options.server_key))
 
 
-class Link:
+class Dealer:
     """A DEALER that connects and reconnects by itself, and knows when its server went away.
 
     Not for several threads at once. What ZeroMQ still held for a server that died would reach its successor:
@@ -77,10 +77,10 @@ class Link:
         # The descriptor is quicker to ask, and silent as long as there is nothing new.
         if not self._told.poll(0) or not self._monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             return None
-        event, value = read_news(self._monitor, zmq.NOBLOCK)
-        if event & REFUSED:
+        event, value = read_monitor_event(self._monitor, zmq.NOBLOCK)
+        if event & HANDSHAKE_REFUSED:
             return f"{self._endpoint} refused this client's key or has another key than expected: see `blendhub keys`"
-        if event == BROKEN_OFF:
+        if event == HANDSHAKE_BROKEN:
             return f"{self._endpoint} broke off the handshake ({os.strerror(value)})"
         return f"{self._endpoint} died, left, or cut this connection"
 

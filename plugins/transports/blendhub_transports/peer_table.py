@@ -17,7 +17,7 @@ class _Guest(msgspec.Struct, frozen=True):
     peer: Peer
 
 
-class Roster:
+class PeerTable:
     """Bookkeeping only: it is told what ZeroMQ tells, each queue in its own order."""
 
     def __init__(self) -> None:
