@@ -12,7 +12,7 @@ Entry: TypeAlias = tuple[RunKey, Span | None]
 """A chunk; or with None in place of its positions, the tokens and the description of a run."""
 
 
-class Held:
+class EntryVersion:
     """One version of an entry. Replacing the entry makes another, so that two versions are told apart."""
 
     __slots__ = ("nbytes",)
@@ -22,12 +22,12 @@ class Held:
 
 
 class _Run:
-    __slots__ = ("chunks", "held", "n_tokens")
+    __slots__ = ("chunks", "n_tokens", "version")
 
     def __init__(self) -> None:
-        self.held = Held(0)
+        self.version = EntryVersion(0)
         self.n_tokens = 0
-        self.chunks: dict[Span, Held] = {}
+        self.chunks: dict[Span, EntryVersion] = {}
 
 
 class Catalogue:
@@ -54,17 +54,17 @@ class Catalogue:
         run = self._runs.get(key)
         return sorted(run.chunks) if run else []
 
-    def held(self, entry: Entry) -> Held | None:
+    def version(self, entry: Entry) -> EntryVersion | None:
         key, span = entry
         run = self._runs.get(key)
         if run is None:
             return None
-        return run.held if span is None else run.chunks.get(span)
+        return run.version if span is None else run.chunks.get(span)
 
     def put_run(self, key: RunKey, nbytes: int, n_tokens: int) -> None:
         run = self._runs.setdefault(key, _Run())
-        self.nbytes += nbytes - run.held.nbytes
-        run.held = Held(nbytes)
+        self.nbytes += nbytes - run.version.nbytes
+        run.version = EntryVersion(nbytes)
         run.n_tokens = n_tokens
         if not run.chunks:
             self.touch((key, None))
@@ -73,7 +73,7 @@ class Catalogue:
         run = self._runs[key]
         earlier = run.chunks.get(span)
         self.nbytes += nbytes - (earlier.nbytes if earlier else 0)
-        run.chunks[span] = Held(nbytes)
+        run.chunks[span] = EntryVersion(nbytes)
         self._longest_unused_first.pop((key, None), None)
         self.touch((key, span))
 
@@ -101,7 +101,7 @@ class Catalogue:
         if not run.chunks and key == keep:
             self.touch((key, None))
         elif not run.chunks:
-            self.nbytes -= run.held.nbytes
+            self.nbytes -= run.version.nbytes
             self._longest_unused_first.pop((key, None), None)
             del self._runs[key]
             gone.append((key, None))
@@ -109,7 +109,7 @@ class Catalogue:
 
     def victims(self, arriving: Entry, nbytes: int) -> list[Entry]:
         """What must be discarded so that an entry of this size fits, its own run staying; changes nothing."""
-        replaced = self.held(arriving)
+        replaced = self.version(arriving)
         excess = self.nbytes + nbytes - (replaced.nbytes if replaced else 0) - self.capacity
         chosen: list[Entry] = []
         chunks_left: dict[RunKey, int] = {}
@@ -124,7 +124,7 @@ class Catalogue:
                 chunks_left[key] = chunks_left.get(key, len(run.chunks)) - 1
                 excess -= run.chunks[span].nbytes
             if not chunks_left.get(key) and key != arriving[0]:
-                excess -= run.held.nbytes
+                excess -= run.version.nbytes
             chosen.append(entry)
         if excess > 0:
             raise StoreFailed(

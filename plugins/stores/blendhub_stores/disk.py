@@ -13,11 +13,11 @@ from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import InvalidInput, StoreFailed
 from blendhub.plan import Span
-from blendhub_stores.catalogue import Catalogue, Entry, Held
+from blendhub_stores.catalogue import Catalogue, Entry, EntryVersion
 from blendhub_stores.directory import Directory, failed
+from blendhub_stores.file_format import Damaged, StoreFile, file_size, flat, new_header, write
 from blendhub_stores.options import DiskOptions
-from blendhub_stores.sealed import Damaged, SealedFile, file_size, flat, unsealed, write
-from blendhub_stores.stock import take_stock
+from blendhub_stores.scan import scan
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class DiskStore(Store):
         """Guards the three above and the names of files; ``close`` alone waits on it."""
         self._directory = Directory(Path(options.path or _default_path()).expanduser().absolute())
         try:
-            self._corrupted = take_stock(self._directory, self._catalogue)
+            self._corrupted = scan(self._directory, self._catalogue)
             self._warn_if_the_disk_is_smaller()
         except BaseException as error:
             self._directory.close()
@@ -64,7 +64,7 @@ class DiskStore(Store):
         if self._read((run, span), lambda file: file.fill(views)) is None:
             return False
         with self._changed:
-            if self._catalogue.held((run, span)):
+            if self._catalogue.version((run, span)):
                 self._catalogue.touch((run, span))
         return True
 
@@ -117,13 +117,13 @@ class DiskStore(Store):
                 self._changed.notify_all()
 
     def _keep(self, entry: Entry, sections: list[memoryview]) -> list[tuple[RunKey, Span]]:
-        seal = unsealed(*entry, sections)
-        nbytes, n_tokens = file_size(seal), seal.sizes[0] // 4
+        header = new_header(*entry, sections)
+        nbytes, n_tokens = file_size(header), header.sizes[0] // 4
         with self._writing():
             with self._changed:
                 self._victims(entry, nbytes, n_tokens)  # refuse what cannot be kept before it is written
             with self._directory.draft_of(entry) as draft:
-                write(draft, seal, sections, fsync=self._fsync)
+                write(draft, header, sections, fsync=self._fsync)
                 with self._changed:
                     victims = self._victims(entry, nbytes, n_tokens)
                     os.rename(draft, self._directory.file_of(entry))
@@ -157,28 +157,28 @@ class DiskStore(Store):
         self._directory.remove(gone)
         return [(run, chunk) for run, chunk in gone if chunk is not None]
 
-    def _read(self, entry: Entry, use: Callable[[SealedFile], T]) -> T | None:
+    def _read(self, entry: Entry, use: Callable[[StoreFile], T]) -> T | None:
         """What ``use`` makes of the entry's file; None if it is not there, or damaged and therefore dropped."""
         with self._changed:
             self._check_open()
-            held = self._catalogue.held(entry)
-        if held is None:
+            version = self._catalogue.version(entry)
+        if version is None:
             return None
         path = self._directory.file_of(entry)
         try:
-            with SealedFile(path) as file:
-                if (file.seal.key, file.seal.span) != entry:
+            with StoreFile(path) as file:
+                if (file.header.key, file.header.span) != entry:
                     raise Damaged("it holds another entry's bytes")
                 return use(file)
         except (Damaged, FileNotFoundError) as error:
-            self._drop_damaged(entry, held, error)
+            self._drop_damaged(entry, version, error)
             return None
         except OSError as error:
             raise failed("read", path, error) from error
 
-    def _drop_damaged(self, entry: Entry, held: Held, error: Exception) -> None:
+    def _drop_damaged(self, entry: Entry, version: EntryVersion, error: Exception) -> None:
         with self._changed:
-            if self._catalogue.held(entry) is not held:
+            if self._catalogue.version(entry) is not version:
                 return  # another thread discarded or replaced it while it was read
             self._corrupted += 1
             self._directory.remove(self._catalogue.discard(entry))
@@ -188,7 +188,7 @@ class DiskStore(Store):
         with self._changed:
             # Before the tokens: chunks are saved after tokens that cover them, so those read now cover these.
             chunks = self._catalogue.chunks(key)
-        sections = self._read((key, None), SealedFile.sections) if chunks else None
+        sections = self._read((key, None), StoreFile.sections) if chunks else None
         if not sections:
             return None
         tokens, description = sections

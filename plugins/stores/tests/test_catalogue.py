@@ -77,7 +77,7 @@ def test_bytes_are_the_sum_of_what_is_held(history: list[Call]) -> None:
     catalogue = Catalogue(10**6)
     play(catalogue, history)
     entries = [(key, span) for key in catalogue for span in (None, *catalogue.chunks(key))]
-    assert catalogue.nbytes == sum(catalogue.held(entry).nbytes for entry in entries)
+    assert catalogue.nbytes == sum(catalogue.version(entry).nbytes for entry in entries)
     gone = [lost for entry in list(catalogue._longest_unused_first) for lost in catalogue.discard(entry)]
     assert sorted(map(str, gone)) == sorted(map(str, entries))
     assert catalogue.nbytes == 0

@@ -35,7 +35,7 @@ class Damaged(Exception):
     """A file does not hold what it should; the sentence says in what way."""
 
 
-class Seal(msgspec.Struct, frozen=True, array_like=True):
+class Header(msgspec.Struct, frozen=True, array_like=True):
     """A file's header: whose bytes these are, and how to tell whether they are still the same."""
 
     key: RunKey
@@ -45,7 +45,7 @@ class Seal(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[bytes, ...]
 
 
-_decoder = msgspec.msgpack.Decoder(Seal)
+_decoder = msgspec.msgpack.Decoder(Header)
 
 
 def flat(buffer: Any) -> memoryview:
@@ -61,37 +61,37 @@ def flat(buffer: Any) -> memoryview:
     return view.cast("B")
 
 
-def unsealed(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> Seal:
+def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> Header:
     """The header of a file that is to be written, as long as it will be, without its checksums."""
-    seal = Seal(key, span, tuple(len(section) for section in sections), (bytes(16),) * len(sections))
+    header = Header(key, span, tuple(len(section) for section in sections), (bytes(16),) * len(sections))
     try:
-        header = msgspec.msgpack.encode(seal)
+        encoded = msgspec.msgpack.encode(header)
     except UnicodeEncodeError as error:
         raise InvalidInput(f"{key!r} is not text that can be written as UTF-8: {error}; use other names") from None
-    if len(header) > MAX_HEADER:
+    if len(encoded) > MAX_HEADER:
         raise InvalidInput(
-            f"a run's names and {len(sections)} shards make a header of {len(header)} bytes, "
+            f"a run's names and {len(sections)} shards make a header of {len(encoded)} bytes, "
             f"{MAX_HEADER} are allowed; use shorter names"
         )
-    return seal
+    return header
 
 
-def file_size(seal: Seal) -> int:
-    return PREAMBLE.size + len(msgspec.msgpack.encode(seal)) + sum(seal.sizes)
+def file_size(header: Header) -> int:
+    return PREAMBLE.size + len(msgspec.msgpack.encode(header)) + sum(header.sizes)
 
 
-def write(path: str, seal: Seal, sections: Sequence[memoryview], *, fsync: bool) -> None:
+def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: bool) -> None:
     """Make a new file; an OSError leaves the part that was written."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        at = file_size(seal) - sum(seal.sizes)
+        at = file_size(header) - sum(header.sizes)
         sums = []
         for section in sections:
             sums.append(_write_section(fd, section, at))
             at += len(section)
-        header = msgspec.msgpack.encode(msgspec.structs.replace(seal, sums=tuple(sums)))
-        preamble = PREAMBLE.pack(MAGIC, FORMAT, len(header), _checksum(header))
-        _write_all(fd, memoryview(preamble + header), 0)
+        encoded = msgspec.msgpack.encode(msgspec.structs.replace(header, sums=tuple(sums)))
+        preamble = PREAMBLE.pack(MAGIC, FORMAT, len(encoded), _checksum(encoded))
+        _write_all(fd, memoryview(preamble + encoded), 0)
         _mark_used(fd)
         if fsync:
             os.fsync(fd)
@@ -99,20 +99,20 @@ def write(path: str, seal: Seal, sections: Sequence[memoryview], *, fsync: bool)
         os.close(fd)
 
 
-class SealedFile:
+class StoreFile:
     """An open file whose header is whole and fits its size. Its sections are verified as they are read."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
             self.nbytes = os.fstat(self._fd).st_size
-            self.seal = self._read_seal()
-            self._sections_at = file_size(self.seal) - sum(self.seal.sizes)
+            self.header = self._read_header()
+            self._sections_at = file_size(self.header) - sum(self.header.sizes)
         except BaseException:
             os.close(self._fd)
             raise
 
-    def __enter__(self) -> "SealedFile":
+    def __enter__(self) -> "StoreFile":
         return self
 
     def __exit__(
@@ -122,9 +122,9 @@ class SealedFile:
 
     def fill(self, into: Sequence[memoryview]) -> bool:
         """Fill a buffer for each section with its verified bytes, and mark the file as used."""
-        if self.seal.sizes != tuple(len(view) for view in into):
+        if self.header.sizes != tuple(len(view) for view in into):
             raise InvalidInput(
-                f"{self.seal.span} of {self.seal.key} was saved in shards of {list(self.seal.sizes)} bytes, "
+                f"{self.header.span} of {self.header.key} was saved in shards of {list(self.header.sizes)} bytes, "
                 f"the buffers to load it into have {[len(view) for view in into]}; pass buffers of those sizes"
             )
         self._read(into)
@@ -133,18 +133,18 @@ class SealedFile:
         return True
 
     def sections(self) -> list[bytes]:
-        buffers = [bytearray(size) for size in self.seal.sizes]
+        buffers = [bytearray(size) for size in self.header.sizes]
         self._read([memoryview(buffer) for buffer in buffers])
         return [bytes(buffer) for buffer in buffers]
 
     def _read(self, into: Sequence[memoryview]) -> None:
         at = self._sections_at
         for section, view in enumerate(into):
-            if _read_section(self._fd, view, at) != self.seal.sums[section]:
+            if _read_section(self._fd, view, at) != self.header.sums[section]:
                 raise Damaged(f"the bytes of section {section} do not match their checksum")
             at += len(view)
 
-    def _read_seal(self) -> Seal:
+    def _read_header(self) -> Header:
         head = _read_at(self._fd, FIRST_READ, 0)
         if len(head) < PREAMBLE.size:
             raise Damaged(f"it ends after {len(head)} bytes, within the preamble")
@@ -155,20 +155,24 @@ class SealedFile:
             raise Damaged(f"it has format {version}, this release reads format {FORMAT}")
         if length > MAX_HEADER:
             raise Damaged(f"its header claims {length} bytes")
-        header = head[PREAMBLE.size : PREAMBLE.size + length]
-        if len(header) < length:
-            header = _read_at(self._fd, length, PREAMBLE.size)
-        if _checksum(header) != checksum:
+        encoded = head[PREAMBLE.size : PREAMBLE.size + length]
+        if len(encoded) < length:
+            encoded = _read_at(self._fd, length, PREAMBLE.size)
+        if _checksum(encoded) != checksum:
             raise Damaged("its header does not match its checksum")
         try:
-            seal = _decoder.decode(header)
+            header = _decoder.decode(encoded)
         except msgspec.MsgspecError as error:
             raise Damaged(f"its header does not decode: {error}") from None
-        if not seal.sizes or len(seal.sums) != len(seal.sizes) or (seal.span is None and len(seal.sizes) != 2):
-            raise Damaged(f"its header has {len(seal.sizes)} sizes and {len(seal.sums)} checksums")
-        if file_size(seal) != self.nbytes:
-            raise Damaged(f"its header stands for {file_size(seal)} bytes, the file has {self.nbytes}")
-        return seal
+        if (
+            not header.sizes
+            or len(header.sums) != len(header.sizes)
+            or (header.span is None and len(header.sizes) != 2)
+        ):
+            raise Damaged(f"its header has {len(header.sizes)} sizes and {len(header.sums)} checksums")
+        if file_size(header) != self.nbytes:
+            raise Damaged(f"its header stands for {file_size(header)} bytes, the file has {self.nbytes}")
+        return header
 
 
 def _mark_used(fd: int) -> None:

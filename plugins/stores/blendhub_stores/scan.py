@@ -5,12 +5,12 @@ import logging
 from blendhub.contracts import RunKey
 from blendhub_stores.catalogue import Catalogue
 from blendhub_stores.directory import Directory, File, digest_of
-from blendhub_stores.sealed import Damaged, SealedFile
+from blendhub_stores.file_format import Damaged, StoreFile
 
 log = logging.getLogger(__name__)
 
 
-def take_stock(directory: Directory, catalogue: Catalogue) -> int:
+def scan(directory: Directory, catalogue: Catalogue) -> int:
     """Fill an empty catalogue, longest unused first; returns how many damaged files were removed.
 
     Of a chunk only its name and size are looked at: opening each would take a minute where there are many.
@@ -45,11 +45,11 @@ def take_stock(directory: Directory, catalogue: Catalogue) -> int:
 
 
 def _catalogue_run(file: File, catalogue: Catalogue) -> RunKey:
-    with SealedFile(file.path) as sealed:
-        key = sealed.seal.key
-        if sealed.seal.span is not None or digest_of(key) != file.digest:
+    with StoreFile(file.path) as store_file:
+        key = store_file.header.key
+        if store_file.header.span is not None or digest_of(key) != file.digest:
             raise Damaged("it holds another entry's bytes")
-        catalogue.put_run(key, sealed.nbytes, sealed.seal.sizes[0] // 4)
+        catalogue.put_run(key, store_file.nbytes, store_file.header.sizes[0] // 4)
         return key
 
 
