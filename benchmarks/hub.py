@@ -25,10 +25,10 @@ from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen
 from blendhub.contracts import Envelope
 from blendhub.hub.arena import Arena
-from blendhub.hub.core import Core
 from blendhub.hub.eviction import LRU
 from blendhub.hub.hub import Hub
-from blendhub.hub.index import Space
+from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.state import HubState
 from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.processes import ProcessId
 
@@ -66,7 +66,7 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
     caller = echo.Caller(bare)
     ours, floors, tails = [], [], []
     with HubClient(endpoint) as client:
-        client.register("round-trips", _space(LARGE), rank=0)
+        client.register("round-trips", _namespace(LARGE), rank=0)
         ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
         for block in progress(range(blocks), "round trips"):
             theirs = sorted_times(lambda: caller(SMALL), 300)
@@ -88,20 +88,20 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
 def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
     """A prompt of 32,768 tokens, half of it stored, through the hub; and what its parts cost alone."""
     caller = echo.Caller(bare)
-    space = _space(TINY, "lookups")
-    alone = [PluginHost.discover().create("matcher", choice.name, choice.options) for choice in space.matchers]
+    namespace = _namespace(TINY, "lookups")
+    alone = [PluginHost.discover().create("matcher", choice.name, choice.options) for choice in namespace.matchers]
     random = np.random.default_rng(1)
-    parts = []
+    chunk_matches = []
     with HubClient(endpoint) as client:
-        client.register("lookups", space, rank=0)
+        client.register("lookups", namespace, rank=0)
         for run in range(64):
             text = _text(run, 2048)
             _store(client, text)
             for matcher in alone:
                 matcher.add(run, text, Span(0, len(text)))
             if run < 8:
-                parts += [text, _text(1000 + run, 2048)]
-        prompt = np.concatenate([parts[at] for at in random.permutation(len(parts))])
+                chunk_matches += [text, _text(1000 + run, 2048)]
+        prompt = np.concatenate([chunk_matches[at] for at in random.permutation(len(chunk_matches))])
         ratios, ours = [], []
         for _ in progress(range(repeats), "lookups"):
             mine = seconds(lambda: client.lookup(prompt, acquire=False))
@@ -161,7 +161,7 @@ def _pipeline_bare(endpoint: str, seconds: float, start: Any, done: Any, number:
 
 def _pipeline_hub(endpoint: str, seconds: float, start: Any, done: Any, number: int) -> None:
     with HubClient(endpoint) as client:
-        client.register(f"pipeline-{number}", _space(LARGE), rank=0)
+        client.register(f"pipeline-{number}", _namespace(LARGE), rank=0)
         ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
         start.wait(120)
         until, count = time.perf_counter() + seconds, 0
@@ -187,7 +187,7 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
     text = _text(77, LARGE.chunk_tokens)
     into, out = [], []
     with HubClient(endpoint) as client:
-        client.register("copies", _space(LARGE), rank=0)
+        client.register("copies", _namespace(LARGE), rank=0)
         reserved = client.reserve(text, Span(0, len(text)))
         shard = client.shard(reserved.slots[0].slot)
         np.copyto(shard, source)  # touches its pages
@@ -203,11 +203,11 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
 
 def growth(few: int, many: int) -> list[Row]:
     """Lookup with a million stored chunks against ten thousand, in two hubs in this process; slots are tiny."""
-    space = _space(TINY, "growth")
+    namespace = _namespace(TINY, "growth")
     hubs = {}
     for n_chunks in (few, many):
         before = _resident()
-        hubs[n_chunks] = _filled(space, n_chunks)
+        hubs[n_chunks] = _filled(namespace, n_chunks)
         grown = _resident() - before
     prompts = {
         n: np.concatenate([_text(10_000_000 + run, 2048) if run % 2 else _text(run, 2048) for run in range(16)])
@@ -219,8 +219,8 @@ def growth(few: int, many: int) -> list[Row]:
         if turn > 9:  # the first ones warm up
             ratios.append(large / small)
     for hub in hubs.values():
-        hub.core.cache.arena.close()
-    slot = -(-space.slot_bytes // 64) * 64
+        hub.state.cache.arena.close()
+    slot = -(-namespace.slot_bytes // 64) * 64
     what = f"time of a 32,768-token lookup with {many:,} chunks stored, by that with {few:,}"
     return [
         row("scale_lookup", what, "x", ratios, 1.3, "lower"),
@@ -238,28 +238,28 @@ def _resident() -> int:
 class _Filled:
     """A hub's state without doors."""
 
-    def __init__(self, space: Namespace, n_chunks: int) -> None:
+    def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
-        arena = Arena(n_chunks * (-(-space.slot_bytes // 64) * 64))
-        self.core = Core(arena, LRU(), lambda namespace: Space(namespace, host))
-        self.space = self.core.space(space)
-        register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=space, client=1)
-        self.session = self.core.join(register, b"", 0.0)
+        arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
+        self.state = HubState(arena, LRU(), lambda namespace: NamespaceIndex(namespace, host))
+        self.index = self.state.index_for(namespace)
+        register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)
+        self.session = self.state.join(register, b"", 0.0)
 
     def store(self, text: np.ndarray) -> None:
-        lease = self.core.reserve(self.session, text, Span(0, len(text)), True, None, 1e9)
+        lease = self.state.reserve(self.session, text, Span(0, len(text)), True, None, 1e9)
         assert lease
-        self.core.commit(self.session, lease.id, len(text))
+        self.state.commit(self.session, lease.id, len(text))
 
     def look_up(self, prompt: np.ndarray) -> None:
-        parts = self.space.parts(self.space.match(prompt))
-        lease = self.core.acquire(self.session, parts, 1e9)
+        chunk_matches = self.index.cut_at_chunks(self.index.match(prompt))
+        lease = self.state.acquire(self.session, chunk_matches, 1e9)
         assert lease
-        self.core.release(self.session, lease.id)
+        self.state.release(self.session, lease.id)
 
 
-def _filled(space: Namespace, n_chunks: int) -> _Filled:
-    hub = _Filled(space, n_chunks)
+def _filled(namespace: Namespace, n_chunks: int) -> _Filled:
+    hub = _Filled(namespace, n_chunks)
     for run in progress(range(n_chunks * TINY.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
         hub.store(_text(run, 2048))
     return hub
@@ -272,7 +272,7 @@ def decoding(seconds: float) -> list[Row]:
         config = HubConfig(arena_gib=0.05, metrics="")
         medians, tails = [], []
         with Hub.embedded(config, where) as hub, hub.connect() as client:  # type: ignore[arg-type]
-            client.register("decoding", _space(TINY, "decoding"), rank=0)
+            client.register("decoding", _namespace(TINY, "decoding"), rank=0)
             for run in range(64):
                 _store(client, _text(run, 2048))
             prompt = np.concatenate([_text(run, 2048) for run in range(16)])
@@ -318,7 +318,7 @@ def _asking(ask: Callable[[], object]) -> Iterator[None]:
         thread.join()
 
 
-def _space(layout: KVLayout, model: str = "a model") -> Namespace:
+def _namespace(layout: KVLayout, model: str = "a model") -> Namespace:
     return Namespace(model=model, layout=layout, matchers=DEFAULT_MATCHERS)
 
 

@@ -156,7 +156,7 @@ def serve(endpoint: str, store: str, ready: Any) -> None:
         async with Hub(config) as hub:
             ready.set()
             while not stopped.is_set():
-                hub.service.core.check_integrity()
+                hub.service.state.check_integrity()
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(stopped.wait(), 1.0)
 

@@ -98,10 +98,10 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
 
 
 async def _serve(config: HubConfig) -> None:
-    from blendhub.hub.garbage import collect_young_only
+    from blendhub.hub.gc_tuning import disable_full_collections
     from blendhub.hub.hub import Hub
 
-    collect_young_only()
+    disable_full_collections()
     stop = asyncio.Event()
     # Before the hub starts, so that a signal leaves nothing behind at any time.
     for number in _stopping_signals():
@@ -143,10 +143,10 @@ def _stopping_signals() -> list[signal.Signals]:
 
 def _screen(hub: "Hub", host: PluginHost) -> str:
     """All that one wants to know of a hub that has just started."""
-    core, config = hub.service.core, hub.config
-    arena = core.cache.arena.name
+    state, config = hub.service.state, hub.config
+    arena = state.cache.arena.name
     matchers = [plugin.name for plugin in host.plugins() if plugin.kind == "matcher" and plugin.available]
-    models = sorted({space.namespace.model for space in core.spaces.values()})
+    models = sorted({index.namespace.model for index in state.indexes.values()})
     rows = [
         *(("endpoint", endpoint) for endpoint in hub.endpoints),
         ("arena", f"{arena.size / 2**30:.2f} GiB, /dev/shm/{arena.segment}"),

@@ -1,7 +1,7 @@
 """The arena and what stands in it: slots are given out here, and taken back by eviction."""
 
 from blendhub.hub.arena import Arena
-from blendhub.hub.eviction import Policy
+from blendhub.hub.eviction import EvictionPolicy
 from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, Saved
 
@@ -9,7 +9,7 @@ from blendhub.hub.index import Chunk, Saved
 class Cache:
     """Chunks in the arena. Every chunk here has a slot, is matchable, and stands in the order of eviction."""
 
-    def __init__(self, arena: Arena, policy: Policy[Chunk]) -> None:
+    def __init__(self, arena: Arena, policy: EvictionPolicy[Chunk]) -> None:
         self.arena = arena
         self.policy = policy
         self.filling: dict[Chunk, int] = {}
@@ -18,11 +18,11 @@ class Cache:
         self.forgotten = 0
         """Evicted chunks that no store had; their tokens are matched no more."""
 
-    def room(self, size: int) -> int | None:
+    def allocate(self, size: int) -> int | None:
         """The offset of a new slot, evicting as needed; None if all that would have to go is pinned."""
         extents = self.arena.extents
         freed = 0
-        while (offset := extents.take(size)) is None:
+        while (offset := extents.allocate(size)) is None:
             victim = None
             if freed >= size:
                 # Enough bytes, but scattered: slots of another size are in the way. One large victim makes room.
@@ -36,7 +36,7 @@ class Cache:
 
     def begin_filling(self, chunk: Chunk) -> int | None:
         """A slot for a chunk that is to be read from the store; None if there is no room."""
-        offset = self.room(slot_bytes(chunk))
+        offset = self.allocate(slot_bytes(chunk))
         if offset is not None:
             self.filling[chunk] = offset
             chunk.pins += 1
@@ -48,7 +48,7 @@ class Cache:
         if whole:
             self.insert(chunk, offset)
         else:
-            self.arena.extents.give_back(offset, slot_bytes(chunk))
+            self.arena.extents.free(offset, slot_bytes(chunk))
 
     def insert(self, chunk: Chunk, offset: int) -> None:
         """The chunk's KV is complete at this offset."""
@@ -65,16 +65,16 @@ class Cache:
         self._free(chunk)
         if chunk.saved is not Saved.YES:
             self.forgotten += 1
-            chunk.run.space.drop(chunk)
+            chunk.run.index.drop(chunk)
 
     def _free(self, chunk: Chunk) -> None:
         assert chunk.offset is not None
-        self.arena.extents.give_back(chunk.offset, slot_bytes(chunk))
+        self.arena.extents.free(chunk.offset, slot_bytes(chunk))
         chunk.offset = None
 
 
 def slot_bytes(chunk: Chunk) -> int:
-    return chunk.run.space.namespace.slot_bytes
+    return chunk.run.index.namespace.slot_bytes
 
 
 def _stays(chunk: Chunk) -> bool:

@@ -13,7 +13,7 @@ from blendhub.client import HubClient
 from blendhub.config import HubConfig
 from blendhub.errors import HubError
 from blendhub.host import PluginHost
-from blendhub.hub.garbage import collect_young_only
+from blendhub.hub.gc_tuning import disable_full_collections
 from blendhub.hub.hub import Hub
 
 T = TypeVar("T")
@@ -114,7 +114,7 @@ class HubInProcess(EmbeddedHub):
 
 def _serve_child(config: HubConfig, line: Connection) -> None:
     """Serve until the other end of the line is closed, by its owner or by its owner's death."""
-    collect_young_only()
+    disable_full_collections()
 
     async def serve() -> None:
         ended = asyncio.Event()

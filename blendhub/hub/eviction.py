@@ -9,7 +9,7 @@ K = TypeVar("K", bound=Hashable)
 PolicyName: TypeAlias = Literal["lru", "s3fifo"]
 
 
-class Policy(ABC, Generic[K]):
+class EvictionPolicy(ABC, Generic[K]):
     """An order of eviction over a set of keys."""
 
     @abstractmethod
@@ -35,7 +35,7 @@ class Policy(ABC, Generic[K]):
     def __contains__(self, key: K) -> bool: ...
 
 
-class LRU(Policy[K]):
+class LRU(EvictionPolicy[K]):
     """The longest unused goes first."""
 
     def __init__(self) -> None:
@@ -64,7 +64,7 @@ class LRU(Policy[K]):
         return key in self._longest_unused_first
 
 
-class S3FIFO(Policy[K]):
+class S3FIFO(EvictionPolicy[K]):
     """Newcomers wait in a small queue; only what is used again there enters the main one.
 
     A scan of keys used once passes through the small queue and leaves the main one alone. Keys that left the
@@ -143,4 +143,4 @@ class S3FIFO(Policy[K]):
         return key in self._contents
 
 
-POLICIES: dict[PolicyName, type[Policy]] = {"lru": LRU, "s3fifo": S3FIFO}  # type: ignore[type-arg]
+POLICIES: dict[PolicyName, type[EvictionPolicy]] = {"lru": LRU, "s3fifo": S3FIFO}  # type: ignore[type-arg]

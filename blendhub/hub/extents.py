@@ -15,26 +15,26 @@ class Extents:
 
     def __init__(self, size: int) -> None:
         self._starts_by_size: dict[int, list[int]] = {}
-        self.free = size // GRAIN * GRAIN
-        if self.free:
-            self._starts_by_size[self.free] = [0]
+        self.free_bytes = size // GRAIN * GRAIN
+        if self.free_bytes:
+            self._starts_by_size[self.free_bytes] = [0]
 
-    def take(self, size: int) -> int | None:
+    def allocate(self, size: int) -> int | None:
         """The start of a stretch, which is free no longer; None if no stretch is large enough."""
         size = rounded(size)
-        if size > self.free:
+        if size > self.free_bytes:
             return None
         start = self._split(size)
         if start is None and self._merge():
             start = self._split(size)
         if start is not None:
-            self.free -= size
+            self.free_bytes -= size
         return start
 
-    def give_back(self, start: int, size: int) -> None:
+    def free(self, start: int, size: int) -> None:
         size = rounded(size)
         self._starts_by_size.setdefault(size, []).append(start)
-        self.free += size
+        self.free_bytes += size
 
     def stretches(self) -> list[tuple[int, int]]:
         """All free stretches as (start, size), ascending."""

@@ -14,12 +14,12 @@ from blendhub.contracts import Server
 from blendhub.errors import HubError
 from blendhub.host import PluginHost
 from blendhub.hub.arena import Arena
-from blendhub.hub.core import Core
 from blendhub.hub.eviction import POLICIES
-from blendhub.hub.index import Space
+from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.memory import default_arena_bytes
 from blendhub.hub.metrics import MetricsServer
 from blendhub.hub.service import HubService
+from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.layout import DEFAULT_MATCHERS
 
@@ -71,18 +71,18 @@ class Hub:
         resources = self._resources
         arena = await Arena.made(int(self.config.arena_gib * 2**30) or default_arena_bytes())
         resources.callback(arena.close)
-        core = Core(arena, POLICIES[self.config.policy](), lambda namespace: Space(namespace, self._host))
+        state = HubState(arena, POLICIES[self.config.policy](), lambda namespace: NamespaceIndex(namespace, self._host))
         tier = None
         if self.config.store:
             choice = self.config.store
             store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
-            tier = Tier(store, core.cache, core.spaces)
+            tier = Tier(store, state.cache, state.indexes)
             resources.push_async_callback(tier.close)
-            core.save = tier.save
+            state.save = tier.save
             # Before the doors open, so nobody else touches the state.
-            self.restored_chunks = await asyncio.to_thread(tier.restore, core.space, core.next_id)
+            self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
         await asyncio.to_thread(self._load_default_matchers)
-        self.service = HubService(self.config, core, tier, time.monotonic)
+        self.service = HubService(self.config, state, tier, time.monotonic)
         resources.callback(self.service.close)
         for door in self.config.listen or (self._private_door(),):
             server = await self._open(door)

@@ -44,15 +44,15 @@ class Chunk:
 class Run:
     """Chunks whose KV was computed in one go, at positions that follow each other."""
 
-    __slots__ = ("_hash", "_hashed", "_starts", "chunks", "end", "exact", "id", "key", "space", "tokens")
+    __slots__ = ("_hash", "_hashed", "_starts", "chunks", "end", "exact", "id", "index", "key", "tokens")
 
-    def __init__(self, id: int, space: "Space", end: int, exact: bool, key: RunKey | None = None) -> None:
+    def __init__(self, id: int, index: "NamespaceIndex", end: int, exact: bool, key: RunKey | None = None) -> None:
         self.id = id
-        self.space = space
+        self.index = index
         self.end = end
         """Where it may grow: behind the last position that was ever published."""
         self.exact = exact
-        self.key = key or RunKey(space.digest, secrets.token_hex(16))
+        self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.tokens: Tokens | None = None
         """From position 0, kept only for the store."""
         self.chunks: dict[int, Chunk] = {}
@@ -86,7 +86,7 @@ class Run:
         return chunks
 
 
-class Part(msgspec.Struct, frozen=True):
+class ChunkMatch(msgspec.Struct, frozen=True):
     """Positions ``[start, end)`` of a prompt, which one chunk holds."""
 
     match: Match
@@ -95,7 +95,7 @@ class Part(msgspec.Struct, frozen=True):
     chunk: Chunk
 
 
-class Space:
+class NamespaceIndex:
     """A namespace: its matchers, and the runs that they know."""
 
     def __init__(self, namespace: Namespace, host: PluginHost) -> None:
@@ -117,12 +117,12 @@ class Space:
         return sum(matcher.nbytes for matcher in self._matchers)
 
     def match(self, tokens: Tokens) -> list[Match]:
-        """What these tokens repeat. May run on any thread: what is evicted meanwhile is sorted out by ``parts``."""
+        """The matches of these tokens. May run on any thread: ``cut_at_chunks`` leaves out evicted chunks."""
         return combine([matcher.match(tokens) for matcher in self._matchers])
 
-    def parts(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[Part]:
+    def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches behind ``skip_prefix``, cut at the borders of their chunks; what is gone is left out."""
-        parts: list[Part] = []
+        chunk_matches: list[ChunkMatch] = []
         for match in matches:
             run = self.runs.get(match.run)
             if run is None:
@@ -133,9 +133,11 @@ class Space:
                 continue
             for chunk in run.chunks_between(start + shift, end + shift):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
-                # Not max and min: a long prompt has many parts.
-                parts.append(Part(match, first if first > start else start, last if last < end else end, chunk))
-        return parts
+                # Not max and min: a long prompt has many.
+                chunk_matches.append(
+                    ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
+                )
+        return chunk_matches
 
     def exact_until(self, tokens: Tokens, span: Span) -> int:
         """How far from the span's start these positions are stored already, bit for bit; at most to its end."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from blendhub.hub.cache import Cache
-from blendhub.hub.index import Chunk, Part
+from blendhub.hub.index import Chunk, ChunkMatch
 from blendhub.hub.leases import Lease, Leases
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
@@ -28,17 +28,19 @@ class Reads:
         self.leases: Leases[ReadLease] = Leases()
         self._cache = cache
 
-    def grant(self, id: int, session: Session, deadline: float, parts: Iterable[Part]) -> ReadLease | None:
-        """A lease on those parts that are in the arena; None if none is."""
+    def grant(
+        self, id: int, session: Session, deadline: float, chunk_matches: Iterable[ChunkMatch]
+    ) -> ReadLease | None:
+        """A lease on those that are in the arena; None if none is."""
         pieces: list[Piece] = []
         chunks: dict[Chunk, None] = {}
-        for part in parts:
-            match, chunk = part.match, part.chunk
+        for found in chunk_matches:
+            match, chunk = found.match, found.chunk
             if chunk.offset is None:
                 continue
-            source = match.source_start + part.start - match.span.start
+            source = match.source_start + found.start - match.span.start
             row = source - chunk.span.start
-            pieces.append(Piece(Span(part.start, part.end), match.run, source, chunk.offset, row, match.exact))
+            pieces.append(Piece(Span(found.start, found.end), match.run, source, chunk.offset, row, match.exact))
             chunks[chunk] = None
         if not pieces:
             return None

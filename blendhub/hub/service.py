@@ -13,10 +13,10 @@ from blendhub.config import HubConfig
 from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.errors import ArenaFull, BlendHubError, InvalidInput
-from blendhub.hub.core import Core
 from blendhub.hub.counters import Counters
-from blendhub.hub.index import Chunk, Part
-from blendhub.hub.sessions import DeathWatch, Session
+from blendhub.hub.index import Chunk, ChunkMatch
+from blendhub.hub.sessions import ProcessWatcher, Session
+from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.hub.writes import WriteLease, check_reservation
 from blendhub.plan import Match, Span, check_tiling
@@ -37,14 +37,14 @@ LOOKUP = KINDS[wire.Lookup]
 class HubService(Service):
     """One hub. ``tick`` is to be called a few times a second."""
 
-    def __init__(self, config: HubConfig, core: Core, tier: Tier | None, clock: Callable[[], float]) -> None:
+    def __init__(self, config: HubConfig, state: HubState, tier: Tier | None, clock: Callable[[], float]) -> None:
         self.codec = wire.hub_codec()
-        self.core = core
+        self.state = state
         self.counters = Counters()
         self._config = config
         self._tier = tier
         self._clock = clock
-        self._watch = DeathWatch(core.died)
+        self._watch = ProcessWatcher(state.died)
         self._background: set[asyncio.Task[Any]] = set()
         self._handlers: dict[type, Handler] = {
             wire.Unregister: self._unregister,
@@ -69,7 +69,7 @@ class HubService(Service):
         try:
             handler = self._handlers.get(type(message))
             if handler:
-                session = self.core.sessions.get(message.session, message.epoch, started)
+                session = self.state.sessions.get(message.session, message.epoch, started)
                 answer = handler(session, message, request.payload)
             else:
                 answer = self._register(peer, message) if isinstance(message, wire.Register) else self.numbers()
@@ -82,12 +82,12 @@ class HubService(Service):
         return self._finish(kind, started, answer)
 
     def gone(self, peer: Peer) -> None:
-        for session in self.core.sessions.of_peer(peer):
-            self.core.end_session(session, writes_on=True)
-        self.core.check_mappings()
+        for session in self.state.sessions.of_peer(peer):
+            self.state.end_session(session, writes_on=True)
+        self.state.check_mappings()
 
     def tick(self) -> None:
-        self.core.expire(self._clock(), self._config.silence_s)
+        self.state.expire(self._clock(), self._config.silence_s)
 
     def close(self) -> None:
         self._watch.close()
@@ -95,19 +95,19 @@ class HubService(Service):
             task.cancel()
 
     def numbers(self) -> wire.Numbers:
-        core, extents, tier = self.core, self.core.cache.arena.extents, self._tier
-        quarantined = core.writes.quarantined.values()
+        state, extents, tier = self.state, self.state.cache.arena.extents, self._tier
+        quarantined = state.writes.quarantined.values()
         gauges: dict[str, float] = {
-            "arena_bytes": core.cache.arena.name.size,
-            "arena_free_bytes": extents.free,
+            "arena_bytes": state.cache.arena.name.size,
+            "arena_free_bytes": extents.free_bytes,
             "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
-            "chunks": sum(space.n_chunks for space in core.spaces.values()),
-            "chunks_in_arena": len(core.cache.policy),
-            "matcher_bytes": sum(space.nbytes for space in core.spaces.values()),
-            "sessions": len(core.sessions),
-            "engines": core.sessions.n_engines,
-            "read_leases": len(core.reads.leases),
-            "write_leases": len(core.writes.leases),
+            "chunks": sum(index.n_chunks for index in state.indexes.values()),
+            "chunks_in_arena": len(state.cache.policy),
+            "matcher_bytes": sum(index.nbytes for index in state.indexes.values()),
+            "sessions": len(state.sessions),
+            "engines": state.sessions.n_engines,
+            "read_leases": len(state.reads.leases),
+            "write_leases": len(state.writes.leases),
             "store_bytes": tier.store.nbytes if tier else 0,
             "store_waiting_chunks": tier.waiting if tier else 0,
             **self.counters.latencies(),
@@ -115,18 +115,18 @@ class HubService(Service):
         counters: dict[str, float] = {
             **self.counters.totals,
             **{f"requests_{kind}": count for kind, count in self.counters.requests.items()},
-            "evictions": core.cache.evictions,
-            "forgotten_chunks": core.cache.forgotten,
+            "evictions": state.cache.evictions,
+            "forgotten_chunks": state.cache.forgotten,
             "store_saves": tier.saves if tier else 0,
             "store_loads": tier.loads if tier else 0,
             "store_failures": tier.failures if tier else 0,
             "store_corrupted": tier.store.corrupted if tier else 0,
         }
-        spaces: dict[str, dict[str, float]] = {
-            digest: {"runs": len(space.runs), "chunks": space.n_chunks, "tokens": len(space)}
-            for digest, space in core.spaces.items()
+        indexes: dict[str, dict[str, float]] = {
+            digest: {"runs": len(index.runs), "chunks": index.n_chunks, "tokens": len(index)}
+            for digest, index in state.indexes.items()
         }
-        return wire.Numbers(epoch=core.sessions.epoch, counters=counters, gauges=gauges, namespaces=spaces)
+        return wire.Numbers(epoch=state.sessions.epoch, counters=counters, gauges=gauges, namespaces=indexes)
 
     async def _finish(self, kind: str, started: float, answer: Awaitable[Answer]) -> Envelope:
         try:
@@ -147,35 +147,35 @@ class HubService(Service):
         self.counters.totals[f"refused_{type(error).__name__}"] += 1
         log.debug("refused a %s: %s", kind, error)
 
-    # Sessions.
+    # SessionTable.
 
     async def _register(self, peer: Peer, message: wire.Register) -> Answer:
         namespace = message.namespace
-        if namespace.digest not in self.core.spaces:
+        if namespace.digest not in self.state.indexes:
             # Matchers may compile for seconds.
-            space = await _in_thread(self.core.make_space, namespace)
-            self.core.spaces.setdefault(namespace.digest, space)
+            index = await _in_thread(self.state.make_index, namespace)
+            self.state.indexes.setdefault(namespace.digest, index)
         self._watch.watch(message.process)
-        session = self.core.join(message, peer, self._clock())
+        session = self.state.join(message, peer, self._clock())
         return wire.Registered(
             session=session.id,
-            epoch=self.core.sessions.epoch,
-            arena=self.core.cache.arena.name,
+            epoch=self.state.sessions.epoch,
+            arena=self.state.cache.arena.name,
             ping_every_s=max(self._config.silence_s / 5, SHORTEST_PING_S),
         )
 
     def _unregister(self, session: Session, message: wire.Unregister, payload: Sequence[Buffer]) -> Answer:
-        self.core.end_session(session, writes_on=False)
+        self.state.end_session(session, writes_on=False)
         return DONE
 
     def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
-        self.core.let_go(session, message.let_go)
+        self.state.acknowledge(session, message.let_go)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
     def _mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
-        if message.nonce != self.core.cache.arena.name.nonce:
+        if message.nonce != self.state.cache.arena.name.nonce:
             raise InvalidInput("what was mapped is not this hub's arena")
-        first, granted = self.core.attach(session, message.mapping)
+        first, granted = self.state.attach(session, message.mapping)
         return wire.MayWrite(first=first, granted=granted, longest_lease_s=self._config.write_lease_s)
 
     # Reading.
@@ -184,32 +184,32 @@ class HubService(Service):
         tokens = self._tokens(payload)
         if len(tokens) > self._config.match_inline_tokens:
             return self._lookup_long(session, message, tokens)
-        return self._found(session, message, session.engine.space.match(tokens))
+        return self._found(session, message, session.engine.index.match(tokens))
 
     async def _lookup_long(self, session: Session, message: wire.Lookup, tokens: Tokens) -> Answer:
-        matches = await _in_thread(session.engine.space.match, tokens)
-        self.core.sessions.get(message.session, message.epoch, self._clock())
+        matches = await _in_thread(session.engine.index.match, tokens)
+        self.state.sessions.get(message.session, message.epoch, self._clock())
         answer = self._found(session, message, matches)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _found(self, session: Session, message: wire.Lookup, matches: list[Match]) -> Answer | Awaitable[Answer]:
-        parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
+        chunk_matches = session.engine.index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         if message.wait_s and self._tier:
-            away = {part.chunk for part in parts if part.chunk.offset is None}
+            away = {found.chunk for found in chunk_matches if found.chunk.offset is None}
             if away:
-                return self._fetch_then_grant(session, message, matches, parts, away)
-        return self._grant(session, matches, parts, message.acquire)
+                return self._fetch_then_grant(session, message, matches, chunk_matches, away)
+        return self._grant(session, matches, chunk_matches, message.acquire)
 
     async def _fetch_then_grant(
         self,
         session: Session,
         message: wire.Lookup,
         matches: list[Match],
-        parts: list[Part],
+        chunk_matches: list[ChunkMatch],
         away: set[Chunk],
     ) -> Answer:
         # What is here must not be evicted to make room for what comes.
-        here = {part.chunk for part in parts} - away
+        here = {found.chunk for found in chunk_matches} - away
         for chunk in here:
             chunk.pins += 1
         try:
@@ -217,25 +217,27 @@ class HubService(Service):
         finally:
             for chunk in here:
                 chunk.pins -= 1
-        self.core.sessions.get(message.session, message.epoch, self._clock())
-        parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
-        return self._grant(session, matches, parts, message.acquire)
+        self.state.sessions.get(message.session, message.epoch, self._clock())
+        chunk_matches = session.engine.index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        return self._grant(session, matches, chunk_matches, message.acquire)
 
-    def _grant(self, session: Session, matches: list[Match], parts: list[Part], acquire: bool) -> Answer:
+    def _grant(self, session: Session, matches: list[Match], chunk_matches: list[ChunkMatch], acquire: bool) -> Answer:
         away: set[Chunk] = set()
         exact = moved = on_the_way = 0
-        for part in parts:
-            length = part.end - part.start
-            if part.match.exact:
+        for found in chunk_matches:
+            length = found.end - found.start
+            if found.match.exact:
                 exact += length
             else:
                 moved += length
-            if part.chunk.offset is None:
-                away.add(part.chunk)
+            if found.chunk.offset is None:
+                away.add(found.chunk)
                 on_the_way += length
         self.counters.totals["tokens_exact"] += exact
         self.counters.totals["tokens_moved"] += moved
-        lease = self.core.acquire(session, parts, self._clock() + self._config.read_lease_s) if acquire else None
+        lease = (
+            self.state.acquire(session, chunk_matches, self._clock() + self._config.read_lease_s) if acquire else None
+        )
         self._load(away)
         return wire.Found(
             matches=tuple(matches),
@@ -254,34 +256,34 @@ class HubService(Service):
     def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
         matches = list(message.matches)
         check_tiling(max((match.span.end for match in matches), default=0), matches)
-        parts = session.engine.space.parts(matches, message.skip_prefix_n_tokens)
-        return self._grant(session, matches, parts, acquire=True)
+        chunk_matches = session.engine.index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        return self._grant(session, matches, chunk_matches, acquire=True)
 
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
-        self.core.release(session, message.lease)
+        self.state.release(session, message.lease)
         return DONE
 
     def _fetch(self, session: Session, message: wire.Fetch, payload: Sequence[Buffer]) -> Answer:
-        lease = self.core.reads.leases.of_engine(message.lease, session.engine.name)
+        lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
         return Envelope(wire.Bytes(), [self._shard(session, piece.slot) for piece in lease.pieces])
 
     # Writing.
 
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
-        tokens, space = self._tokens(payload), session.engine.space
-        check_reservation(tokens, message.span, space.namespace.slot_bytes, self.core.cache.arena.name.size)
+        tokens, index = self._tokens(payload), session.engine.index
+        check_reservation(tokens, message.span, index.namespace.slot_bytes, self.state.cache.arena.name.size)
         if len(tokens) > self._config.match_inline_tokens:
-            start = await _in_thread(space.exact_until, tokens, message.span)
+            start = await _in_thread(index.exact_until, tokens, message.span)
         else:
-            start = space.exact_until(tokens, message.span)
+            start = index.exact_until(tokens, message.span)
         if start >= message.span.end:
             return wire.Reserved(span=Span(start, start))
         span = Span(start, message.span.end)
         until = self._clock() + self._config.wait_for_store_s
         while True:
-            self.core.sessions.get(message.session, message.epoch, self._clock())
+            self.state.sessions.get(message.session, message.epoch, self._clock())
             deadline = self._clock() + self._config.write_lease_s
-            lease = self.core.reserve(session, tokens, span, message.exact, message.run, deadline)
+            lease = self.state.reserve(session, tokens, span, message.exact, message.run, deadline)
             if lease:
                 return self._reserved(lease)
             left = until - self._clock()
@@ -303,7 +305,7 @@ class HubService(Service):
         )
 
     def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
-        lease = self.core.writes.leases.of_engine(message.lease, session.engine.name)
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
         copies = [copy for copy, rank in lease.copies.items() if rank == session.rank]
         if copies:
             return self._commit_after(session, message, copies)
@@ -313,19 +315,19 @@ class HubService(Service):
         self, session: Session, message: wire.Commit, copies: "list[asyncio.Future[None]]"
     ) -> Answer:
         await asyncio.wait(copies)
-        self.core.sessions.get(message.session, message.epoch, self._clock())
+        self.state.sessions.get(message.session, message.epoch, self._clock())
         return self._commit_now(session, message)
 
     def _commit_now(self, session: Session, message: wire.Commit) -> Answer:
-        self.core.commit(session, message.lease, message.upto)
+        self.state.commit(session, message.lease, message.upto)
         return DONE
 
     def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
-        self.core.abort(session, message.lease)
+        self.state.abort(session, message.lease)
         return DONE
 
     async def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Answer:
-        lease = self.core.writes.leases.of_engine(message.lease, session.engine.name)
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
         target = self._shard(session, lease.unwritten(session.rank, message.position).slot)
         if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
             sizes = [memoryview(part).nbytes for part in payload]
@@ -342,10 +344,10 @@ class HubService(Service):
     def _copied(self, lease: WriteLease, copying: "asyncio.Future[None]") -> None:
         del lease.copies[copying]
         if not lease.copies:
-            self.core.writes.let_go(lease)
+            self.state.writes.stop_waiting_for(lease)
 
     def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
-        for chunk in self.core.clear(session.engine.space):
+        for chunk in self.state.clear(session.engine.index):
             if self._tier:
                 self._tier.discard(chunk.run.key, chunk.span)
         return DONE
@@ -369,8 +371,8 @@ class HubService(Service):
     def _shard(self, session: Session, slot: int) -> memoryview:
         if session.rank < 0:
             raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
-        size = session.engine.space.namespace.layout.shard_bytes
-        return self.core.cache.arena.slot(slot + session.rank * size, size)
+        size = session.engine.index.namespace.layout.shard_bytes
+        return self.state.cache.arena.slot(slot + session.rank * size, size)
 
 
 async def _in_thread(work: Callable[..., T], *arguments: Any) -> T:

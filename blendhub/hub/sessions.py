@@ -6,25 +6,25 @@ from collections.abc import Callable
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
-from blendhub.hub.index import Space
+from blendhub.hub.index import NamespaceIndex
 from blendhub.layout import check_same
 from blendhub.processes import ProcessId
 from blendhub.wire import Register
 
 
-class Engine:
+class EngineEntry:
     """One vLLM instance; its first registration fixed the namespace."""
 
-    def __init__(self, name: str, space: Space) -> None:
+    def __init__(self, name: str, index: NamespaceIndex) -> None:
         self.name = name
-        self.space = space
+        self.index = index
         self.sessions: dict[int, Session] = {}
 
 
 class Session:
     """One process of an engine."""
 
-    def __init__(self, id: int, engine: Engine, request: Register, peer: Peer, now: float) -> None:
+    def __init__(self, id: int, engine: EngineEntry, request: Register, peer: Peer, now: float) -> None:
         self.id = id
         self.engine = engine
         self.client = request.client
@@ -38,13 +38,13 @@ class Session:
         """Write leases whose end this process has not acknowledged yet."""
 
 
-class Sessions:
+class SessionTable:
     """All sessions by id, and the epoch that they belong to."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self._by_id: dict[int, Session] = {}
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, EngineEntry] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -53,18 +53,18 @@ class Sessions:
     def n_engines(self) -> int:
         return len(self._engines)
 
-    def use(self, space: Space) -> bool:
+    def uses(self, index: NamespaceIndex) -> bool:
         """Whether any engine stores there."""
-        return any(engine.space is space for engine in self._engines.values())
+        return any(engine.index is index for engine in self._engines.values())
 
-    def engine(self, name: str) -> Engine | None:
+    def engine(self, name: str) -> EngineEntry | None:
         return self._engines.get(name)
 
-    def join(self, id: int, request: Register, space: Space, peer: Peer, now: float) -> Session:
+    def join(self, id: int, request: Register, index: NamespaceIndex, peer: Peer, now: float) -> Session:
         name, rank = request.engine, request.rank
-        engine = self._engines.get(name) or Engine(name, space)
-        check_same(engine.space.namespace, space.namespace, f"engine {name!r}")
-        if rank >= space.namespace.world_size:
+        engine = self._engines.get(name) or EngineEntry(name, index)
+        check_same(engine.index.namespace, index.namespace, f"engine {name!r}")
+        if rank >= index.namespace.world_size:
             raise InvalidInput(f"rank {rank} of engine {name!r} is not below its world size")
         if rank >= 0 and any(session.rank == rank for session in engine.sessions.values()):
             raise InvalidInput(
@@ -105,7 +105,7 @@ class Sessions:
         return [session for session in self._by_id.values() if session.process == process]
 
 
-class DeathWatch:
+class ProcessWatcher:
     """Tells at once when a process of this machine ends."""
 
     def __init__(self, on_death: Callable[[ProcessId], None]) -> None:

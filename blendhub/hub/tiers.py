@@ -16,7 +16,7 @@ import msgspec
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.errors import BlendHubError, InvalidInput, StoreFailed
 from blendhub.hub.cache import Cache
-from blendhub.hub.index import Chunk, Run, Saved, Space, content_of
+from blendhub.hub.index import Chunk, NamespaceIndex, Run, Saved, content_of
 from blendhub.layout import Namespace
 from blendhub.plan import Span
 from blendhub.tokens import as_tokens
@@ -26,7 +26,7 @@ T = TypeVar("T")
 READERS = 2
 
 
-class About(msgspec.Struct, frozen=True):
+class RunDescription(msgspec.Struct, frozen=True):
     """What the store keeps of a run beside its tokens."""
 
     namespace: Namespace
@@ -36,10 +36,10 @@ class About(msgspec.Struct, frozen=True):
 class Tier:
     """A store behind the arena."""
 
-    def __init__(self, store: Store, cache: Cache, spaces: Mapping[str, Space]) -> None:
+    def __init__(self, store: Store, cache: Cache, indexes: Mapping[str, NamespaceIndex]) -> None:
         self.store = store
         self._cache = cache
-        self._spaces = spaces
+        self._indexes = indexes
         self._saver = ThreadPoolExecutor(1, "blendhub-save")
         self._readers = ThreadPoolExecutor(READERS, "blendhub-load")
         self._loading: dict[Chunk, asyncio.Task[None]] = {}
@@ -51,19 +51,19 @@ class Tier:
         """Chunks that are being saved, or wait for it."""
         return len(self._saving)
 
-    def restore(self, space_of: Callable[[Namespace], Space], next_id: Callable[[], int]) -> int:
+    def restore(self, index_of: Callable[[Namespace], NamespaceIndex], next_id: Callable[[], int]) -> int:
         """Make all that the store holds matchable; blocks. Returns how many chunks that were."""
         restored = 0
         for stored in self.store.runs():
             try:
-                about = msgspec.msgpack.decode(stored.description, type=About)
+                about = msgspec.msgpack.decode(stored.description, type=RunDescription)
                 if about.namespace.digest != stored.key.namespace:
                     raise StoreFailed("its namespace is not the one that it is filed under")
-                space = space_of(about.namespace)
+                index = index_of(about.namespace)
             except (msgspec.MsgspecError, BlendHubError) as error:
                 log.warning("%s in the store is not used: %s", stored.key, error)
                 continue
-            restored += self._restore_run(stored, about, space, next_id())
+            restored += self._restore_run(stored, about, index, next_id())
         return restored
 
     def save(self, chunk: Chunk) -> None:
@@ -102,7 +102,7 @@ class Tier:
     async def _save(self, chunk: Chunk) -> None:
         run = chunk.run
         assert chunk.offset is not None and run.tokens is not None
-        about = About(run.space.namespace, run.exact)
+        about = RunDescription(run.index.namespace, run.exact)
         whole = StoredRun(run.key, run.tokens.tobytes(), msgspec.msgpack.encode(about), ())
         chunk.pins += 1
         try:
@@ -141,34 +141,34 @@ class Tier:
         if found:
             self.loads += 1
         elif gone or chunk.saved is not Saved.YES:
-            chunk.run.space.drop(chunk)
+            chunk.run.index.drop(chunk)
 
     def _shards(self, chunk: Chunk, offset: int) -> list[memoryview]:
-        namespace = chunk.run.space.namespace
+        namespace = chunk.run.index.namespace
         size = namespace.layout.shard_bytes
         return [self._cache.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
 
     def _forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
         """The store did without these to make room."""
         for key, span in dropped:
-            space = self._spaces.get(key.namespace)
-            run = space.by_key.get(key) if space else None
+            index = self._indexes.get(key.namespace)
+            run = index.by_key.get(key) if index else None
             chunk = run.chunks.get(span.start) if run else None
             if chunk is None or chunk.saved is not Saved.YES:
                 continue
             # One that is being fetched just now ends in the arena, or is dropped when it is not found.
             if chunk.offset is None and chunk not in self._cache.filling:
-                chunk.run.space.drop(chunk)
+                chunk.run.index.drop(chunk)
             chunk.saved = Saved.NO
 
-    def _restore_run(self, stored: StoredRun, about: About, space: Space, id: int) -> int:
+    def _restore_run(self, stored: StoredRun, about: RunDescription, index: NamespaceIndex, id: int) -> int:
         tokens = as_tokens(stored.tokens)
-        run = Run(id, space, stored.chunks[0].start, about.exact, stored.key)
+        run = Run(id, index, stored.chunks[0].start, about.exact, stored.key)
         run.tokens = tokens
-        chunks = [Chunk(run, span, None, content_of(space.digest, tokens, span)) for span in stored.chunks]
+        chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.saved = Saved.YES
-        space.publish(run, tokens, chunks)
+        index.publish(run, tokens, chunks)
         return len(chunks)
 
     def _failed(self, doing: str, error: BlendHubError) -> None:

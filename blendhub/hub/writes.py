@@ -27,7 +27,7 @@ class WriteLease(Lease):
         self.run = run
         self.tokens = tokens
         self.slots = slots
-        ranks = range(run.space.namespace.world_size)
+        ranks = range(run.index.namespace.world_size)
         self.committed = dict.fromkeys(ranks, self.span.start)
         """How far each rank has written."""
         self.published = 0
@@ -84,10 +84,10 @@ class Writes:
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
     ) -> WriteLease | None:
         """Slots for the span, or for as much of its beginning as there is room for; None if there is none at all."""
-        namespace = run.space.namespace
+        namespace = run.index.namespace
         slots: list[Slot] = []
         for chunk in namespace.layout.chunks_of(span):
-            offset = self._cache.room(namespace.slot_bytes)
+            offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
@@ -116,24 +116,24 @@ class Writes:
         if lease.copies:
             waiting_for = {*waiting_for, lease}
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
-        self.quarantined[lease.id] = Quarantine(offsets, lease.run.space.namespace.slot_bytes, waiting_for)
+        self.quarantined[lease.id] = Quarantine(offsets, lease.run.index.namespace.slot_bytes, waiting_for)
         self._free_quarantined(lease.id)
 
-    def let_go(self, who: Hashable, lease: int | None = None) -> None:
+    def stop_waiting_for(self, writer: Hashable, lease: int | None = None) -> None:
         """This one will not write into the slots of a revoked lease, or of any."""
         for id in list(self.quarantined) if lease is None else [lease]:
             quarantine = self.quarantined.get(id)
             if quarantine:
-                quarantine.waiting_for.discard(who)
+                quarantine.waiting_for.discard(writer)
                 self._free_quarantined(id)
 
     def _publish(self, lease: WriteLease, reached: int) -> None:
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
         if not ready:
             return
-        run, space = lease.run, lease.run.space
-        chunks = [Chunk(run, slot.span, None, content_of(space.digest, lease.tokens, slot.span)) for slot in ready]
-        space.publish(run, lease.tokens, chunks)
+        run, index = lease.run, lease.run.index
+        chunks = [Chunk(run, slot.span, None, content_of(index.digest, lease.tokens, slot.span)) for slot in ready]
+        index.publish(run, lease.tokens, chunks)
         lease.published += len(ready)
         for chunk, slot in zip(chunks, ready, strict=True):
             self._cache.insert(chunk, slot.slot)
@@ -145,7 +145,7 @@ class Writes:
             return
         del self.quarantined[id]
         for offset in quarantine.offsets:
-            self._cache.arena.extents.give_back(offset, quarantine.size)
+            self._cache.arena.extents.free(offset, quarantine.size)
 
 
 def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena_bytes: int) -> None:

@@ -15,10 +15,10 @@ from blendhub.config import HubConfig
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Peer
 from blendhub.hub.arena import Arena
-from blendhub.hub.core import Core
 from blendhub.hub.eviction import POLICIES
-from blendhub.hub.index import Space
+from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.service import HubService
+from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.layout import KVLayout, MatcherChoice, Namespace
 from blendhub.plan import Span
@@ -35,6 +35,9 @@ def namespace(model: str = "m", world_size: int = 1, **more: Any) -> Namespace:
     return Namespace(model=model, world_size=world_size, **{"layout": LAYOUT, "matchers": MATCHERS, **more})
 
 
+DEFAULT_NAMESPACE = namespace()
+
+
 def tokens(seed: int, length: int) -> Tokens:
     return np.random.default_rng(seed).integers(0, 2**32, length, dtype=np.uint32)
 
@@ -43,10 +46,10 @@ class Member:
     """One session, and the requests that it makes. With a rank, it maps the arena unless ``maps`` is false."""
 
     def __init__(
-        self, hub: "DirectHub", engine: str, rank: int, space: Namespace, process: ProcessId, maps: bool
+        self, hub: "DirectHub", engine: str, rank: int, namespace: Namespace, process: ProcessId, maps: bool
     ) -> None:
         self.hub, self.engine, self.rank, self.process = hub, engine, rank, process
-        self.namespace = space
+        self.namespace = namespace
         self.client = secrets.randbits(62)
         self.view = ArenaView(hub.arena.name) if maps and rank >= 0 else None
         self.join()
@@ -67,7 +70,7 @@ class Member:
     def die(self) -> None:
         """The kernel takes a process's mapping away, and tells of its death."""
         self.view = None
-        self.hub.core.died(self.process)
+        self.hub.state.died(self.process)
 
     def ask(self, kind: type, payload: Sequence[Any] = (), **fields: Any) -> Any:
         fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}
@@ -122,14 +125,14 @@ class DirectHub:
 
     def start(self) -> None:
         self.arena = Arena(self.n_slots * namespace().slot_bytes)
-        self.core = Core(self.arena, POLICIES[self.config.policy](), lambda space: Space(space, HOST))
+        self.state = HubState(self.arena, POLICIES[self.config.policy](), lambda known: NamespaceIndex(known, HOST))
         self.tier = None
         if self.store:
             options = {"path": str(self.store), "capacity_gib": 64 * 2**10 / 2**30}
-            self.tier = Tier(HOST.create("store", "disk", options), self.core.cache, self.core.spaces)
-            self.core.save = self.tier.save
-            self.tier.restore(self.core.space, self.core.next_id)
-        self.service = HubService(self.config, self.core, self.tier, lambda: self.now)
+            self.tier = Tier(HOST.create("store", "disk", options), self.state.cache, self.state.indexes)
+            self.state.save = self.tier.save
+            self.tier.restore(self.state.index_for, self.state.next_id)
+        self.service = HubService(self.config, self.state, self.tier, lambda: self.now)
 
     def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
         """The reply's message, or the error."""
@@ -151,12 +154,12 @@ class DirectHub:
 
     def settle(self) -> None:
         """Wait until the store has caught up."""
-        while self.tier and (self.tier.waiting or self.core.cache.filling):
+        while self.tier and (self.tier.waiting or self.state.cache.filling):
             self.run(asyncio.sleep(0.001))
 
-    def join(self, engine: str = "e", rank: int = 0, space: Namespace | None = None, **more: Any) -> Member:
+    def join(self, engine: str = "e", rank: int = 0, namespace: Namespace | None = None, **more: Any) -> Member:
         process = more.get("process") or ProcessId.mine()
-        return Member(self, engine, rank, space or namespace(), process, more.get("maps", True))
+        return Member(self, engine, rank, namespace or DEFAULT_NAMESPACE, process, more.get("maps", True))
 
     def stop(self) -> None:
         async def end() -> None:

@@ -16,9 +16,9 @@ def test_every_grain_has_one_owner_and_room_is_found_if_there_is_any(steps, rand
     for size in steps:
         if size is None:
             if taken:
-                extents.give_back(*taken.pop(random.randrange(len(taken))))
+                extents.free(*taken.pop(random.randrange(len(taken))))
             continue
-        start = extents.take(size)
+        start = extents.allocate(size)
         if start is None:
             assert longest_free(taken) < rounded(size), "there was room, but it was not found"
         else:
@@ -32,7 +32,7 @@ def check(extents: Extents, taken: list[tuple[int, int]]) -> None:
         for grain in range(start // GRAIN, (start + rounded(size)) // GRAIN):
             owners[grain] += 1
     assert owners == [1] * len(owners)
-    assert extents.free == sum(size for _, size in extents.stretches())
+    assert extents.free_bytes == sum(size for _, size in extents.stretches())
 
 
 def longest_free(taken: list[tuple[int, int]]) -> int:
@@ -45,8 +45,8 @@ def longest_free(taken: list[tuple[int, int]]) -> int:
 
 def test_slots_of_one_size_never_need_merging():
     extents = Extents(100 * 640)
-    starts = [extents.take(640) for _ in range(100)]
-    assert sorted(starts) == list(range(0, 64000, 640)) and extents.take(1) is None
+    starts = [extents.allocate(640) for _ in range(100)]
+    assert sorted(starts) == list(range(0, 64000, 640)) and extents.allocate(1) is None
     for start in starts[::2]:
-        extents.give_back(start, 640)
-    assert {extents.take(640) for _ in range(50)} == set(starts[::2])
+        extents.free(start, 640)
+    assert {extents.allocate(640) for _ in range(50)} == set(starts[::2])

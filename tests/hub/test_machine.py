@@ -163,13 +163,13 @@ class HubMachine(RuleBasedStateMachine):
         self.children_exit()
         self.hub.settle()
         self.hub.service.tick()
-        self.hub.core.check_integrity()
-        core = self.hub.core
-        assert len(core.sessions) == len(core.reads.leases) == len(core.writes.leases) == 0
-        assert not core.writes.quarantined and not core.lingering
-        for space in core.spaces.values():
-            core.clear(space)
-        assert core.cache.arena.extents.free == self.hub.arena.name.size, "slots leaked"
+        self.hub.state.check_integrity()
+        state = self.hub.state
+        assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
+        assert not state.writes.quarantined and not state.ended_but_mapped
+        for index in state.indexes.values():
+            state.clear(index)
+        assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
 
     # Which one, is drawn as a number: how many there are may depend on how fast the disk is, and draws must not.
 
@@ -285,12 +285,12 @@ class HubMachine(RuleBasedStateMachine):
                 write.write()
 
     def check_that_slots_are_kept(self, write: Write) -> None:
-        right, core = write.job.right, self.hub.core
+        right, state = write.job.right, self.hub.state
         if right.arena != self.hub.arena.name.nonce:
             return  # memory that no hub has any more
-        lease = core.writes.leases._by_id.get(right.lease)
+        lease = state.writes.leases._by_id.get(right.lease)
         held = {slot.slot for slot in lease.slots[lease.published :]} if lease else set()
-        quarantine = core.writes.quarantined.get(right.lease)
+        quarantine = state.writes.quarantined.get(right.lease)
         held |= set(quarantine.offsets) if quarantine else set()
         assert {slot.slot for slot in write.job.slots} <= held, "a slot that may be written is free, or readable"
 
@@ -460,7 +460,7 @@ class HubMachine(RuleBasedStateMachine):
                 self.orphans.append(process)
             else:
                 process.exit()
-            self.hub.core.died(dead)
+            self.hub.state.died(dead)
 
     @rule()
     def children_exit(self) -> None:
@@ -514,7 +514,7 @@ class HubMachine(RuleBasedStateMachine):
     @invariant()
     def all_agree(self) -> None:
         if hasattr(self, "hub"):
-            self.hub.core.check_integrity()
+            self.hub.state.check_integrity()
 
 
 def copied(worker: Process, piece: wire.Piece) -> np.ndarray:

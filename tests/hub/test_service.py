@@ -38,7 +38,7 @@ def test_what_was_stored_is_found_exactly_in_pieces_of_chunks(hub):
     found = member.lookup(np.concatenate([text[:70], tokens(2, 30)]))
     assert found_spans(found) == [(0, 32, True), (32, 64, True), (64, 70, True)]
     member.check(found, text)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_the_hit_rate_is_of_lookups_alone(hub):
@@ -79,7 +79,7 @@ def test_a_prefix_may_be_skipped_that_is_longer_than_what_is_found(hub, skip):
 
 
 def test_nothing_is_found_before_every_rank_has_committed(hub):
-    first, second = (hub.join(rank=rank, space=namespace(world_size=2)) for rank in range(2))
+    first, second = (hub.join(rank=rank, namespace=namespace(world_size=2)) for rank in range(2))
     text = tokens(1, 64)
     reserved = first.reserve(text)
     for rank in (first, second):
@@ -91,9 +91,9 @@ def test_nothing_is_found_before_every_rank_has_committed(hub):
     second.commit(reserved)
     for rank in (first, second):
         rank.check(rank.lookup(text), text)
-    space = first.hub.core.spaces[namespace(world_size=2).digest]
-    assert len(space) == 64, "the index learns the tokens once, not once a rank"
-    hub.core.check_integrity()
+    index = first.hub.state.indexes[namespace(world_size=2).digest]
+    assert len(index) == 64, "the index learns the tokens once, not once a rank"
+    hub.state.check_integrity()
 
 
 def test_a_run_grows(hub):
@@ -110,7 +110,7 @@ def test_a_run_does_not_grow_by_another_texts_tokens(hub):
     first = member.store(text, Span(0, 64))
     second = member.store(other, Span(64, 96), run=first.run)
     assert second.run != first.run
-    hub.core.check_integrity()
+    hub.state.check_integrity()
     member.check(member.lookup(text), text)
     assert found_spans(member.lookup(text)) == [(0, 32, True), (32, 64, True)]
 
@@ -122,22 +122,22 @@ def test_what_is_stored_exactly_is_not_stored_twice(hub):
     assert again.span == Span(96, 128)
     member.ask(wire.Abort, lease=again.lease)
     assert not len(member.reserve(text, Span(0, 96)).span)
-    assert len(hub.core.writes.leases) == 0
+    assert len(hub.state.writes.leases) == 0
 
 
 def test_namespaces_share_nothing(hub):
-    one, other = hub.join("a"), hub.join("b", space=namespace("another"))
+    one, other = hub.join("a"), hub.join("b", namespace=namespace("another"))
     text = tokens(1, 64)
     one.store(text)
     assert not other.lookup(text).matches
-    assert not hub.join("c", space=namespace(cache_salt="pepper")).lookup(text).matches
+    assert not hub.join("c", namespace=namespace(cache_salt="pepper")).lookup(text).matches
 
 
 def test_an_engine_whose_ranks_disagree_is_told_in_what(hub):
-    hub.join(space=namespace(world_size=2))
+    hub.join(namespace=namespace(world_size=2))
     wider = KVLayout(layers=2, kv_heads=1, key_dim=8, value_dim=4, dtype="float16", chunk_tokens=CHUNK)
     with pytest.raises(LayoutMismatch, match=r"layout is .*key_dim=4.* there and .*key_dim=8"):
-        hub.join(rank=1, space=namespace(world_size=2, layout=wider))
+        hub.join(rank=1, namespace=namespace(world_size=2, layout=wider))
 
 
 def test_a_rank_joins_once_and_within_the_world(hub):
@@ -175,9 +175,9 @@ def test_bad_input_is_a_typed_error_and_changes_nothing(make_hub, kind, fields, 
     before = hub.service.numbers().gauges["arena_free_bytes"]
     with pytest.raises(error, match=sentence):
         member.ask(kind, payload, **fields)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
     assert hub.service.numbers().gauges["arena_free_bytes"] == before
-    assert len(hub.core.reads.leases) == len(hub.core.writes.leases) == 0
+    assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == 0
     member.check(member.lookup(text), text)
 
 
@@ -219,7 +219,7 @@ def test_what_is_read_is_not_evicted(make_hub):
     for seed in range(6, 9):
         member.store(tokens(seed, 64))
     assert not member.lookup(text).matches, "what is evicted is not matched"
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_a_full_arena_says_so_and_goes_on(make_hub):
@@ -235,7 +235,7 @@ def test_a_full_arena_says_so_and_goes_on(make_hub):
 
 def test_a_chunk_larger_than_the_arena_is_refused_with_the_sizes(make_hub):
     hub = make_hub(n_slots=1)
-    member = hub.join(space=namespace(world_size=2))
+    member = hub.join(namespace=namespace(world_size=2))
     with pytest.raises(ArenaFull, match="arena_gib"):
         member.reserve(tokens(1, 32))
 
@@ -250,7 +250,7 @@ def test_expired_leases_end(make_hub):
     for kind, lease in ((wire.Release, found.lease), (wire.Abort, reserved.lease)):
         with pytest.raises(LeaseError, match="must not be used"):
             member.ask(kind, lease=lease)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_slots_of_a_revoked_write_wait_for_their_writer(make_hub):
@@ -262,10 +262,10 @@ def test_slots_of_a_revoked_write_wait_for_their_writer(make_hub):
     with pytest.raises(ArenaFull):
         other.reserve(tokens(2, 32))
     assert member.ask(wire.Ping).revoked == (reserved.lease,)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
     assert member.ask(wire.Ping, let_go=(reserved.lease,)).revoked == ()
     assert other.reserve(tokens(2, 64)).span == Span(0, 64)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_a_silent_session_keeps_only_the_slots_it_may_still_write(make_hub):
@@ -276,13 +276,13 @@ def test_a_silent_session_keeps_only_the_slots_it_may_still_write(make_hub):
     hub.service.tick()
     with pytest.raises(UnknownSession):
         member.ask(wire.Ping)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
     late = hub.join("other")
     with pytest.raises(ArenaFull):
         late.reserve(tokens(2, 32))
     member.join()
     assert late.reserve(tokens(2, 64)).span == Span(0, 64)
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_a_dead_process_holds_nothing(make_hub):
@@ -293,15 +293,15 @@ def test_a_dead_process_holds_nothing(make_hub):
     dead.lookup(text)
     dead.reserve(tokens(2, 64))
     dead.die()
-    hub.core.check_integrity()
-    assert len(hub.core.reads.leases) == len(hub.core.writes.leases) == len(hub.core.writes.quarantined) == 0
+    hub.state.check_integrity()
+    assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == len(hub.state.writes.quarantined) == 0
     assert survivor.lookup(text).matches, "what was published stays"
     assert not survivor.lookup(tokens(2, 64)).matches, "what was not finished never appears"
 
 
 def test_a_dead_rank_ends_the_writes_of_its_engine(hub):
-    first = hub.join(rank=0, space=namespace(world_size=2))
-    dead = hub.join(rank=1, space=namespace(world_size=2), process=ELSEWHERE)
+    first = hub.join(rank=0, namespace=namespace(world_size=2))
+    dead = hub.join(rank=1, namespace=namespace(world_size=2), process=ELSEWHERE)
     reserved = first.reserve(tokens(1, 64))
     dead.die()
     with pytest.raises(LeaseError):
@@ -362,11 +362,11 @@ def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch
     monkeypatch.setattr(np, "copyto", slowly)
     hub.run(give_up())
     member.ask(wire.Abort, lease=reserved.lease)
-    assert hub.core.writes.quarantined, "the slots were free while they were written"
+    assert hub.state.writes.quarantined, "the slots were free while they were written"
     go_on.set()
     hub.run(asyncio.sleep(0.1))
-    assert not hub.core.writes.quarantined
-    assert hub.core.cache.arena.extents.free == hub.arena.name.size
+    assert not hub.state.writes.quarantined
+    assert hub.state.cache.arena.extents.free_bytes == hub.arena.name.size
 
 
 def shard_of(text, slot, rank=0):
@@ -377,8 +377,8 @@ def shard_of(text, slot, rank=0):
 
 def test_nothing_is_put_into_what_is_committed(hub):
     """Neither into what can be read already, nor into what this rank has vouched for."""
-    space = namespace(world_size=2)
-    ranks = [hub.join("e", rank, space, process=ELSEWHERE, maps=False) for rank in range(2)]
+    two_ranks = namespace(world_size=2)
+    ranks = [hub.join("e", rank, two_ranks, process=ELSEWHERE, maps=False) for rank in range(2)]
     text = tokens(1, 96)
     reserved = ranks[0].reserve(text)
     for rank, member in enumerate(ranks):
@@ -397,7 +397,7 @@ def test_nothing_is_put_into_what_is_committed(hub):
         found = member.lookup(text)
         assert found_spans(found)[-1] == (64, 96, True)
         member.check(found, text)
-    onlooker = hub.join(rank=-1, space=space)
+    onlooker = hub.join(rank=-1, namespace=two_ranks)
     second = onlooker.reserve(tokens(2, 32))
     with pytest.raises(InvalidInput, match="no shard"):
         onlooker.ask(wire.Put, [garbage], lease=second.lease, position=0)
@@ -423,7 +423,7 @@ def test_a_commit_waits_for_the_puts_before_it(hub, monkeypatch):
         commit = wire.Commit(**ids, lease=reserved.lease, upto=32)
         committing = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(commit)))
         await asyncio.sleep(0.05)
-        assert not committing.done() and not hub.core.cache.policy, "what is not copied yet can be read"
+        assert not committing.done() and not hub.state.cache.policy, "what is not copied yet can be read"
         go_on.set()
         await asyncio.gather(putting, committing)
 
@@ -459,8 +459,8 @@ def test_clear_forgets_all_but_what_is_leased(hub):
     member.ask(wire.Release, lease=found.lease)
     member.ask(wire.Clear)
     assert hub.service.numbers().gauges["chunks"] == 0
-    assert hub.core.cache.arena.extents.free == hub.arena.name.size
-    hub.core.check_integrity()
+    assert hub.state.cache.arena.extents.free_bytes == hub.arena.name.size
+    hub.state.check_integrity()
 
 
 def test_acquire_takes_what_an_earlier_lookup_named(hub):
@@ -479,34 +479,34 @@ def test_long_prompts_are_matched_in_a_thread(make_hub, monkeypatch):
     hub = make_hub(match_inline_tokens=10)
     member, text = hub.join(), tokens(1, 64)
     member.store(text)
-    space = hub.core.spaces[namespace().digest]
-    threads, match = [], space.match
+    index = hub.state.indexes[namespace().digest]
+    threads, match = [], index.match
 
     def watched(tokens):
         threads.append(threading.current_thread())
         return match(tokens)
 
-    monkeypatch.setattr(space, "match", watched)
+    monkeypatch.setattr(index, "match", watched)
     member.check(member.lookup(text), text)
     assert threads and threading.current_thread() not in threads
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_a_namespace_that_nobody_needs_is_forgotten(hub):
     member, text = hub.join(), tokens(1, 64)
     reserved = member.store(text)
     hub.service.tick()
-    assert len(hub.core.spaces) == 1 and reserved.run
+    assert len(hub.state.indexes) == 1 and reserved.run
     member.ask(wire.Unregister)
     hub.service.tick()
-    assert len(hub.core.spaces) == 1, "something is stored there"
+    assert len(hub.state.indexes) == 1, "something is stored there"
     member.join()
     member.ask(wire.Clear)
     hub.service.tick()
-    assert len(hub.core.spaces) == 1, "an engine stores there"
+    assert len(hub.state.indexes) == 1, "an engine stores there"
     member.ask(wire.Unregister)
     hub.service.tick()
-    assert not hub.core.spaces
+    assert not hub.state.indexes
     member.join()
     member.store(text)
     member.check(member.lookup(text), text)
@@ -514,7 +514,7 @@ def test_a_namespace_that_nobody_needs_is_forgotten(hub):
 
 def test_slots_of_different_sizes_make_room_for_each_other(make_hub):
     hub = make_hub(n_slots=7)
-    small, large = hub.join("small"), hub.join("large", space=namespace("large", world_size=3))
+    small, large = hub.join("small"), hub.join("large", namespace=namespace("large", world_size=3))
     others = [hub.join("large", rank, namespace("large", world_size=3)) for rank in (1, 2)]
     for seed in range(30):
         if seed % 3:
@@ -524,4 +524,4 @@ def test_slots_of_different_sizes_make_room_for_each_other(make_hub):
             for member in (large, *others):
                 member.write(reserved, tokens(seed, 32))
                 member.commit(reserved)
-        hub.core.check_integrity()
+        hub.state.check_integrity()

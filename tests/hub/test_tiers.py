@@ -33,7 +33,7 @@ def test_evicted_chunks_come_back_from_the_store(small_hub):
         assert sum(len(piece.span) for piece in found.pieces) == len(text)
         member.check(found, text)
         member.ask(wire.Release, lease=found.lease)
-        small_hub.core.check_integrity()
+        small_hub.state.check_integrity()
     assert small_hub.tier.loads > 0
 
 
@@ -67,7 +67,7 @@ def test_everything_stored_is_matchable_after_a_restart(make_hub, tmp_path):
     first.close()
     second = make_hub(n_slots=32, store=tmp_path / "store")
     member = second.join()
-    second.core.check_integrity()
+    second.state.check_integrity()
     for text in [*TEXTS, grown]:
         found = member.lookup(text, wait_s=5.0)
         assert sum(len(piece.span) for piece in found.pieces) == len(text)
@@ -88,7 +88,7 @@ def test_a_run_with_a_lost_chunk_is_restored_around_it(make_hub, tmp_path):
     second = make_hub(n_slots=32, store=tmp_path / "store")
     found = second.join().lookup(text, wait_s=5.0)
     assert [piece.span.start // CHUNK for piece in found.pieces] == [0, 1, 3, 4, 5]
-    second.core.check_integrity()
+    second.state.check_integrity()
 
 
 def test_a_damaged_chunk_is_counted_and_never_served(make_hub, tmp_path):
@@ -106,8 +106,8 @@ def test_a_damaged_chunk_is_counted_and_never_served(make_hub, tmp_path):
     assert [piece.span for piece in found.pieces] == [Span(CHUNK, 2 * CHUNK)]
     member.check(found, TEXTS[0])
     assert second.service.numbers().counters["store_corrupted"] == 1
-    assert second.core.spaces[namespace().digest].n_chunks == 1
-    second.core.check_integrity()
+    assert second.state.indexes[namespace().digest].n_chunks == 1
+    second.state.check_integrity()
 
 
 def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tmp_path):
@@ -117,7 +117,7 @@ def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tm
     for text in texts:
         member.store(text)
     hub.settle()
-    hub.core.check_integrity()
+    hub.state.check_integrity()
     known = sum(bool(member.lookup(text, acquire=False).matches) for text in texts)
     assert 2 < known < len(texts), "the store has a capacity"
     for text in texts:
@@ -130,20 +130,20 @@ def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tm
 def test_a_chunk_that_the_store_drops_while_it_is_read_is_kept_in_memory(small_hub):
     member = small_hub.join()
     fill(small_hub, member)
-    core, tier = small_hub.core, small_hub.tier
-    chunk = next(c for space in core.spaces.values() for run in space.runs.values() for c in run.chunks.values())
+    state, tier = small_hub.state, small_hub.tier
+    chunk = next(c for index in state.indexes.values() for run in index.runs.values() for c in run.chunks.values())
     assert chunk.offset is None
 
     async def drop_meanwhile():
         loading = tier.load(chunk)
         await asyncio.sleep(0)
-        assert chunk in core.cache.filling
+        assert chunk in state.cache.filling
         tier._forget([(chunk.run.key, chunk.span)])
-        core.check_integrity()
+        state.check_integrity()
         await loading
 
     small_hub.run(drop_meanwhile())
-    core.check_integrity()
+    state.check_integrity()
     assert chunk.offset is not None and chunk.saved is Saved.NO
     member.check(member.lookup(TEXTS[0]), TEXTS[0])
 
@@ -157,7 +157,7 @@ def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
     found = member.lookup(TEXTS[-1])
     assert found.pieces
     member.check(found, TEXTS[-1])
-    hub.core.check_integrity()
+    hub.state.check_integrity()
 
 
 def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):
@@ -171,7 +171,7 @@ def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):
         trouble.setattr(small_hub.tier.store, "load", fail)
         assert not member.lookup(TEXTS[0], wait_s=5.0).pieces
         small_hub.settle()
-    small_hub.core.check_integrity()
+    small_hub.state.check_integrity()
     found = member.lookup(TEXTS[0], wait_s=5.0)
     assert len(found.pieces) == 2
     member.check(found, TEXTS[0])

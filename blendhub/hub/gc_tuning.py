@@ -3,7 +3,7 @@
 import gc
 
 
-def collect_young_only() -> None:
+def disable_full_collections() -> None:
     """No full collections from now on: with a million chunks one would hold up all engines for a second and more.
 
     What a hub forgets goes at once, as nothing refers to it. Cycles come from errors and tasks alone; they are
