@@ -1,4 +1,4 @@
-"""A suite that nothing fails is worth nothing: devices with one fault each, and the test that must see it."""
+"""Devices with one fault each, and the test of the device suite that must catch it."""
 
 import inspect
 import itertools
@@ -14,10 +14,10 @@ from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
 from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.layout import KVLayout
-from blendhub.testing.device_reference import Finished, ReferenceDevice, decoded, encoded, turned
+from blendhub.testing.device_reference import CompletedTransfer, ReferenceDevice, decoded, encoded, rotated
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.copying import SIZES
-from blendhub.testing.devices.world import Setup, World
+from blendhub.testing.devices.device_harness import DeviceHarness, Setup
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ class SkipsWholeBlocks(ReferenceDevice):
 
 
 class LoadsWholeChunks(ReferenceDevice):
-    """As if every segment went on to the end of its shard."""
+    """Extends every segment to the end of its shard."""
 
     def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
         super().load(segments, block_ids, skip_prefix_n_tokens)
@@ -44,11 +44,11 @@ class LoadsWholeChunks(ReferenceDevice):
             start = segment.span.start
             end = min(start + self._layout.chunk_tokens - segment.row, *(end for end in ends if end > start))
             super().load([replace(segment, span=Span(start, end))], block_ids, skip_prefix_n_tokens)
-        return Finished()
+        return CompletedTransfer()
 
 
 class FillsHoles(ReferenceDevice):
-    """Writes to holes what they hold already."""
+    """Decodes and encodes all pages, which changes the bits of some NaNs."""
 
     def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
         done = super().load(segments, block_ids, skip_prefix_n_tokens)
@@ -58,7 +58,7 @@ class FillsHoles(ReferenceDevice):
         return done
 
 
-class ForgetsTheRow(ReferenceDevice):
+class IgnoresTheRow(ReferenceDevice):
     def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
         return super().load([replace(segment, row=0) for segment in segments], block_ids, skip_prefix_n_tokens)
 
@@ -68,48 +68,48 @@ class SavesFromRowZero(ReferenceDevice):
         return super().save([replace(segment, row=0) for segment in segments], block_ids)
 
 
-class TurnsTheWrongWay(ReferenceDevice):
-    def _turned(self, key: Any, rotation: Any, old: int, new: int) -> Any:
-        return turned(key, rotation, new, old)
+class RotatesTheWrongWay(ReferenceDevice):
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        return rotated(key, rotation, new, old)
 
 
-class ForgetsTheOffset(ReferenceDevice):
-    def _turned(self, key: Any, rotation: Any, old: int, new: int) -> Any:
-        return turned(key, replace(rotation, offset=0), old, new)
+class IgnoresTheOffset(ReferenceDevice):
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        return rotated(key, replace(rotation, offset=0), old, new)
 
 
-class PairsHalvesAlways(ReferenceDevice):
-    def _turned(self, key: Any, rotation: Any, old: int, new: int) -> Any:
-        return turned(key, replace(rotation, neox=True), old, new)
+class AssumesNeox(ReferenceDevice):
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        return rotated(key, replace(rotation, neox=True), old, new)
 
 
-class KeepsTheScale(ReferenceDevice):
-    """Takes the new row for a rotation by itself, and so scales twice."""
+class ScalesTwice(ReferenceDevice):
+    """Applies the new row's scale to keys that the old row has scaled already."""
 
-    def _turned(self, key: Any, rotation: Any, old: int, new: int) -> Any:
-        after, missed = turned(key, rotation, old, new)
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        after, float32_error = rotated(key, rotation, old, new)
         scale = np.hypot(*rotation.cos_sin[new].double().numpy().reshape(2, -1)[:, 0])
-        after[missed > 0] *= scale
-        return after, missed
+        after[float32_error > 0] *= scale
+        return after, float32_error
 
 
 class Truncates(ReferenceDevice):
-    def _turned(self, key: Any, rotation: Any, old: int, new: int) -> Any:
-        after, missed = turned(key, rotation, old, new)
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        after, float32_error = rotated(key, rotation, old, new)
         rounded = decoded(encoded(after, self._layout.dtype), self._layout.dtype)
         away = np.abs(rounded) > np.abs(after)
         after[away] = decoded(encoded(rounded, self._layout.dtype) - 1, self._layout.dtype)[away]
-        return after, missed
+        return after, float32_error
 
 
-class TurnsTwoRoundings(ReferenceDevice):
-    def _turned(self, key: Any, rotation: Any, old: int, new: int) -> Any:
-        once, _ = turned(key, rotation, old, 0)
-        return turned(decoded(encoded(once, self._layout.dtype), self._layout.dtype), rotation, 0, new)
+class RoundsTwice(ReferenceDevice):
+    def _rotated(self, key: Any, rotation: Any, old: int, new: int) -> Any:
+        once, _ = rotated(key, rotation, old, 0)
+        return rotated(decoded(encoded(once, self._layout.dtype), self._layout.dtype), rotation, 0, new)
 
 
-class ForgetsWhatWasSkippedInTurning(ReferenceDevice):
-    """Turns the first token that it loads as if it were the segment's first."""
+class IgnoresTheSkippedPrefixInRotation(ReferenceDevice):
+    """Rotates the first token that it loads as if it were the segment's first one."""
 
     def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
         return super().load(
@@ -122,36 +122,36 @@ class ForgetsWhatWasSkippedInTurning(ReferenceDevice):
         )
 
 
-class TurnsAllLayersAlike(ReferenceDevice):
+class RotatesAllLayersAlike(ReferenceDevice):
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         super().attach([replace(layer, rotation=layers[0].rotation) for layer in layers], block_size, layout)
 
 
-class WantsWholeTensors(ReferenceDevice):
+class CopiesStridedTensors(ReferenceDevice):
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         whole = [replace(layer, tensors=tuple(t.contiguous() for t in layer.tensors)) for layer in layers]
         super().attach(whole, block_size, layout)
 
 
-class WantsNarrowTables(ReferenceDevice):
-    """Reads the rows of a table as if they adjoined."""
+class AssumesContiguousTables(ReferenceDevice):
+    """Reads the rows of a table as if they were contiguous."""
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         read = [
             replace(
-                one, rotation=one.rotation and replace(one.rotation, cos_sin=_as_if_adjoining(one.rotation.cos_sin))
+                one, rotation=one.rotation and replace(one.rotation, cos_sin=_as_if_contiguous(one.rotation.cos_sin))
             )
             for one in layers
         ]
         super().attach(read, block_size, layout)
 
 
-def _as_if_adjoining(table: Any) -> Any:
+def _as_if_contiguous(table: Any) -> Any:
     return table.as_strided(table.shape, (table.shape[1], 1))
 
 
-class WantsNumbers(ReferenceDevice):
-    """As the types of tensors tell them."""
+class RequiresTheLayoutsTensorType(ReferenceDevice):
+    """Refuses bytes, though 8-bit dtypes may be kept in tensors of bytes."""
 
     def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
         if layer.tensors[0].dtype == torch.uint8:
@@ -165,18 +165,18 @@ class AttachesAgain(ReferenceDevice):
         super().attach(layers, block_size, layout)
 
 
-class GoesOnAfterClose(ReferenceDevice):
+class ContinuesAfterClose(ReferenceDevice):
     def close(self) -> None:
         pass
 
 
-class TakesAnyArena(ReferenceDevice):
+class AcceptsAnyArena(ReferenceDevice):
     def pin(self, arena: Any) -> None:
         self._arena = arena
 
 
-class FailsInItsOwnWords(ReferenceDevice):
-    """Whatever goes wrong."""
+class RaisesOtherErrors(ReferenceDevice):
+    """Raises AssertionError and ValueError instead of InvalidInput."""
 
     def _ready(self) -> Any:
         assert self._arena is not None and self._layers is not None
@@ -188,7 +188,7 @@ class FailsInItsOwnWords(ReferenceDevice):
         return super().save(segments, block_ids)
 
 
-class BelievesAnything(ReferenceDevice):
+class ChecksNothing(ReferenceDevice):
     def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
         pass
 
@@ -197,12 +197,12 @@ class CopiesBeforeItChecks(ReferenceDevice):
     def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
         for segment in segments:
             super().load([segment], block_ids, skip_prefix_n_tokens)
-        return Finished()
+        return CompletedTransfer()
 
     def save(self, segments: Sequence[Segment], block_ids: Any) -> Transfer:
         for segment in segments:
             super().save([segment], block_ids)
-        return Finished()
+        return CompletedTransfer()
 
 
 class KeepsTheFirstArena(ReferenceDevice):
@@ -211,7 +211,7 @@ class KeepsTheFirstArena(ReferenceDevice):
             super().pin(arena)
 
 
-class NeverLetsGo(ReferenceDevice):
+class NeverReleasesArenas(ReferenceDevice):
     held: ClassVar[list[Any]] = []
 
     def pin(self, arena: Any) -> None:
@@ -219,13 +219,13 @@ class NeverLetsGo(ReferenceDevice):
         self.held.append(arena)
 
 
-class CopiesWhenAsked(ReferenceDevice):
-    """Leaves the copy to the one who waits."""
+class CopiesOnlyInWait(ReferenceDevice):
+    """Copies when ``wait`` is called, not before."""
 
     def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0) -> Transfer:
         load = super().load
 
-        class Later(Finished):
+        class Later(CompletedTransfer):
             def wait(self) -> None:
                 load(segments, block_ids, skip_prefix_n_tokens)
 
@@ -247,39 +247,39 @@ FAULTS = [
     (LoadsWholeChunks, "test_holes_are_not_touched"),
     (LoadsWholeChunks, "test_any_transfers"),
     (FillsHoles, "test_every_bit_is_copied"),
-    (ForgetsTheRow, "test_segments_begin_within_shards_and_blocks"),
-    (ForgetsTheRow, "test_any_transfers"),
+    (IgnoresTheRow, "test_segments_begin_within_shards_and_blocks"),
+    (IgnoresTheRow, "test_any_transfers"),
     (SavesFromRowZero, "test_segments_begin_within_shards_and_blocks"),
-    (TurnsTheWrongWay, "test_keys_are_turned"),
-    (ForgetsTheOffset, "test_every_rotation"),
-    (ForgetsTheOffset, "test_keys_and_values_of_a_joint_latent"),
-    (PairsHalvesAlways, "test_every_rotation"),
-    (KeepsTheScale, "test_every_rotation"),
+    (RotatesTheWrongWay, "test_moved_keys_are_rotated"),
+    (IgnoresTheOffset, "test_every_rotation"),
+    (IgnoresTheOffset, "test_keys_and_values_of_a_joint_latent"),
+    (AssumesNeox, "test_every_rotation"),
+    (ScalesTwice, "test_every_rotation"),
     (Truncates, "test_every_rotation"),
-    (TurnsTwoRoundings, "test_every_rotation"),
-    (ForgetsWhatWasSkippedInTurning, "test_what_follows_a_skipped_prefix_is_turned_from_its_own_position"),
-    (TurnsAllLayersAlike, "test_layers_turn_each_in_its_own_way"),
-    (WantsWholeTensors, "test_every_bit_is_copied"),
-    (WantsNarrowTables, "test_a_table_may_be_part_of_a_wider_one"),
-    (WantsNumbers, "test_numbers_of_8_bits_may_be_kept_as_bytes"),
-    (WantsWholeTensors, "test_pages_of_all_layers_may_share_one_allocation"),
+    (RoundsTwice, "test_every_rotation"),
+    (IgnoresTheSkippedPrefixInRotation, "test_tokens_after_a_skipped_prefix_are_rotated_from_their_own_position"),
+    (RotatesAllLayersAlike, "test_each_layer_has_its_own_rotation"),
+    (CopiesStridedTensors, "test_every_bit_is_copied"),
+    (AssumesContiguousTables, "test_a_table_may_be_part_of_a_wider_one"),
+    (RequiresTheLayoutsTensorType, "test_numbers_of_8_bits_may_be_kept_as_bytes"),
+    (CopiesStridedTensors, "test_pages_of_all_layers_may_share_one_allocation"),
     (AttachesAgain, "test_a_device_is_attached_once"),
-    (GoesOnAfterClose, "test_nothing_is_copied_after_close"),
-    (TakesAnyArena, "test_an_arena_is_a_flat_array_of_bytes"),
-    (FailsInItsOwnWords, "test_nothing_is_copied_before_attach_and_pin"),
-    (FailsInItsOwnWords, "test_an_arena_that_is_read_only_serves_loads_only"),
-    (BelievesAnything, "test_pages_that_are_not_what_the_layout_says"),
-    (BelievesAnything, "test_a_format_that_nobody_knows"),
+    (ContinuesAfterClose, "test_nothing_is_copied_after_close"),
+    (AcceptsAnyArena, "test_an_arena_is_a_flat_array_of_bytes"),
+    (RaisesOtherErrors, "test_nothing_is_copied_before_attach_and_pin"),
+    (RaisesOtherErrors, "test_an_arena_that_is_read_only_serves_loads_only"),
+    (ChecksNothing, "test_pages_that_are_not_what_the_layout_says"),
+    (ChecksNothing, "test_an_unknown_format_is_refused"),
     (CopiesBeforeItChecks, "test_invalid_segments_change_nothing"),
     (CopiesBeforeItChecks, "test_a_block_that_does_not_exist_changes_nothing"),
-    (CopiesBeforeItChecks, "test_positions_that_the_rotation_does_not_know_change_nothing"),
+    (CopiesBeforeItChecks, "test_positions_beyond_the_rotation_table_change_nothing"),
     (CopiesBeforeItChecks, "test_segments_that_overlap_change_nothing"),
     (KeepsTheFirstArena, "test_another_arena_replaces_the_first"),
-    (NeverLetsGo, "test_closing_lets_go_of_arena_and_pages"),
-    (NeverLetsGo, "test_an_arena_of_shared_memory"),
-    (CopiesWhenAsked, "test_polling_ends_without_waiting"),
-    (CopiesWhenAsked, "test_closing_waits_for_what_is_under_way"),
-    (ClosesOnce, "test_closing_twice"),
+    (NeverReleasesArenas, "test_close_releases_arena_and_pages"),
+    (NeverReleasesArenas, "test_an_arena_of_shared_memory"),
+    (CopiesOnlyInWait, "test_polling_ends_without_waiting"),
+    (CopiesOnlyInWait, "test_close_waits_for_pending_transfers"),
+    (ClosesOnce, "test_close_may_be_called_twice"),
 ]
 
 
@@ -295,7 +295,7 @@ def test_suite_catches(faulty: type[ReferenceDevice], test: str) -> None:
 
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("test", sorted({test for _, test in FAULTS}))
-def test_suite_lets_a_sound_device_pass(test: str) -> None:
+def test_suite_passes_a_correct_device(test: str) -> None:
     class Suite(DeviceSuite):
         def create(self) -> Device:
             return ReferenceDevice()
@@ -320,15 +320,15 @@ def _passes(suite: DeviceSuite, name: str) -> bool:
 
 
 def _fixtures(suite: DeviceSuite, wanted: Any, sizes: tuple[int, int]) -> dict[str, Any]:
-    def make_world(setup: Setup) -> World:
-        return World(suite.create(), suite.torch_type, setup)
+    def make_harness(setup: Setup) -> DeviceHarness:
+        return DeviceHarness(suite.create(), suite.torch_type, setup)
 
     block_size, chunk_tokens = sizes
     made = {
         "device": suite.create,
-        "make_world": lambda: make_world,
-        "world": lambda: make_world(suite.setup()),
-        "sized": lambda: make_world(
+        "make_harness": lambda: make_harness,
+        "harness": lambda: make_harness(suite.setup()),
+        "sized": lambda: make_harness(
             suite.setup(
                 block_size=block_size,
                 chunk_tokens=chunk_tokens,
@@ -340,21 +340,21 @@ def _fixtures(suite: DeviceSuite, wanted: Any, sizes: tuple[int, int]) -> dict[s
     return {name: make() for name, make in made.items() if name in wanted}
 
 
-class ServesLittle(ReferenceDevice):
-    """Without a fault there is nothing to catch, and a suite may be narrowed to what a device serves."""
+class LimitedDevice(ReferenceDevice):
+    """A correct device of few formats and dtypes: the suite may be limited to what a device supports."""
 
     formats: ClassVar = ("packed_transposed", "split")
     dtypes: ClassVar = ("int8", "bfloat16", "float8_e4m3")
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if layout.dtype not in self.dtypes or any(layer.format not in self.formats for layer in layers):
-            raise Unsupported(f"only {self.formats} of {self.dtypes} are served")
+            raise Unsupported(f"only {self.formats} of {self.dtypes} are supported")
         super().attach(layers, block_size, layout)
 
 
-class TestServesLittle(DeviceSuite):
-    formats = ServesLittle.formats
-    dtypes = ServesLittle.dtypes
+class TestLimitedDevice(DeviceSuite):
+    formats = LimitedDevice.formats
+    dtypes = LimitedDevice.dtypes
 
     def create(self) -> Device:
-        return ServesLittle()
+        return LimitedDevice()

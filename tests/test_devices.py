@@ -1,4 +1,4 @@
-"""What all devices refuse alike, beyond what the suite asks of any device."""
+"""The checks that devices share, beyond what the suite requires of any device."""
 
 import msgspec
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from blendhub.contracts import PagedLayer, Rotation, Segment
 from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.plan import Span
-from blendhub.testing.devices.world import Setup, Turning
+from blendhub.testing.devices.device_harness import Rotary, Setup
 
 torch = pytest.importorskip("torch", reason="pages are tensors of torch")
 devices = pytest.importorskip("blendhub.devices", reason="needs torch")
@@ -16,7 +16,7 @@ SETUP = Setup()
 
 
 def layer(**changes):
-    """One of the setup's two layers, but for the changes."""
+    """One of the setup's two layers, with these fields changed."""
     pages = torch.zeros(SETUP.n_blocks, SETUP.kv_heads, SETUP.block_size, SETUP.key_dim + SETUP.value_dim)
     return msgspec.structs.replace(PagedLayer("layer", SETUP.format, (pages,)), **changes)
 
@@ -25,20 +25,20 @@ def check(changed, setup=SETUP, formats=("packed_heads", "split")):
     return devices.check_pages([layer(), changed], setup.block_size, setup.layout(), formats)
 
 
-def test_pages_as_the_layout_says_are_told_by_their_place():
-    assert check(layer(rotation=Turning().rotation())) == torch.device("cpu")
+def test_check_pages_returns_the_pages_device():
+    assert check(layer(rotation=Rotary().build())) == torch.device("cpu")
 
 
-def test_integers_cannot_be_turned():
+def test_int8_keys_cannot_be_rotated():
     as_bytes = layer().tensors[0].to(torch.int8)
-    whole = [layer(tensors=(as_bytes,)), layer(tensors=(as_bytes,), rotation=Turning().rotation())]
+    whole = [layer(tensors=(as_bytes,)), layer(tensors=(as_bytes,), rotation=Rotary().build())]
     layout = msgspec.structs.replace(SETUP, dtype="int8").layout()
-    with pytest.raises(Unsupported, match="cannot be turned"):
+    with pytest.raises(Unsupported, match="cannot be rotated"):
         devices.check_pages(whole, SETUP.block_size, layout, ["packed_heads"])
 
 
 @pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
-def test_what_turns_lies_within_the_key(width, offset):
+def test_the_rotated_part_lies_within_the_key(width, offset):
     with pytest.raises(LayoutMismatch, match="cos_sin of shape"):
         check(layer(rotation=Rotation(torch.zeros(100, width), True, offset)))
 
@@ -54,7 +54,7 @@ def test_the_last_axis_is_contiguous():
         check(layer(tensors=(pages,)))
 
 
-def test_a_format_that_is_not_served_is_told_with_those_that_are():
+def test_the_error_about_a_format_lists_the_supported_ones():
     with pytest.raises(Unsupported, match=r"'packed_transposed'.*it serves packed_heads, split"):
         check(layer(format="packed_transposed"))
 

@@ -126,7 +126,7 @@ def _check_rotation(layer: PagedLayer, rotation: Rotation, layout: KVLayout) -> 
     table = rotation.cos_sin
     if layout.dtype == "int8":
         raise Unsupported(
-            f"layer {layer.name!r} keeps keys as int8, whose scales are not known, so they cannot be turned; "
+            f"layer {layer.name!r} keeps keys as int8, whose scales are not known, so they cannot be rotated; "
             "attach it without a rotation, and load it only at the positions it was saved at"
         )
     if table.dtype != torch.float32:

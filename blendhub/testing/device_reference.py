@@ -1,4 +1,4 @@
-"""The slow, obviously right device: one token, one head at a time. Needs torch, and pages in this machine's memory."""
+"""A slow reference device: copies one token and one head at a time. Needs torch, and pages in host memory."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 Bits: TypeAlias = npt.NDArray[Any]
-"""Numbers of a cache as unsigned integers of their size."""
+"""Items of a cache as unsigned integers of their size."""
 Floats: TypeAlias = npt.NDArray[np.float64]
 
 BITS = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -30,7 +30,7 @@ def torch_type(dtype: str) -> "torch.dtype":
 
 
 def bits_of(tensor: "torch.Tensor") -> Bits:
-    """A tensor's numbers as bits, sharing its memory."""
+    """A tensor's items as unsigned integers, sharing its memory."""
     import torch
 
     shown: Bits = tensor.detach().view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[tensor.itemsize]).numpy()
@@ -52,7 +52,7 @@ def encoded(numbers: npt.ArrayLike, dtype: str) -> Bits:
 
 
 def step_at(numbers: Floats, dtype: str) -> Floats:
-    """How far the numbers of this type are apart there."""
+    """The distance between neighbouring numbers of this type at these values."""
     import torch
 
     facts = torch.finfo(torch_type(dtype))
@@ -78,7 +78,7 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
 def key_and_value(
     format: PageFormat, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int], block_size: int, key_dim: int
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Views of one head's key and value, at ``place``: block, token in the block, head."""
+    """Views of one key and one value at ``place``: block, slot in the block, head."""
     block, slot, head = place
     first, last = arrays[0], arrays[-1]
     match format:
@@ -101,11 +101,11 @@ def key_and_value(
             return first[block, slot], first[block, slot, :0]
 
 
-def turned(key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
-    """A key turned from one position to another, in float64; and by how much computing in float32 may miss it."""
+def rotated(key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
+    """A key rotated from one position to another, in float64, and the largest error of doing so in float32."""
     row_old, row_new = (rotation.cos_sin[position].double().tolist() for position in (old, new))
     half = len(row_old) // 2
-    result, missed = key.copy(), np.zeros(len(key))
+    result, float32_error = key.copy(), np.zeros(len(key))
     for pair in range(half):
         cos_old, sin_old = row_old[pair], row_old[half + pair]
         cos_new, sin_new = row_new[pair], row_new[half + pair]
@@ -116,12 +116,12 @@ def turned(key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats,
         one, other = one + rotation.offset, other + rotation.offset
         result[one] = key[one] * cos - key[other] * sin
         result[other] = key[other] * cos + key[one] * sin
-        missed[[one, other]] = 8 * np.finfo(np.float32).eps * np.hypot(key[one], key[other])
-    return result, missed
+        float32_error[[one, other]] = 8 * np.finfo(np.float32).eps * np.hypot(key[one], key[other])
+    return result, float32_error
 
 
-class Finished(Transfer):
-    """A copy that was made before the call returned."""
+class CompletedTransfer(Transfer):
+    """A transfer that ended before the call returned."""
 
     def done(self) -> bool:
         return True
@@ -134,9 +134,9 @@ class ReferenceDevice(Device):
     block_tokens = 16
 
     exact: list[list[Floats]]
-    """What each number of each layer's pages would be without any rounding, if it was turned."""
-    slack: list[list[Floats]]
-    """How far a number of another device's pages may be from that. 0: it was not turned, and is equal bit for bit."""
+    """The unrounded value of each rotated item of each layer's pages."""
+    tolerance: list[list[Floats]]
+    """The largest allowed distance of a device's item from ``exact``; 0: not rotated, so equal bit for bit."""
 
     def __init__(self) -> None:
         self._layers: Sequence[PagedLayer] | None = None
@@ -152,13 +152,13 @@ class ReferenceDevice(Device):
             self._check(layer, block_size, layout)
         self._layers, self._block_size, self._layout = layers, block_size, layout
         self._bits = [[bits_of(tensor) for tensor in layer.tensors] for layer in layers]
-        self.all_equal()
+        self.clear_tolerances()
         self._n_blocks = min(bits[0].shape[layers[0].format == "kv_first"] for bits in self._bits)
 
-    def all_equal(self) -> None:
-        """From now on, the other device's pages are what these are."""
+    def clear_tolerances(self) -> None:
+        """Forget earlier rotations: the pages of both devices were made equal."""
         self.exact = [[np.zeros(bits.shape) for bits in tensors] for tensors in self._bits]
-        self.slack = [[np.zeros(bits.shape) for bits in tensors] for tensors in self._bits]
+        self.tolerance = [[np.zeros(bits.shape) for bits in tensors] for tensors in self._bits]
 
     def _check(self, layer: PagedLayer, block_size: int, layout: KVLayout) -> None:
         if layer.format not in get_args(PageFormat):
@@ -177,11 +177,11 @@ class ReferenceDevice(Device):
         if kinds != {torch_type(layout.dtype)} and not as_bytes:
             raise LayoutMismatch(f"pages of {layer.name!r} are not {layout.dtype}")
         if layer.rotation and layout.dtype == "int8":
-            raise Unsupported(f"keys of {layer.name!r} are int8, which cannot be turned")
+            raise Unsupported(f"keys of {layer.name!r} are int8, which cannot be rotated")
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
-            raise InvalidInput("nothing comes after close")
+            raise InvalidInput("the device is closed")
         if arena.dtype != np.uint8 or arena.ndim != 1 or arena.strides != (1,):
             raise InvalidInput("an arena is a flat array of bytes")
         self._arena = arena
@@ -197,7 +197,7 @@ class ReferenceDevice(Device):
                 source = segment.source_start + position - segment.span.start
                 for index in range(len(layers)):
                     self._load_token(index, segment, position, source, int(block_ids[position // self._block_size]))
-        return Finished()
+        return CompletedTransfer()
 
     def _load_token(self, index: int, segment: Segment, position: int, source: int, block: int) -> None:
         layer = (self._layers or ())[index]
@@ -207,19 +207,20 @@ class ReferenceDevice(Device):
             key, value = self._place(index, self._bits[index], place)
             value[:] = values[head]
             key[:] = keys[head]
-            slack, _ = self._place(index, self.slack[index], place)
-            slack[:] = 0
+            tolerance, _ = self._place(index, self.tolerance[index], place)
+            tolerance[:] = 0
             if layer.rotation is not None and source != position:
                 before = decoded(keys[head], self._layout.dtype)
-                after, missed = self._turned(before, layer.rotation, source, position)
-                moved = missed > 0
+                after, float32_error = self._rotated(before, layer.rotation, source, position)
+                moved = float32_error > 0
                 key[moved] = encoded(after[moved], self._layout.dtype)
                 exact, _ = self._place(index, self.exact[index], place)
                 exact[moved] = after[moved]
-                slack[moved] = (missed + step_at(np.abs(after) + missed, self._layout.dtype) / 2)[moved]
+                rounding = step_at(np.abs(after) + float32_error, self._layout.dtype) / 2
+                tolerance[moved] = (float32_error + rounding)[moved]
 
-    def _turned(self, key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
-        return turned(key, rotation, old, new)
+    def _rotated(self, key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
+        return rotated(key, rotation, old, new)
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         arena, layers = self._ready()
@@ -234,16 +235,16 @@ class ReferenceDevice(Device):
                     for head in range(self._layout.kv_heads):
                         place = (block, position % self._block_size, head)
                         keys[head], values[head] = self._place(index, self._bits[index], place)
-        return Finished()
+        return CompletedTransfer()
 
     def close(self) -> None:
         self._closed = True
         self._layers = self._arena = None
-        self._bits = self.exact = self.slack = []
+        self._bits = self.exact = self.tolerance = []
 
     def _ready(self) -> tuple[npt.NDArray[np.uint8], Sequence[PagedLayer]]:
         if self._arena is None or self._layers is None:
-            raise InvalidInput("attach and pin come first, and nothing comes after close")
+            raise InvalidInput("a device copies after attach and pin, and before close")
         return self._arena, self._layers
 
     def _rows(self, index: int, segment: Segment, position: int) -> tuple[Bits, Bits]:
@@ -282,7 +283,7 @@ class ReferenceDevice(Device):
 
     def _check_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int) -> None:
         if skip_prefix_n_tokens < 0:
-            raise InvalidInput(f"nobody can skip {skip_prefix_n_tokens} tokens")
+            raise InvalidInput(f"skip_prefix_n_tokens must be 0 or more, got {skip_prefix_n_tokens}")
         seen: set[int] = set()
         for segment in segments:
             positions = set(range(segment.span.start, segment.span.end))

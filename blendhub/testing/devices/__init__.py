@@ -5,8 +5,8 @@ from blendhub.testing.devices.formats import FormatTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.random import RandomTests
 from blendhub.testing.devices.refusing import RefusingTests
-from blendhub.testing.devices.turning import TurningTests
+from blendhub.testing.devices.rotation import RotationTests
 
 
-class DeviceSuite(CopyingTests, FormatTests, TurningTests, RefusingTests, LifecycleTests, RandomTests):
+class DeviceSuite(CopyingTests, FormatTests, RotationTests, RefusingTests, LifecycleTests, RandomTests):
     """Subclass it as ``class TestMine(DeviceSuite)`` with a ``create`` that makes a device."""

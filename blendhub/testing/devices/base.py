@@ -1,4 +1,4 @@
-"""What all parts of the device suite share: how to make a device, and a world in which it copies."""
+"""Base class and fixtures of the device suite."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -9,25 +9,25 @@ import pytest
 from blendhub.contracts import Device, PageFormat
 from blendhub.host import PluginHost
 from blendhub.layout import ITEM_SIZES
-from blendhub.testing.devices.world import Setup, World
+from blendhub.testing.devices.device_harness import DeviceHarness, Setup
 
-MakeWorld: TypeAlias = Callable[[Setup], World]
+MakeHarness: TypeAlias = Callable[[Setup], DeviceHarness]
 
-NUMBERS = tuple(dtype for dtype in ITEM_SIZES if dtype != "int8")
-"""The types whose keys can be turned."""
+ROTATABLE_DTYPES = tuple(dtype for dtype in ITEM_SIZES if dtype != "int8")
+"""The dtypes whose keys can be rotated."""
 
 
 class DeviceTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the device under test."""
 
     torch_type: ClassVar[str] = Device.torch_type
-    """Where the engine's pages lie, as torch calls it."""
+    """The torch device type of the engine's pages."""
 
     formats: ClassVar[tuple[PageFormat, ...]] = Device.formats
-    """The page formats that the device serves; the first is used where the format plays no part."""
+    """The page formats that the device supports; the first is used where the format does not matter."""
 
     dtypes: ClassVar[tuple[str, ...]] = Device.dtypes
-    """The types that the device serves; the first of those that can be turned is used where the type plays no part."""
+    """The dtypes that the device supports; the first rotatable one is used where it does not matter."""
 
     @abstractmethod
     def create(self) -> Device:
@@ -52,30 +52,30 @@ class DeviceTests(ABC):
         device.close()
 
     @pytest.fixture
-    def make_world(self) -> Iterator[MakeWorld]:
-        """Makes worlds, each with a device of its own, that are closed with the test."""
-        made: list[World] = []
+    def make_harness(self) -> Iterator[MakeHarness]:
+        """Makes harnesses, each with a new device; all are closed when the test ends."""
+        made: list[DeviceHarness] = []
 
-        def make(setup: Setup) -> World:
+        def make(setup: Setup) -> DeviceHarness:
             self.skip_unless_served(setup.format, setup.dtype)
-            made.append(World(self.create(), self.torch_type, setup))
+            made.append(DeviceHarness(self.create(), self.torch_type, setup))
             return made[-1]
 
         yield make
-        for world in made:
-            world.device.close()
+        for harness in made:
+            harness.device.close()
 
     @pytest.fixture
-    def world(self, make_world: MakeWorld) -> World:
-        """One for tests in which neither format nor type matters. Its keys do not turn."""
-        return make_world(self.setup())
+    def harness(self, make_harness: MakeHarness) -> DeviceHarness:
+        """A harness without rotations, for tests that do not depend on format or dtype."""
+        return make_harness(self.setup())
 
     def setup(self, **fields: Any) -> Setup:
-        """A setup that the device serves, but for these fields."""
-        dtype = next(dtype for dtype in self.dtypes if dtype in NUMBERS)
+        """A setup that the device supports, with these fields changed."""
+        dtype = next(dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES)
         return Setup(**{"format": self.formats[0], "dtype": dtype, **fields})
 
     def skip_unless_served(self, format: PageFormat, dtype: str) -> None:
         for what, served in ((format, self.formats), (dtype, self.dtypes)):
             if what not in served:
-                pytest.skip(f"this device does not serve {what!r}")
+                pytest.skip(f"this device does not support {what!r}")

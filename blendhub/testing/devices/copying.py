@@ -1,4 +1,4 @@
-"""Which tokens a transfer copies: what was asked for, and nothing beside it.
+"""Which tokens a transfer copies: those of its segments and no others.
 
 Every test compares all bytes of pages and arena, so one token too many fails it as one too few does.
 """
@@ -6,8 +6,8 @@ Every test compares all bytes of pages and arena, so one token too many fails it
 import numpy as np
 import pytest
 
-from blendhub.testing.devices.base import DeviceTests, MakeWorld
-from blendhub.testing.devices.world import World
+from blendhub.testing.devices.base import DeviceTests, MakeHarness
+from blendhub.testing.devices.device_harness import DeviceHarness
 
 SIZES = [(8, 24), (24, 8), (16, 12), (12, 16), (7, 5), (5, 17), (16, 16), (1, 6), (6, 1)]
 """Tokens of a block and of a chunk: equal, larger, smaller, multiples of each other or not."""
@@ -15,10 +15,10 @@ SIZES = [(8, 24), (24, 8), (16, 12), (12, 16), (7, 5), (5, 17), (16, 16), (1, 6)
 
 class CopyingTests(DeviceTests):
     @pytest.fixture(params=SIZES, ids=lambda sizes: f"block {sizes[0]}, chunk {sizes[1]}")
-    def sized(self, request: pytest.FixtureRequest, make_world: MakeWorld) -> World:
-        """Worlds of different sizes, with room for 60 tokens or more."""
+    def sized(self, request: pytest.FixtureRequest, make_harness: MakeHarness) -> DeviceHarness:
+        """Harnesses of different block and chunk sizes, each for 60 tokens or more."""
         block_size, chunk_tokens = request.param
-        return make_world(
+        return make_harness(
             self.setup(
                 block_size=block_size,
                 chunk_tokens=chunk_tokens,
@@ -27,25 +27,25 @@ class CopyingTests(DeviceTests):
             )
         )
 
-    def test_a_run_of_chunks_is_loaded(self, sized: World) -> None:
+    def test_a_run_of_chunks_is_loaded(self, sized: DeviceHarness) -> None:
         sized.load(sized.chunks(0, 60))
 
-    def test_a_run_of_chunks_is_loaded_anywhere(self, sized: World) -> None:
+    def test_a_run_of_chunks_is_loaded_anywhere(self, sized: DeviceHarness) -> None:
         sized.load(sized.chunks(3, 58))
 
-    def test_a_run_of_chunks_is_saved(self, sized: World) -> None:
+    def test_a_run_of_chunks_is_saved(self, sized: DeviceHarness) -> None:
         sized.save(sized.chunks(0, 60))
 
-    def test_a_run_of_chunks_is_saved_from_anywhere(self, sized: World) -> None:
+    def test_a_run_of_chunks_is_saved_from_anywhere(self, sized: DeviceHarness) -> None:
         sized.save(sized.chunks(3, 58))
 
-    def test_what_was_saved_comes_back(self, sized: World) -> None:
+    def test_saved_tokens_are_loaded_unchanged(self, sized: DeviceHarness) -> None:
         sized.save(sized.chunks(3, 58))
         sized.overwrite_pages()
         sized.load(sized.chunks(3, 58))
 
     @pytest.mark.parametrize("skipped", [0, 1, 3, 10, 24, 27, 40, 57, 58, 1000])
-    def test_the_skipped_prefix_is_not_touched(self, sized: World, skipped: int) -> None:
+    def test_the_skipped_prefix_is_not_touched(self, sized: DeviceHarness, skipped: int) -> None:
         sized.load(sized.chunks(3, 58), skip_prefix_n_tokens=skipped)
 
     @pytest.mark.parametrize("skipped", [0, 20])
@@ -61,57 +61,57 @@ class CopyingTests(DeviceTests):
         ],
         ids=["hole at the start", "in the middle", "at the end", "everywhere", "beside an empty segment", "only holes"],
     )
-    def test_holes_are_not_touched(self, world: World, spans: list[tuple[int, int]], skipped: int) -> None:
-        segments = [world.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
-        world.load(segments, skipped)
-        world.overwrite_pages()
-        world.save(segments)
+    def test_holes_are_not_touched(self, harness: DeviceHarness, spans: list[tuple[int, int]], skipped: int) -> None:
+        segments = [harness.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
+        harness.load(segments, skipped)
+        harness.overwrite_pages()
+        harness.save(segments)
 
     @pytest.mark.parametrize("row", [0, 1, 9, 15])
     @pytest.mark.parametrize("start", [0, 7, 8, 12])
-    def test_segments_begin_within_shards_and_blocks(self, world: World, start: int, row: int) -> None:
-        segments = [world.segment(start, start + 9, row=row)]
-        world.load(segments)
-        world.load(segments, skip_prefix_n_tokens=start + 4)
-        world.overwrite_pages()
-        world.save(segments)
+    def test_segments_begin_within_shards_and_blocks(self, harness: DeviceHarness, start: int, row: int) -> None:
+        segments = [harness.segment(start, start + 9, row=row)]
+        harness.load(segments)
+        harness.load(segments, skip_prefix_n_tokens=start + 4)
+        harness.overwrite_pages()
+        harness.save(segments)
 
-    def test_segments_come_in_any_order(self, world: World) -> None:
-        world.load(
-            [world.segment(50, 61, shard=1, row=4), world.segment(2, 9, shard=4), world.segment(9, 30, shard=0)],
+    def test_segments_come_in_any_order(self, harness: DeviceHarness) -> None:
+        harness.load(
+            [harness.segment(50, 61, shard=1, row=4), harness.segment(2, 9, shard=4), harness.segment(9, 30, shard=0)],
             skip_prefix_n_tokens=5,
         )
 
-    def test_one_shard_serves_several_segments(self, world: World) -> None:
-        world.load([world.segment(2, 22), world.segment(40, 52, row=6), world.segment(60, 70, row=14)])
+    def test_one_shard_serves_several_segments(self, harness: DeviceHarness) -> None:
+        harness.load([harness.segment(2, 22), harness.segment(40, 52, row=6), harness.segment(60, 70, row=14)])
 
-    def test_one_token_is_saved_to_several_shards(self, world: World) -> None:
-        world.save([world.segment(2, 22, shard=0), world.segment(10, 30, shard=1, row=2)])
+    def test_one_token_is_saved_to_several_shards(self, harness: DeviceHarness) -> None:
+        harness.save([harness.segment(2, 22, shard=0), harness.segment(10, 30, shard=1, row=2)])
 
-    def test_source_start_plays_no_part_in_saving(self, world: World) -> None:
-        world.save([world.segment(2, 22, source=900), world.segment(30, 34, shard=2, source=0)])
+    def test_source_start_plays_no_part_in_saving(self, harness: DeviceHarness) -> None:
+        harness.save([harness.segment(2, 22, source=900), harness.segment(30, 34, shard=2, source=0)])
 
-    def test_a_block_table_may_be_longer_than_the_prompt(self, world: World) -> None:
-        world.load([world.segment(1, 5)])
+    def test_a_block_table_may_be_longer_than_the_prompt(self, harness: DeviceHarness) -> None:
+        harness.load([harness.segment(1, 5)])
 
-    def test_blocks_of_a_table_that_no_segment_needs_may_be_unknown(self, world: World) -> None:
-        world.block_ids = np.concatenate([world.block_ids, np.array([-1, 2**40])])
-        world.load([world.segment(0, 20)])
-        world.save([world.segment(3, 20)])
+    def test_blocks_of_a_table_that_no_segment_needs_may_be_unknown(self, harness: DeviceHarness) -> None:
+        harness.block_ids = np.concatenate([harness.block_ids, np.array([-1, 2**40])])
+        harness.load([harness.segment(0, 20)])
+        harness.save([harness.segment(3, 20)])
 
-    def test_the_callers_block_table_may_change_after_the_call(self, world: World) -> None:
-        segments = world.chunks(0, 60)
-        world.reference.load(segments, world.block_ids)
-        lent = world.block_ids.copy()
-        transfer = world.device.load(segments, lent)
+    def test_the_callers_block_table_may_change_after_the_call(self, harness: DeviceHarness) -> None:
+        segments = harness.chunks(0, 60)
+        harness.reference.load(segments, harness.block_ids)
+        lent = harness.block_ids.copy()
+        transfer = harness.device.load(segments, lent)
         lent[:] = lent[::-1].copy()
         transfer.wait()
-        world.check()
+        harness.check()
 
-    def test_a_large_transfer_is_whole(self, make_world: MakeWorld) -> None:
-        world = make_world(
-            self.setup(block_size=32, chunk_tokens=256, n_blocks=70, n_shards=9, turnings=(None, None, None))
+    def test_a_large_transfer_is_whole(self, make_harness: MakeHarness) -> None:
+        harness = make_harness(
+            self.setup(block_size=32, chunk_tokens=256, n_blocks=70, n_shards=9, rotations=(None, None, None))
         )
-        world.save(world.chunks(5, 2048))
-        world.overwrite_pages()
-        world.load(world.chunks(5, 2048), skip_prefix_n_tokens=300)
+        harness.save(harness.chunks(5, 2048))
+        harness.overwrite_pages()
+        harness.load(harness.chunks(5, 2048), skip_prefix_n_tokens=300)

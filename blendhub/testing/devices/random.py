@@ -1,4 +1,4 @@
-"""Any layout and any segments, beside the reference: what hypothesis thinks up, and shrinks when it fails."""
+"""Random layouts and segments from hypothesis, compared with the reference."""
 
 from typing import Any, cast, get_args
 
@@ -6,18 +6,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blendhub.contracts import PageFormat, Segment
-from blendhub.testing.devices.base import NUMBERS, DeviceTests
-from blendhub.testing.devices.world import Setup, Turning, World
+from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests
+from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 N_SHARDS = 4
 
 
 @st.composite
-def turnings(draw: st.DrawFn, key_dim: int) -> Turning | None:
+def rotations(draw: st.DrawFn, key_dim: int) -> Rotary | None:
     if draw(st.booleans()):
         return None
     width = 2 * draw(st.integers(1, key_dim // 2))
-    return Turning(
+    return Rotary(
         width=width,
         neox=draw(st.booleans()),
         offset=draw(st.integers(0, key_dim - width)),
@@ -36,7 +36,7 @@ def setups(draw: st.DrawFn, formats: tuple[PageFormat, ...], dtypes: tuple[str, 
         kv_heads=draw(st.integers(1, 3)),
         key_dim=key_dim,
         value_dim=draw(st.integers(1, 20)),
-        turnings=tuple(draw(st.lists(turnings(key_dim), min_size=1, max_size=2))),
+        rotations=tuple(draw(st.lists(rotations(key_dim), min_size=1, max_size=2))),
         strided=draw(st.booleans()),
         n_blocks=draw(st.integers(3, 8)),
         n_shards=N_SHARDS,
@@ -44,26 +44,26 @@ def setups(draw: st.DrawFn, formats: tuple[PageFormat, ...], dtypes: tuple[str, 
 
 
 @st.composite
-def tilings(draw: st.DrawFn, world: World) -> list[Segment]:
+def tilings(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment]:
     """Segments that do not overlap, of any rows, in any order."""
     segments: list[Segment] = []
     at = 0
-    while at < world.n_tokens and len(segments) < 5:
+    while at < harness.n_tokens and len(segments) < 5:
         start = at + draw(st.integers(0, 12))
-        row = draw(st.integers(0, world.layout.chunk_tokens - 1))
-        longest = min(world.layout.chunk_tokens - row, world.n_tokens - start)
+        row = draw(st.integers(0, harness.layout.chunk_tokens - 1))
+        longest = min(harness.layout.chunk_tokens - row, harness.n_tokens - start)
         if longest < 1:
             break
         at = start + draw(st.integers(1, longest))
         source = draw(st.sampled_from([start, start + 1, 500, 0]))
-        segments.append(world.segment(start, at, shard=draw(st.integers(0, N_SHARDS - 1)), row=row, source=source))
+        segments.append(harness.segment(start, at, shard=draw(st.integers(0, N_SHARDS - 1)), row=row, source=source))
     return draw(st.permutations(segments))
 
 
 class RandomTests(DeviceTests):
     def test_any_transfers(self) -> None:
         formats = tuple(format for format in get_args(PageFormat) if format in self.formats)
-        dtypes = tuple(dtype for dtype in NUMBERS if dtype in self.dtypes)
+        dtypes = tuple(dtype for dtype in ROTATABLE_DTYPES if dtype in self.dtypes)
 
         @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
         @given(data=st.data())
@@ -71,18 +71,18 @@ class RandomTests(DeviceTests):
             setup = data.draw(setups(formats, dtypes), label="setup")
             device = self.create()
             try:
-                world = World(device, self.torch_type, setup)
+                harness = DeviceHarness(device, self.torch_type, setup)
                 skipped = data.draw(st.integers(0, 30), label="skipped")
-                world.load(data.draw(tilings(world), label="loaded"), skipped)
-                world.overwrite_pages()
-                world.save(self._apart(world, data.draw(tilings(world), label="saved")))
+                harness.load(data.draw(tilings(harness), label="loaded"), skipped)
+                harness.overwrite_pages()
+                harness.save(self._apart(harness, data.draw(tilings(harness), label="saved")))
             finally:
                 device.close()
 
         cast(Any, transfers)()
 
-    def _apart(self, world: World, segments: list[Segment]) -> list[Segment]:
-        """Those of the segments that no other one of them is saved on top of."""
+    def _apart(self, harness: DeviceHarness, segments: list[Segment]) -> list[Segment]:
+        """The segments whose rows no earlier segment writes."""
         taken: set[tuple[int, int]] = set()
         apart = []
         for segment in segments:

@@ -11,50 +11,50 @@ from blendhub_cpu.device import CpuDevice, run_on, usable_cores
 from blendhub_cpu.options import CpuOptions
 
 from blendhub.errors import Unsupported
-from blendhub.testing.devices.world import Setup, Turning, World
+from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 replace = msgspec.structs.replace
 
 
-def world_of(setup=None, **options):
-    return World(CpuDevice(CpuOptions(**options)), "cpu", setup or Setup())
+def harness_of(setup=None, **options):
+    return DeviceHarness(CpuDevice(CpuOptions(**options)), "cpu", setup or Setup())
 
 
 @pytest.fixture
-def world():
-    made = world_of()
+def harness():
+    made = harness_of()
     yield made
     made.device.close()
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads(threads):
-    world = world_of(Setup(turnings=(Turning(), None)), threads=threads)
-    assert world.device.describe() == {"threads": threads, "blocks": world.setup.n_blocks}
-    world.load(world.chunks(3, 60, source=100))
-    world.save(world.chunks(3, 60))
-    world.device.close()
+    harness = harness_of(Setup(rotations=(Rotary(), None)), threads=threads)
+    assert harness.device.describe() == {"threads": threads, "blocks": harness.setup.n_blocks}
+    harness.load(harness.chunks(3, 60, source=100))
+    harness.save(harness.chunks(3, 60))
+    harness.device.close()
 
 
 def test_block_tokens_is_an_option():
     assert CpuDevice(CpuOptions(block_tokens=5)).block_tokens == 5
 
 
-def test_shards_may_begin_at_any_byte(world):
-    at = world.shard(1) + 1
-    segment = replace(world.segment(3, 20), shard=at)
-    world.device.save([segment], world.block_ids).wait()
-    keys = np.frombuffer(world.arena[at : at + world.layout.key_row_bytes].tobytes(), np.float32)
-    block, slot = world.block_ids[0], 3
-    np.testing.assert_array_equal(keys, world.layers[0].tensors[0][block, :, slot, :12].numpy().ravel())
+def test_shards_may_begin_at_any_byte(harness):
+    at = harness.shard(1) + 1
+    segment = replace(harness.segment(3, 20), shard=at)
+    harness.device.save([segment], harness.block_ids).wait()
+    keys = np.frombuffer(harness.arena[at : at + harness.layout.key_row_bytes].tobytes(), np.float32)
+    block, slot = harness.block_ids[0], 3
+    np.testing.assert_array_equal(keys, harness.layers[0].tensors[0][block, :, slot, :12].numpy().ravel())
 
 
-def test_a_copy_that_failed_raises_where_it_is_waited_for(world, monkeypatch):
+def test_a_copy_that_failed_raises_where_it_is_waited_for(harness, monkeypatch):
     def fail(*_):
         raise MemoryError("no room for a block of keys")
 
     monkeypatch.setattr(module.kernels, "rows_to_pages", fail)
-    transfer = world.device.load(world.chunks(0, 60), world.block_ids)
+    transfer = harness.device.load(harness.chunks(0, 60), harness.block_ids)
     for _ in range(2):
         with pytest.raises(MemoryError):
             transfer.wait()
@@ -62,11 +62,11 @@ def test_a_copy_that_failed_raises_where_it_is_waited_for(world, monkeypatch):
 
 
 def test_pages_that_are_not_a_cpu_s_are_refused():
-    world = world_of()
-    world.device.close()
-    layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in world.layers]
+    harness = harness_of()
+    harness.device.close()
+    layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in harness.layers]
     with pytest.raises(Unsupported, match=r"lie on meta.*choose another device"):
-        CpuDevice(CpuOptions()).attach(layers, world.setup.block_size, world.layout)
+        CpuDevice(CpuOptions()).attach(layers, harness.setup.block_size, harness.layout)
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity of threads")

@@ -62,7 +62,7 @@ def test_every_pattern_is_decoded_as_torch_does(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_was_decoded_is_encoded_to_the_same_bits(dtype):
+def test_decoding_and_encoding_returns_the_same_bits(dtype):
     items = patterns(dtype)
     numbers = by_torch(items, dtype)
     known = np.isfinite(numbers) if dtype in SMALL else ~np.isnan(numbers)
@@ -83,14 +83,14 @@ def test_numbers_are_rounded_as_torch_does(dtype):
 
 
 @pytest.mark.parametrize("dtype", SMALL)
-def test_what_is_too_large_for_8_bits_becomes_the_largest_number(dtype):
+def test_values_too_large_for_8_bits_saturate(dtype):
     largest = torch.finfo(TYPES[dtype]).max
     numbers = np.array([largest * 1.2, -largest * 1.2, 1e30, -1e30, np.inf, -np.inf], np.float32)
     np.testing.assert_array_equal(by_torch(encoded(numbers, dtype), dtype), np.sign(numbers) * largest)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_is_not_a_number_stays_none(dtype):
+def test_nan_stays_nan(dtype):
     numbers = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0xFF800001, 0x7FFFFFFF], np.uint32).view(np.float32)
     assert np.isnan(by_torch(encoded(numbers, dtype), dtype)).all()
 

@@ -40,7 +40,7 @@ def test_copies_access_16_bytes_at_once(compiled, target):
 
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
-def test_turning_accesses_many_numbers_at_once(compiled, target):
+def test_rotation_accesses_several_items_at_once(compiled, target):
     """Half a head's numbers are half as many for each thread."""
     for case, targets in compiled.items():
         assert set(targets[target]["rows_to_pages"]) <= {"8", "16"}, case

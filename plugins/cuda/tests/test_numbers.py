@@ -82,7 +82,7 @@ def test_every_pattern_is_decoded_as_torch_does(dtype):
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_was_decoded_is_encoded_to_the_same_bits(dtype):
+def test_decoding_and_encoding_returns_the_same_bits(dtype):
     items = patterns(dtype)
     numbers = by_torch(items, dtype)
     known = numbers.isfinite() if dtype in SMALL else ~numbers.isnan()
@@ -101,14 +101,14 @@ def test_numbers_are_rounded_as_torch_does(dtype):
 
 
 @pytest.mark.parametrize("dtype", SMALL)
-def test_what_is_too_large_for_8_bits_becomes_the_largest_number(dtype):
+def test_values_too_large_for_8_bits_saturate(dtype):
     largest = torch.finfo(TYPES[dtype]).max
     numbers = torch.tensor([largest * 1.2, -largest * 1.2, 1e30, -1e30, torch.inf, -torch.inf])
     equal(by_torch(encoded(numbers, dtype), dtype), numbers.sign() * largest)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-def test_what_is_not_a_number_stays_none(dtype):
+def test_nan_stays_nan(dtype):
     bits = np.array([0x7F800001, 0xFFFFFFFF, 0x7FC00000, 0xFF800001, 0x7FFFFFFF], np.uint32)
     numbers = torch.from_numpy(bits.view(np.float32))
     assert by_torch(encoded(numbers, dtype), dtype).isnan().all()

@@ -1,4 +1,4 @@
-"""A device and the reference side by side, on pages and arenas that are equal to the last bit."""
+"""Runs a device and the reference on equal pages and arenas, and compares every byte afterwards."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     import torch
 
 
-class Turning(msgspec.Struct, frozen=True):
-    """A rotation in numbers."""
+class Rotary(msgspec.Struct, frozen=True):
+    """Parameters of a rotary embedding, from which ``build`` makes a layer's ``Rotation``."""
 
     width: int = 8
     neox: bool = True
@@ -34,13 +34,13 @@ class Turning(msgspec.Struct, frozen=True):
     positions: int = 1024
     base: float = 10_000.0
 
-    def rotation(self) -> Rotation:
+    def build(self) -> Rotation:
         return Rotation(_table(self.width, self.scale, self.positions, self.base), self.neox, self.offset)
 
 
 @lru_cache(maxsize=32)
 def _table(width: int, scale: float, positions: int, base: float) -> "torch.Tensor":
-    """One tensor for all who ask for the same, as layers of a model share theirs."""
+    """Equal parameters share one tensor, as the layers of a model do."""
     import torch
 
     half = width // 2
@@ -50,7 +50,7 @@ def _table(width: int, scale: float, positions: int, base: float) -> "torch.Tens
 
 
 class Setup(msgspec.Struct, frozen=True, kw_only=True):
-    """What pages and arena look like."""
+    """Layout and sizes of the pages and the arena of a test."""
 
     format: PageFormat = "packed_heads"
     dtype: str = "float32"
@@ -59,8 +59,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     kv_heads: int = 3
     key_dim: int = 12
     value_dim: int = 12
-    turnings: tuple[Turning | None, ...] = (None, None)
-    """One a layer."""
+    rotations: tuple[Rotary | None, ...] = (None, None)
+    """One for each layer; None: its keys are not rotated."""
     strided: bool = False
     """Whether pages are a view of a larger allocation."""
     n_blocks: int = 13
@@ -69,7 +69,7 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
     def layout(self) -> KVLayout:
         latent = self.format == "latent"
         return KVLayout(
-            layers=len(self.turnings),
+            layers=len(self.rotations),
             kv_heads=1 if latent else self.kv_heads,
             key_dim=self.key_dim,
             value_dim=0 if latent else self.key_dim if self.format == "kv_first" else self.value_dim,
@@ -78,8 +78,8 @@ class Setup(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class World:
-    """What is done here is done by both; then every byte of pages and arena is compared.
+class DeviceHarness:
+    """Makes the device and the reference do the same transfers, then compares every byte of pages and arena.
 
     All bytes are random before anything is copied, also those between and around the pages of strided tensors.
     """
@@ -90,22 +90,22 @@ class World:
         self.setup = setup
         self.layout = setup.layout()
         self._random = np.random.default_rng(seed)
-        self._layers = [self._layer(index, turning) for index, turning in enumerate(setup.turnings)]
+        self._layers = [self._layer(index, rotation) for index, rotation in enumerate(setup.rotations)]
         self.expected_arena = self._random_arena()
         self.arena = self.expected_arena.copy()
         self.block_ids = self._random.permutation(setup.n_blocks)[:-2].astype(np.int64)
         self.layers = _moved(self._layers, torch_type)
         self.reference.attach(self._layers, setup.block_size, self.layout)
         self.reference.pin(self.expected_arena)
-        self._equip(device, self.layers)
+        self._attach_and_pin(device, self.layers)
 
     @property
     def n_tokens(self) -> int:
-        """How many tokens the block table has room for."""
+        """How many tokens the block table holds."""
         return len(self.block_ids) * self.setup.block_size
 
     def segment(self, start: int, end: int, *, shard: int = 0, row: int = 0, source: int | None = None) -> Segment:
-        """Tokens ``[start, end)``, from row ``row`` of the shard with this number on."""
+        """Tokens ``[start, end)``, stored from row ``row`` of shard number ``shard`` on."""
         return Segment(Span(start, end), self.shard(shard), row, start if source is None else source)
 
     def shard(self, number: int) -> int:
@@ -120,11 +120,11 @@ class World:
             for number, at in enumerate(range(start, end, size))
         ]
 
-    def go_on_with(self, device: Device, layers: Sequence[PagedLayer]) -> None:
-        """Have another device copy, which sees the pages as these layers."""
+    def replace_device(self, device: Device, layers: Sequence[PagedLayer]) -> None:
+        """Close the device, and test another one that is attached to these layers."""
         self.device.close()
         self.device = device
-        self._equip(device, layers)
+        self._attach_and_pin(device, layers)
 
     def load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> None:
         self.start_load(segments, skip_prefix_n_tokens).wait()
@@ -142,15 +142,15 @@ class World:
         self.reference.save(segments, self.block_ids).wait()
         return self.device.save(segments, self.block_ids)
 
-    def pin_another(self) -> None:
-        """Replace the arena by one with other bytes."""
+    def pin_new_arena(self) -> None:
+        """Replace the arena by one with new random bytes."""
         self.expected_arena = self._random_arena()
         self.arena = self.expected_arena.copy()
         self.device.pin(self.arena)
         self.reference.pin(self.expected_arena)
 
     def overwrite_pages(self) -> None:
-        """Write other bytes to all pages, as an engine does."""
+        """Write new random bytes to all pages, as an engine writes KV."""
         for layer, expected in zip(self.layers, self._layers, strict=True):
             for tensor, twin in zip(layer.tensors, expected.tensors, strict=True):
                 fresh = self._random_bits(twin.shape)
@@ -158,38 +158,38 @@ class World:
                 tensor.copy_(twin)
 
     def check(self) -> None:
-        """Raise unless pages and arena are what the reference made of them."""
+        """Raise AssertionError unless pages and arena equal the reference's."""
         wrong = np.flatnonzero(self.arena != self.expected_arena)
         assert not len(wrong), f"{len(wrong)} bytes of the arena differ, the first at {wrong[0]}"
         for index, (layer, expected) in enumerate(zip(self.layers, self._layers, strict=True)):
             for number, (tensor, twin) in enumerate(zip(layer.tensors, expected.tensors, strict=True)):
                 self._check_pages(f"layer {index}, tensor {number}", _on_cpu(tensor), twin, index, number)
-        self.reference.all_equal()
+        self.reference.clear_tolerances()
 
-    def _equip(self, device: Device, layers: Sequence[PagedLayer]) -> None:
+    def _attach_and_pin(self, device: Device, layers: Sequence[PagedLayer]) -> None:
         device.attach(layers, self.setup.block_size, self.layout)
         device.pin(self.arena)
 
     def _check_pages(self, name: str, found: "torch.Tensor", expected: "torch.Tensor", layer: int, number: int) -> None:
         got, wanted = bits_of(found), bits_of(expected)
-        slack = self.reference.slack[layer][number]
-        wrong = np.argwhere((got != wanted) & (slack == 0))
-        assert not len(wrong), f"{name}: {len(wrong)} numbers should be equal bit for bit, the first at {wrong[0]}"
-        turned = slack > 0
-        if turned.any():
-            exact = self.reference.exact[layer][number][turned]
-            missed = np.abs(decoded(got[turned], self.layout.dtype) - exact)
-            worst = np.max(np.where(np.isnan(missed), np.inf, missed / slack[turned]))
-            assert worst <= 1, f"{name}: a turned key is {worst:.3g} times as far from the exact one as rounding allows"
-            wanted[turned] = got[turned]
+        tolerance = self.reference.tolerance[layer][number]
+        wrong = np.argwhere((got != wanted) & (tolerance == 0))
+        assert not len(wrong), f"{name}: {len(wrong)} items should be equal bit for bit, the first at {wrong[0]}"
+        rotated = tolerance > 0
+        if rotated.any():
+            exact = self.reference.exact[layer][number][rotated]
+            error = np.abs(decoded(got[rotated], self.layout.dtype) - exact)
+            worst = np.max(np.where(np.isnan(error), np.inf, error / tolerance[rotated]))
+            assert worst <= 1, f"{name}: the error of a rotated key is {worst:.3g} times what rounding allows"
+            wanted[rotated] = got[rotated]
         outside = _bytes_of(found) != _bytes_of(expected)
-        assert not outside.any(), f"{name}: {np.count_nonzero(outside)} bytes beside the pages were written"
+        assert not outside.any(), f"{name}: {np.count_nonzero(outside)} bytes outside the pages were written"
 
-    def _layer(self, index: int, turning: Turning | None) -> PagedLayer:
+    def _layer(self, index: int, rotation: Rotary | None) -> PagedLayer:
         setup = self.setup
         shapes = page_shapes(setup.format, setup.n_blocks, setup.block_size, self.layout)
         tensors = tuple(self._tensor(shape) for shape in shapes)
-        return PagedLayer(f"layer {index}", setup.format, tensors, turning.rotation() if turning else None)
+        return PagedLayer(f"layer {index}", setup.format, tensors, rotation.build() if rotation else None)
 
     def _tensor(self, shape: tuple[int, ...]) -> "torch.Tensor":
         import torch
@@ -204,14 +204,14 @@ class World:
 
     def _random_arena(self) -> npt.NDArray[np.uint8]:
         n_items = (self.shard(self.setup.n_shards) + 64) // ITEM_SIZES[self.setup.dtype]
-        if any(self.setup.turnings):
-            # What turns must be numbers; what is only copied may be any bits.
+        if any(self.setup.rotations):
+            # Keys that are rotated must be numbers; what is only copied may be any bits.
             return encoded(self._random.normal(0, 2, n_items), self.setup.dtype).view(np.uint8)
         return self._random_bits((n_items,)).view(np.uint8)
 
 
 def _moved(layers: Sequence[PagedLayer], torch_type: str) -> list[PagedLayer]:
-    """Copies of the layers there: of the same strides, in allocations of the same size, and tables shared as before."""
+    """Copies of the layers on ``torch_type``, with the same strides, allocation sizes and sharing of tables."""
     import torch
 
     tables: dict[int, torch.Tensor] = {}
