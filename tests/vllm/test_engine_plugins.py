@@ -111,4 +111,4 @@ def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, p
         engine.forget()
         answer = engine.one(prompt)
     assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in select: {fault}" in answer.told["reason"]
-    assert answer.tokens == plain.one(prompt).tokens
+    assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE
