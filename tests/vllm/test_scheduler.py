@@ -355,7 +355,7 @@ def test_where_the_hub_s_memory_cannot_be_mapped_nothing_is_asked_and_a_hub_that
     with caplog.at_level(logging.INFO, logger="blendhub"):
         with HubInThread(config, HOST) as hub:
             # As if it had another /dev/shm.
-            segment = SHM / hub.hub.service.core.cache.arena.name.segment
+            segment = SHM / hub.hub.service.state.cache.arena.name.segment
             segment.unlink()
             engine = Engine(hub, Address("zmq", endpoint))
             for name in ("a", "b"):
