@@ -5,6 +5,7 @@ import json
 import pytest
 
 from blendhub.testing.engine import Engine, largest_difference
+from blendhub.testing.tiny_model import make_tiny_model
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -118,3 +119,22 @@ def test_a_model_that_learned_its_positions_reuses_exact_prefixes_only(start, te
         assert engine.one([*document, *texts.new(9)]).told["exact_tokens"] == 300
         engine.forget()
         assert engine.one([*texts.new(40), *document, *texts.new(9)]).told["moved_tokens"] == 0
+
+
+def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_path, texts):
+    """vLLM takes away the blocks that the window has left, so that tokens in the middle cannot be computed again."""
+    windows = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}
+    model = make_tiny_model(tmp_path / "windows", layer_types=["sliding_attention"] * 4, **windows)
+    first, second = texts.new(300), texts.new(300)
+    moved = [*second, *texts.new(40), *first, *texts.new(9)]
+    with Engine(model, SETTINGS, environment={"VLLM_LOGGING_LEVEL": "INFO"}, max_num_batched_tokens=128) as engine:
+        assert "exact prefixes are reused" in engine.log and "a window" in engine.log
+        expected = engine.one([*first, *second], tokens=20)
+        engine.forget()
+        again = engine.one([*first, *second], tokens=20, store=False)
+        assert again.told["exact_tokens"] == 599 and again.tokens == expected.tokens
+        engine.forget()
+        expected = engine.one(moved, tokens=20, mode="off", store=False)
+        engine.forget()
+        asked = engine.one(moved, tokens=20, recompute_ratio=1.0, store=False)
+        assert asked.told["moved_tokens"] == 0 and asked.tokens == expected.tokens
