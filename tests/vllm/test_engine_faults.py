@@ -72,7 +72,8 @@ def test_an_arena_that_is_far_too_small(model, plain, texts):
 
 def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     documents = [texts.new(300) for _ in range(6)]
-    prompts = [[*texts.new(20), *documents[n], *documents[n - 1], *texts.new(9)] for n in range(6)]
+    # What is exact is not recomputed, so that wrong bytes would show.
+    prompts = [[*documents[n], *texts.new(20), *documents[n - 1], *texts.new(9)] for n in range(6)]
     store = {"name": "disk", "options": {"path": str(tmp_path / "store"), "capacity_gib": 0.1}}
     settings = SETTINGS | {"hub": {"arena_gib": 0.05, "metrics": "", "store": store}, "lookup_timeout_s": 5.0}
     with Engine(model, settings) as engine:

@@ -61,7 +61,7 @@ class Beside:
 
     def __init__(self, engine: "Engine", told: dict[str, Any]) -> None:
         self.answer = Answer(engine, told["answer"])
-        self.stream: list[int] = told["stream"]
+        self.stream = Answer(engine, told["stream"])
         self.longest_gap_s: float = told["longest_gap_s"]
         """Between two tokens of the other answer, after the prompt was asked."""
         self.ended_s: float = told["ended_s"]

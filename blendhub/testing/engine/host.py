@@ -117,7 +117,7 @@ class Host:
                 other = self._add(prompt, asked, tokens)
         return {
             "answer": self._told(answer, first_s),
-            "stream": list(stream.outputs[0].token_ids),
+            "stream": self._told(stream, None),
             "longest_gap_s": longest,
             "ended_s": ended_s,
         }
