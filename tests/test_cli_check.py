@@ -2,9 +2,9 @@
 
 import io
 import json
+import resource
 import subprocess
 import sys
-import time
 from dataclasses import fields
 
 import msgspec
@@ -150,11 +150,17 @@ sys.exit(code if not {"torch", "vllm", "numba", "zmq"} & sys.modules.keys() else
 """
     took = []
     for _ in range(3):
-        begun = time.monotonic()
+        before = processor_s()
         assert subprocess.run([sys.executable, "-c", code, json.dumps(config({}))]).returncode == 0
-        took.append(time.monotonic() - begun)
-    # Alone on the machine it takes less than half of one; other tests run beside this one.
-    assert min(took) < 3, took
+        took.append(processor_s() - before)
+    # Not by the clock: others may keep the machine busy.
+    assert min(took) < 1.5, took
+
+
+def processor_s() -> float:
+    """What ended children have used."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def test_vllm_s_own_keys_are_those_of_vllm():
@@ -225,7 +231,7 @@ def oracle(given) -> bool:
     return True
 
 
-@settings(max_examples=500)
+@settings(max_examples=500, deadline=None)
 @given(everything)
 def test_what_is_accepted_is_what_vllm_s_start_accepts(blendhub):
     found = mistakes_in_settings({"blendhub": blendhub}, HOST, "cpu")

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from blendhub.arena_view import SHM, read_header
+from blendhub.arena_view import SHM
 from blendhub.cli import main
 from blendhub.cli.serve import default_endpoint
 from blendhub.cli.top import Sample, View
@@ -75,7 +75,7 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
         ("", ["--arena-gib", "-1"], "the command line: option arena_gib = -1.0 is not valid"),
         ("", ["--arena-gib", "nan"], "the command line: option arena_gib = nan is not valid"),
         ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
-        ("", ["--endpoint", ""], "the command line: option listen = "),
+        ("", ["--endpoint", ""], "the command line.listen[0]: option endpoint = '' is not valid"),
         ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
         ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),
         ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
@@ -323,10 +323,9 @@ def test_serve_is_seen_by_top_and_leaves_nothing_when_it_is_stopped(serve, tmp_p
 
 @pytest.mark.slow
 def test_a_hub_that_is_stopped_while_it_starts_leaves_nothing(tmp_path):
-    before = set(SHM.iterdir())
     served = Served("--endpoint", f"ipc://{tmp_path}/hub.sock")
     deadline = time.monotonic() + SOON_S
-    while not (made := [path for path in set(SHM.iterdir()) - before if owner_of(path) == served.process.pid]):
+    while not (made := arenas_of(served.process)):
         assert time.monotonic() < deadline and served.process.poll() is None
         time.sleep(0.005)
     assert served.stop().startswith("stopped")
@@ -353,17 +352,20 @@ def test_a_start_that_takes_long_is_ended_at_once(tmp_path, number):
     while not begun.exists():
         assert time.monotonic() < deadline and starting.poll() is None
         time.sleep(0.005)
-    segments = [path for path in SHM.iterdir() if owner_of(path) == starting.pid]
+    segments = arenas_of(starting)
     starting.send_signal(number)
     words, _ = starting.communicate(timeout=5)
     assert starting.returncode == 0 and words == "stopped before it was up\n"
     assert segments and not any(path.exists() for path in segments) and not (tmp_path / "hub.sock").exists()
 
 
-def owner_of(path: Path) -> int | None:
-    with contextlib.suppress(OSError, ValueError):
-        return read_header(path).owner.pid
-    return None
+def arenas_of(process: subprocess.Popen) -> list[Path]:
+    """The segments that a process has open."""
+    opened = []
+    for entry in Path(f"/proc/{process.pid}/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile
+            opened.append(entry.readlink())
+    return [path for path in opened if path.parent == SHM and path.name.startswith("blendhub-") and path.exists()]
 
 
 @pytest.mark.slow

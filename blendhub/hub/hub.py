@@ -69,7 +69,8 @@ class Hub:
 
     async def _start(self) -> None:
         resources = self._resources
-        arena = await Arena.made(int(self.config.arena_gib * 2**30) or default_arena_bytes())
+        wanted = self.config.arena_gib
+        arena = await Arena.made(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
         state = HubState(arena, POLICIES[self.config.policy](), lambda namespace: NamespaceIndex(namespace, self._host))
         tier = None
