@@ -2,16 +2,17 @@
 
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 from msgspec import Meta
 
 from blendhub.errors import OptionError
-from blendhub.hub.eviction import PolicyName
 from blendhub.options import describe_options, parse_options
+from blendhub.plugin_choice import PluginChoice
 
 Positive = Annotated[float, Meta(gt=0)]
+PolicyName: TypeAlias = Literal["lru", "s3fifo"]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -22,11 +23,10 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     options: Annotated[dict[str, Any], Meta(description="the transport's options")] = {}
 
 
-class StoreChoice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The second tier."""
+class StoreChoice(PluginChoice, frozen=True, forbid_unknown_fields=True):
+    """The choice of a store, which may leave the name out."""
 
-    name: Annotated[str, Meta(description="a store by name")] = "disk"
-    options: Annotated[dict[str, Any], Meta(description="the store's options")] = {}
+    name: Annotated[str, Meta(max_length=1024, description="a store by name")] = "disk"
 
 
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from blendhub.errors import LayoutMismatch
 from blendhub.plan import Span
+from blendhub.plugin_choice import PluginChoice
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1}
 
@@ -70,14 +71,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [Span(start, end) for start, end in itertools.pairwise(borders) if start < end]
 
 
-class MatcherChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A matcher by name, and what it is told."""
-
-    name: Text
-    options: dict[str, Any] = {}
-
-
-DEFAULT_MATCHERS = (MatcherChoice("prefix"), MatcherChoice("rolling_hash"))
+DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +89,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     lora: Text = ""
     cache_salt: Text = ""
     world_size: Annotated[int, Meta(ge=1, le=1024)] = 1
-    matchers: Annotated[tuple[MatcherChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
+    matchers: Annotated[tuple[PluginChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
 
     @property
     def digest(self) -> str:

@@ -14,8 +14,8 @@ import pytest
 
 from blendhub import PluginHost, hookspecs
 from blendhub.homes import HOMES, install_command
-from blendhub.layout import MatcherChoice
 from blendhub.options import describe_options
+from blendhub.plugin_choice import PluginChoice
 from blendhub.testing import SUITES
 from blendhub.vllm.settings import Choice, Policy, RequestSettings, Settings, read_request, read_settings
 
@@ -166,7 +166,7 @@ def test_every_setting_of_the_adapter_is_documented(heading, struct):
 
 
 def test_a_matcher_is_chosen_as_other_plugins_are():
-    assert MatcherChoice.__struct_fields__ == Choice.__struct_fields__
+    assert PluginChoice.__struct_fields__ == Choice.__struct_fields__
 
 
 def test_every_metric_of_the_adapter_is_documented():

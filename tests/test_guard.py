@@ -15,7 +15,8 @@ from blendhub.contracts import RunKey
 from blendhub.errors import InvalidInput, PluginError
 from blendhub.guard import plugin_fault
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 
@@ -177,7 +178,7 @@ def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
 
 
 def test_a_matcher_s_fault_reaches_the_engine_with_the_matcher_s_name(host):
-    space = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("faulty"),))
+    space = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("faulty"),))
     with HubInThread(HubConfig(arena_gib=0.01, metrics="")) as hub, hub.connect() as client:
         client.register("e", space)
         with pytest.raises(PluginError, match=r"^matcher 'faulty' of faulty-things 0.7 failed in match: TypeError"):

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from blendhub.config import HubConfig, Listen, as_toml, load_config
+from blendhub.config import HubConfig, Listen, PolicyName, as_toml, load_config
 from blendhub.errors import HubError
 from blendhub.host import PluginHost
-from blendhub.hub.eviction import PolicyName
 from blendhub.options import parse_options
 
 if TYPE_CHECKING:

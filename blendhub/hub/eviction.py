@@ -3,10 +3,11 @@
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from typing import Generic, Literal, TypeAlias, TypeVar
+from typing import Generic, TypeVar
+
+from blendhub.config import PolicyName
 
 K = TypeVar("K", bound=Hashable)
-PolicyName: TypeAlias = Literal["lru", "s3fifo"]
 
 
 class EvictionPolicy(ABC, Generic[K]):

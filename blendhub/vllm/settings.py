@@ -10,8 +10,9 @@ from msgspec import Meta
 from blendhub.config import HubConfig, Listen, StoreChoice
 from blendhub.errors import BlendHubError, OptionError, PluginError
 from blendhub.host import PluginHost
-from blendhub.layout import DEFAULT_MATCHERS, MatcherChoice
+from blendhub.layout import DEFAULT_MATCHERS
 from blendhub.options import mistakes_in, parse_options
+from blendhub.plugin_choice import PluginChoice
 from blendhub.suggest import did_you_mean
 
 Mode = Literal["blend", "exact", "off"]
@@ -57,7 +58,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     transport: Annotated[Choice, Meta(description="how to reach the endpoint")] = Choice(name="zmq")
     hub: Annotated[OwnHub, Meta(description="the hub of this engine's own: the keys of hub.toml")] = OwnHub()
     matchers: Annotated[
-        tuple[MatcherChoice, ...], Meta(min_length=1, max_length=8, description="how reuse is found, by name")
+        tuple[PluginChoice, ...], Meta(min_length=1, max_length=8, description="how reuse is found, by name")
     ] = DEFAULT_MATCHERS
     device: Annotated[Choice | None, Meta(description="how KV moves; none given: the one named like vLLM's device")] = (
         None

@@ -20,15 +20,16 @@ from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
-from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Span
+from blendhub.plugin_choice import PluginChoice
 from blendhub.processes import ProcessId
 from blendhub.tokens import Tokens
 
 HOST = PluginHost.discover()
 CHUNK = 32
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=CHUNK)
-MATCHERS = (MatcherChoice("prefix", {"chunk_tokens": 16}), MatcherChoice("rolling_hash", {"min_match_tokens": 16}))
+MATCHERS = (PluginChoice("prefix", {"chunk_tokens": 16}), PluginChoice("rolling_hash", {"min_match_tokens": 16}))
 
 
 def namespace(model: str = "m", world_size: int = 1, **more: Any) -> Namespace:

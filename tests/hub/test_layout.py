@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.errors import LayoutMismatch
-from blendhub.layout import KVLayout, MatcherChoice, Namespace, check_same
+from blendhub.layout import KVLayout, Namespace, check_same
 from blendhub.plan import Span
+from blendhub.plugin_choice import PluginChoice
 
 sizes = st.integers(1, 5)
 layouts = st.builds(
@@ -51,7 +52,7 @@ def test_namespaces_are_told_apart_by_every_field():
         {"lora": "l"},
         {"cache_salt": "s"},
         {"world_size": 2},
-        {"matchers": (MatcherChoice("prefix"),)},
+        {"matchers": (PluginChoice("prefix"),)},
         {"layout": KVLayout(layers=2, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")},
     ]
     assert {name for other in others for name in other} == set(Namespace.__struct_fields__)
@@ -67,3 +68,11 @@ def test_namespaces_are_told_apart_by_every_field():
 def test_an_unknown_dtype_is_refused_with_those_that_exist():
     with pytest.raises(LayoutMismatch, match=r"'float12'.*bfloat16"):
         KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="float12")
+
+
+def test_the_digest_of_a_namespace_stays_the_same():
+    """Stores file KV under it: another digest would lose what earlier releases stored."""
+    layout = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=32)
+    assert Namespace(model="m", layout=layout).digest == "475a1f1bd82723b41b2b475b8882c769"
+    tuned = Namespace(model="m", layout=layout, matchers=(PluginChoice("prefix", {"chunk_tokens": 16}),))
+    assert tuned.digest == "51edb1fb102843c2a61a907d3a4522ec"

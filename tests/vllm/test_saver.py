@@ -14,13 +14,14 @@ from blendhub.config import HubConfig
 from blendhub.contracts import Transfer
 from blendhub.errors import LeaseError
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import Save
 from blendhub.vllm.saver import Saver
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
-SPACE = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("prefix"),))
+SPACE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
 TOKENS = np.arange(96, dtype=np.uint32)
 BLOCKS = np.arange(6, dtype=np.int64)
 

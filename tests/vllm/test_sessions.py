@@ -10,14 +10,15 @@ from blendhub import PluginHost, Span
 from blendhub.config import HubConfig
 from blendhub.errors import BlendHubError
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm import sessions
 from blendhub.vllm.messages import Address
 from blendhub.vllm.sessions import Sessions
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
-BASE = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("prefix"),))
+BASE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
 TOKENS = np.arange(8, dtype=np.uint32)
 
 
@@ -96,7 +97,7 @@ def test_close_leaves_the_hub_without_these_sessions(opened, hub):
 
 def test_a_namespace_that_the_hub_refuses_leaves_nothing_open(opened, hub):
     before = sessions_of(hub)
-    strange = msgspec.structs.replace(BASE, matchers=(MatcherChoice("nobody"),))
+    strange = msgspec.structs.replace(BASE, matchers=(PluginChoice("nobody"),))
     for _ in range(2):
         with pytest.raises(BlendHubError, match="nobody"):
             opened.open(strange)
