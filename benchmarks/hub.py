@@ -25,8 +25,8 @@ from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen
 from blendhub.contracts import Envelope
 from blendhub.hub.arena import Arena
+from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.eviction import LRU
-from blendhub.hub.hub import Hub
 from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.state import HubState
 from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
@@ -47,7 +47,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         endpoint, bare = f"ipc://{folder}/hub", f"ipc://{folder}/echo"
         config = HubConfig(arena_gib=0.3, listen=(Listen(endpoint=endpoint),), metrics="")
-        with Hub.embedded(config, "process"), echo.running(bare):
+        with embedded_hub(config, "process"), echo.running(bare):
             rows += round_trips(endpoint, bare, blocks=40 // scale + 2)
             rows += lookups(endpoint, bare, repeats=200 // scale + 3)
             rows += pipelined(endpoint, bare, seconds=2.0 / scale + 0.3, rounds=3 if options.quick else 7)
@@ -271,7 +271,7 @@ def decoding(seconds: float) -> list[Row]:
     for where in ("thread", "process"):
         config = HubConfig(arena_gib=0.05, metrics="")
         medians, tails = [], []
-        with Hub.embedded(config, where) as hub, hub.connect() as client:  # type: ignore[arg-type]
+        with embedded_hub(config, where) as hub, hub.connect() as client:  # type: ignore[arg-type]
             client.register("decoding", _namespace(TINY, "decoding"), rank=0)
             for run in range(64):
                 _store(client, _text(run, 2048))

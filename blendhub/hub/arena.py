@@ -1,4 +1,4 @@
-"""The shared memory that holds KV: made, sized and removed by the hub, mapped by whoever reads and writes it."""
+"""The shared memory that holds KV. The hub creates and removes it; the processes that read and write KV map it."""
 
 import asyncio
 import contextlib
@@ -21,33 +21,33 @@ from blendhub.hub.extents import GRAIN, Extents
 
 log = logging.getLogger(__name__)
 STEP = 2**27
-"""How much memory is reserved at a time: a tenth of a second or so."""
+"""Bytes reserved at a time, which takes about a tenth of a second."""
 
-_OURS = re.compile(r"blendhub-\d+-[0-9a-f]{16}")
+_SEGMENT_NAME = re.compile(r"blendhub-\d+-[0-9a-f]{16}")
 
 
 class Arena:
-    """A segment of POSIX shared memory; its memory is reserved at once, so that no access can fail later."""
+    """A segment of POSIX shared memory, all of it reserved at creation, so that no later access can fail."""
 
     def __init__(self, size: int) -> None:
-        for _ in self._made(size):
+        for _ in self._create_in_steps(size):
             pass
 
     @classmethod
-    async def made(cls, size: int) -> "Arena":
-        """The same on an event loop, which turns meanwhile: many GiB take many seconds."""
+    async def create(cls, size: int) -> "Arena":
+        """Create an arena without blocking the event loop: many GiB take many seconds."""
         arena = cls.__new__(cls)
-        # Closed here, and not when the collector finds it: who is cancelled leaves nothing behind.
-        with contextlib.closing(arena._made(size)) as steps:
+        # Closed explicitly, so that a cancelled creation removes its segment at once.
+        with contextlib.closing(arena._create_in_steps(size)) as steps:
             for _ in steps:
                 await asyncio.sleep(0)
         return arena
 
-    def _made(self, size: int) -> Generator[None]:
-        """Step by step; who gives up in between leaves nothing behind."""
+    def _create_in_steps(self, size: int) -> Generator[None]:
+        """Reserve ``STEP`` bytes between two yields; closing the generator early removes the segment."""
         remove_leftovers()
         size = size // GRAIN * GRAIN
-        _check_room(size)
+        _check_free_memory(size)
         self.extents = Extents(size)
         self._path, self._fd = _new_segment()
         self.name = ArenaName(self._path.name, secrets.token_hex(16), size)
@@ -64,7 +64,8 @@ class Arena:
                 raise _too_small(size) from error
             raise
         self._memory.madvise(mmap.MADV_HUGEPAGE)
-        # A parent may kill this process before it can clean up, as vLLM does; the tracker of the family outlives it.
+        # A parent may kill this process before it can clean up, as vLLM does; Python's resource tracker then removes
+        # the segment.
         self._tracked = multiprocessing.parent_process() is not None
         if self._tracked:
             resource_tracker.register(f"/{self.name.segment}", "shared_memory")
@@ -74,11 +75,11 @@ class Arena:
         return memoryview(self._memory)[HEADER_BYTES + offset : HEADER_BYTES + offset + size]
 
     def is_mapped_by(self, mapping: int) -> bool:
-        """Whether a client's mapping lasts, in the process that made it or in one forked from that."""
+        """Whether any process still has a client's mapping: the one that created it, or one forked from that."""
         return is_byte_locked(self._fd, mapping)
 
     def close(self) -> None:
-        """Remove the segment; a process that maps it keeps its bytes. Closing twice is fine."""
+        """Remove the segment; processes that map it keep its bytes. Closing twice is fine."""
         if self._fd < 0:
             return
         self._path.unlink(missing_ok=True)
@@ -90,19 +91,20 @@ class Arena:
         try:
             self._memory.close()
         except BufferError:
-            log.debug("the arena %s is still viewed; its memory goes with the last view", self.name.segment)
+            log.debug("the arena %s still has views; its memory is freed with the last of them", self.name.segment)
 
 
 def remove_leftovers() -> list[str]:
-    """Remove the segments of this user whose hubs were killed; returns their names.
+    """Remove this user's segments whose hubs were killed; returns their names.
 
-    A hub holds a lock on its segment until it ends, however it ends and in whichever container it runs.
+    A hub holds a lock on its segment. The kernel releases it when the hub's process ends for any reason, also in
+    another container.
     """
     removed = []
     for path in SHM.glob(f"blendhub-{os.getuid()}-*"):
-        if not _OURS.fullmatch(path.name):
+        if not _SEGMENT_NAME.fullmatch(path.name):
             continue
-        with contextlib.suppress(OSError):  # it has just been removed, or its hub lives
+        with contextlib.suppress(OSError):  # already removed, or its hub runs
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -111,12 +113,12 @@ def remove_leftovers() -> list[str]:
             finally:
                 os.close(fd)
     if removed:
-        log.warning("removed what killed hubs left in %s: %s", SHM, ", ".join(removed))
+        log.warning("removed the shared memory of killed hubs from %s: %s", SHM, ", ".join(removed))
     return removed
 
 
 def _new_segment() -> tuple[Path, int]:
-    """An empty segment that this process holds locked, as path and descriptor."""
+    """Create an empty segment and lock it; returns its path and descriptor."""
     while True:
         path = SHM / f"blendhub-{os.getuid()}-{secrets.token_hex(8)}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -124,19 +126,22 @@ def _new_segment() -> tuple[Path, int]:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.fstat(fd).st_nlink:
                 return path, fd
-        # Another hub that looked for leftovers was quicker than the lock, and removes the segment.
+        # Another hub that looked for leftovers took the lock first, and removes the segment.
         os.close(fd)
 
 
-def _check_room(size: int) -> None:
-    room = os.statvfs(SHM)
-    if size + HEADER_BYTES > room.f_bavail * room.f_frsize:
+def _check_free_memory(size: int) -> None:
+    if size + HEADER_BYTES > _free_memory():
         raise _too_small(size)
 
 
+def _free_memory() -> int:
+    shared = os.statvfs(SHM)
+    return shared.f_bavail * shared.f_frsize
+
+
 def _too_small(size: int) -> HubError:
-    room = os.statvfs(SHM)
-    free = room.f_bavail * room.f_frsize
+    free = _free_memory()
     return HubError(
         f"{SHM} has {free / 2**20:.0f} MiB free, and the arena needs {(size + HEADER_BYTES) / 2**20:.0f} MiB; "
         f"make it larger (mount -o remount,size=..., or --shm-size of the container) or set arena_gib to at most "

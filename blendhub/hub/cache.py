@@ -1,4 +1,4 @@
-"""The arena and what stands in it: slots are given out here, and taken back by eviction."""
+"""The chunks in the arena: allocates their slots, and evicts chunks to make room."""
 
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import EvictionPolicy
@@ -7,7 +7,7 @@ from blendhub.hub.index import Chunk, Saved
 
 
 class Cache:
-    """Chunks in the arena. Every chunk here has a slot, is matchable, and stands in the order of eviction."""
+    """Chunks in the arena. Every chunk here has a slot, is matchable, and is known to the eviction policy."""
 
     def __init__(self, arena: Arena, policy: EvictionPolicy[Chunk]) -> None:
         self.arena = arena
@@ -16,18 +16,18 @@ class Cache:
         """Offsets of slots into which the store is reading chunks."""
         self.evictions = 0
         self.forgotten = 0
-        """Evicted chunks that no store had; their tokens are matched no more."""
+        """Evicted chunks that no store had; their tokens are no longer matchable."""
 
     def allocate(self, size: int) -> int | None:
-        """The offset of a new slot, evicting as needed; None if all that would have to go is pinned."""
+        """The offset of a new slot, evicting chunks as needed; None if every chunk in the way is pinned."""
         extents = self.arena.extents
         freed = 0
         while (offset := extents.allocate(size)) is None:
             victim = None
             if freed >= size:
-                # Enough bytes, but scattered: slots of another size are in the way. One large victim makes room.
-                victim = self.policy.evict(lambda chunk: _stays(chunk) or slot_bytes(chunk) < size)
-            victim = victim or self.policy.evict(_stays)
+                # Enough bytes are free, but not in one piece. One victim that is large enough makes a piece.
+                victim = self.policy.evict(lambda chunk: _is_kept(chunk) or slot_bytes(chunk) < size)
+            victim = victim or self.policy.evict(_is_kept)
             if victim is None:
                 return None
             freed += rounded(slot_bytes(victim))
@@ -35,7 +35,7 @@ class Cache:
         return offset
 
     def begin_filling(self, chunk: Chunk) -> int | None:
-        """A slot for a chunk that is to be read from the store; None if there is no room."""
+        """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
         offset = self.allocate(slot_bytes(chunk))
         if offset is not None:
             self.filling[chunk] = offset
@@ -56,7 +56,7 @@ class Cache:
         self.policy.insert(chunk, chunk.content)
 
     def remove(self, chunk: Chunk) -> None:
-        """Take a chunk out of the arena; the caller sees to the index."""
+        """Remove a chunk from the arena; the caller removes it from the index."""
         self.policy.remove(chunk)
         self._free(chunk)
 
@@ -77,5 +77,5 @@ def slot_bytes(chunk: Chunk) -> int:
     return chunk.run.index.namespace.slot_bytes
 
 
-def _stays(chunk: Chunk) -> bool:
+def _is_kept(chunk: Chunk) -> bool:
     return chunk.pins > 0 or chunk.saved is Saved.WAITING

@@ -1,4 +1,4 @@
-"""A hub that belongs to one process, and ends with it: in a thread of that process, or in a child."""
+"""A hub that belongs to one process and ends with it: in a thread of that process, or in a child process."""
 
 import asyncio
 import multiprocessing
@@ -7,7 +7,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from blendhub.client import HubClient
 from blendhub.config import HubConfig
@@ -21,7 +21,7 @@ START_TIMEOUT_S = 120.0
 
 
 class EmbeddedHub(ABC):
-    """A running hub. Close it, or use it as a context manager; after that nothing of it is left."""
+    """A running hub. Close it, or use it as a context manager; closing removes its arena, sockets and threads."""
 
     endpoint: str
     """A Unix socket, for the other processes of this user."""
@@ -35,7 +35,7 @@ class EmbeddedHub(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End it. Closing twice is fine."""
+        """Stop the hub. Closing twice is fine."""
 
     def __enter__(self) -> "EmbeddedHub":
         return self
@@ -44,8 +44,15 @@ class EmbeddedHub(ABC):
         self.close()
 
 
+def embedded_hub(
+    config: HubConfig | None = None, where: Literal["thread", "process"] = "thread", host: PluginHost | None = None
+) -> EmbeddedHub:
+    """Start a hub in a thread of this process or in a child process, and wait until it serves."""
+    return (HubInThread if where == "thread" else HubInProcess)(config or HubConfig(), host)
+
+
 class HubInThread(EmbeddedHub):
-    """A hub with a thread and an event loop of its own; clients of this process exchange objects with it."""
+    """A hub with an event loop in a thread; clients of this process exchange objects with it."""
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
         self.inproc_endpoint = f"inproc://blendhub-{secrets.token_hex(8)}"
@@ -55,9 +62,9 @@ class HubInThread(EmbeddedHub):
         self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)
         self._thread.start()
         try:
-            self.hub = self._run(self._begin(config))
+            self.hub = self._run(self._start(config))
         except BaseException:
-            self._end_loop()
+            self._stop_loop()
             raise
         self.endpoint = self.hub.endpoints[0]
         self.metrics_address = self.hub.metrics_address
@@ -68,9 +75,9 @@ class HubInThread(EmbeddedHub):
     def close(self) -> None:
         if self._thread.is_alive():
             self._run(self.hub.__aexit__())
-            self._end_loop()
+            self._stop_loop()
 
-    async def _begin(self, config: HubConfig) -> Hub:
+    async def _start(self, config: HubConfig) -> Hub:
         hub = await Hub(config, self._host).__aenter__()
         await hub.serve_also("inproc", self.inproc_endpoint)
         return hub
@@ -78,25 +85,25 @@ class HubInThread(EmbeddedHub):
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT_S)
 
-    def _end_loop(self) -> None:
+    def _stop_loop(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
 
 
 class HubInProcess(EmbeddedHub):
-    """A hub in a child process, which ends when this process does, however that ends."""
+    """A hub in a child process, which ends when this process does, even if this process is killed."""
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
         self._host = host
         # A fresh interpreter: a fork would inherit threads' locks, and devices that cannot be shared.
-        processes = multiprocessing.get_context("spawn")
-        self._line, theirs = processes.Pipe()
-        self._process = processes.Process(target=_serve_child, args=(config, theirs), name="blendhub-hub", daemon=True)
+        context = multiprocessing.get_context("spawn")
+        self._pipe, child_end = context.Pipe()
+        self._process = context.Process(target=_serve_child, args=(config, child_end), name="blendhub-hub", daemon=True)
         self._process.start()
-        theirs.close()
+        child_end.close()
         try:
-            answer = self._line.recv() if self._line.poll(START_TIMEOUT_S) else "it did not answer in time"
+            answer = self._pipe.recv() if self._pipe.poll(START_TIMEOUT_S) else "it did not answer in time"
         except EOFError:
             answer = f"its process ended with exit code {self._process.exitcode}"
         if isinstance(answer, str):
@@ -108,22 +115,22 @@ class HubInProcess(EmbeddedHub):
         return HubClient(self.endpoint, host=self._host)
 
     def close(self) -> None:
-        self._line.close()
+        self._pipe.close()
         self._process.join(START_TIMEOUT_S)
 
 
-def _serve_child(config: HubConfig, line: Connection) -> None:
-    """Serve until the other end of the line is closed, by its owner or by its owner's death."""
+def _serve_child(config: HubConfig, pipe: Connection) -> None:
+    """Serve until the parent closes its end of the pipe, or dies."""
     disable_full_collections()
 
     async def serve() -> None:
-        ended = asyncio.Event()
-        asyncio.get_running_loop().add_reader(line.fileno(), ended.set)
+        parent_closed = asyncio.Event()
+        asyncio.get_running_loop().add_reader(pipe.fileno(), parent_closed.set)
         async with Hub(config) as hub:
-            line.send((hub.endpoints[0], hub.metrics_address))
-            await ended.wait()
+            pipe.send((hub.endpoints[0], hub.metrics_address))
+            await parent_closed.wait()
 
     try:
         asyncio.run(serve())
     except Exception as error:
-        line.send(f"{error}")
+        pipe.send(f"{error}")

@@ -1,4 +1,4 @@
-"""Which chunk goes when room is needed: plain objects that know keys, not bytes."""
+"""Eviction policies: which chunk to evict. They know keys, not bytes."""
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -15,7 +15,7 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @abstractmethod
     def insert(self, key: K, content: int) -> None:
-        """A new key. Equal contents have equal numbers, so that what comes back can be recognised."""
+        """Add a key. ``content`` is a hash of its tokens, so that a policy recognises a key that was evicted before."""
 
     @abstractmethod
     def touch(self, key: K) -> None:
@@ -23,11 +23,11 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """The key is gone for a reason of its own; the policy forgets it."""
+        """Forget a key that was removed for another reason than eviction."""
 
     @abstractmethod
     def evict(self, pinned: Callable[[K], bool]) -> K | None:
-        """Remove and return the key to do without, none that is pinned; None if all are."""
+        """Remove and return the key to evict, which is not pinned; None if all keys are."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -37,7 +37,7 @@ class EvictionPolicy(ABC, Generic[K]):
 
 
 class LRU(EvictionPolicy[K]):
-    """The longest unused goes first."""
+    """The least recently used key is evicted first."""
 
     def __init__(self) -> None:
         self._longest_unused_first: OrderedDict[K, None] = OrderedDict()
@@ -66,10 +66,10 @@ class LRU(EvictionPolicy[K]):
 
 
 class S3FIFO(EvictionPolicy[K]):
-    """Newcomers wait in a small queue; only what is used again there enters the main one.
+    """New keys enter a small queue; only keys that are used again there enter the main queue.
 
-    A scan of keys used once passes through the small queue and leaves the main one alone. Keys that left the
-    small queue are remembered as ghosts for a while: one that comes back goes straight to the main queue.
+    A scan of keys used once passes through the small queue and leaves the main queue alone. Keys evicted from the
+    small queue are remembered as ghosts: a key that is stored again soon enters the main queue directly.
     """
 
     SMALL = 0.1
@@ -102,7 +102,7 @@ class S3FIFO(EvictionPolicy[K]):
         queues = [self._evict_small, self._evict_main]
         if len(self._small) < self.SMALL * len(self):
             queues.reverse()
-        # Once more at the end: what was used in the small queue is in the main one by then.
+        # The main queue again at the end: it may have received used keys from the small one by then.
         for evict in (*queues, self._evict_main):
             key = evict(pinned)
             if key is not None:

@@ -1,4 +1,4 @@
-"""Where in the arena there is room: arithmetic over offsets, no memory."""
+"""Allocates byte ranges of the arena: arithmetic over offsets, without touching memory."""
 
 from blendhub.errors import InvalidInput
 
@@ -7,10 +7,10 @@ GRAIN = 64
 
 
 class Extents:
-    """Free stretches of a fixed range of bytes.
+    """The free extents of a fixed range of bytes.
 
-    A stretch that is given back waits for a taker of the same size; neighbours are merged only when no
-    stretch is large enough. With slots of one size, taking and giving back are therefore O(1) for ever.
+    A freed extent is kept for an allocation of the same size; neighbours are merged only when no extent is large
+    enough. With slots of one size, allocating and freeing are therefore O(1).
     """
 
     def __init__(self, size: int) -> None:
@@ -20,7 +20,7 @@ class Extents:
             self._starts_by_size[self.free_bytes] = [0]
 
     def allocate(self, size: int) -> int | None:
-        """The start of a stretch, which is free no longer; None if no stretch is large enough."""
+        """Allocate an extent and return its start; None if no free extent is large enough."""
         size = rounded(size)
         if size > self.free_bytes:
             return None
@@ -36,12 +36,12 @@ class Extents:
         self._starts_by_size.setdefault(size, []).append(start)
         self.free_bytes += size
 
-    def stretches(self) -> list[tuple[int, int]]:
-        """All free stretches as (start, size), ascending."""
+    def free_extents(self) -> list[tuple[int, int]]:
+        """All free extents as (start, size), ascending."""
         return sorted((start, size) for size, starts in self._starts_by_size.items() for start in starts)
 
     def _split(self, size: int) -> int | None:
-        # The smallest that fits, so that large stretches stay whole; a same-sized one is the smallest of all.
+        # The smallest that fits, so that large extents stay whole.
         found = size if size in self._starts_by_size else min((s for s in self._starts_by_size if s > size), default=0)
         if not found:
             return None
@@ -54,8 +54,8 @@ class Extents:
         return start
 
     def _merge(self) -> bool:
-        """Join neighbours; returns whether there were any."""
-        before = self.stretches()
+        """Merge neighbouring free extents; returns whether there were any."""
+        before = self.free_extents()
         merged: list[tuple[int, int]] = []
         for start, size in before:
             if merged and sum(merged[-1]) == start:
@@ -69,5 +69,5 @@ class Extents:
 
 def rounded(size: int) -> int:
     if size <= 0:
-        raise InvalidInput(f"a stretch needs at least one byte, got {size}")
+        raise InvalidInput(f"an extent needs at least one byte, got {size}")
     return -(-size // GRAIN) * GRAIN

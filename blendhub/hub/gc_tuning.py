@@ -1,13 +1,14 @@
-"""Keeps a hub's pauses short: what Python's collector may do in a process that is a hub's alone."""
+"""Settings of Python's garbage collector for a process that runs nothing but a hub."""
 
 import gc
 
 
 def disable_full_collections() -> None:
-    """No full collections from now on: with a million chunks one would hold up all engines for a second and more.
+    """Collect only the young generations from now on: with a million chunks, a full collection stops the hub for
+    more than a second.
 
-    What a hub forgets goes at once, as nothing refers to it. Cycles come from errors and tasks alone; they are
-    young when they are let go, so the collections that remain find them.
+    The hub's state has no reference cycles, so what it drops is freed at once. Cycles come from errors and tasks
+    alone; they are young when they become garbage, so the collections of the young generations find them.
     """
     gc.freeze()
     young, middle, _ = gc.get_threshold()

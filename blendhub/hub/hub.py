@@ -1,4 +1,4 @@
-"""A hub as one object: state, doors and clock put together on an event loop."""
+"""A hub as one object: state, servers and clock put together on an event loop."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,6 @@ import shutil
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
 from blendhub.config import HubConfig, Listen
 from blendhub.contracts import Server
@@ -23,15 +22,12 @@ from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.layout import DEFAULT_MATCHERS
 
-if TYPE_CHECKING:
-    from blendhub.hub.embedded import EmbeddedHub
-
 log = logging.getLogger(__name__)
 TICK_S = 0.2
 
 
 class Hub:
-    """``async with Hub(config):`` serves on the running loop; :meth:`embedded` needs no loop."""
+    """``async with Hub(config):`` serves on the running event loop."""
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
         self.config = config
@@ -42,18 +38,9 @@ class Hub:
         self.metrics_address = ""
         self.restored_chunks = 0
 
-    @staticmethod
-    def embedded(
-        config: HubConfig | None = None, where: Literal["thread", "process"] = "thread", host: PluginHost | None = None
-    ) -> "EmbeddedHub":
-        """A hub of this process's own, in a thread of it or in a child process. Close it when it is of no more use."""
-        from blendhub.hub.embedded import HubInProcess, HubInThread
-
-        return (HubInThread if where == "thread" else HubInProcess)(config or HubConfig(), host)
-
     async def serve_also(self, transport: str, endpoint: str) -> None:
-        """Open one more door."""
-        server = await self._open(Listen(endpoint=endpoint, transport=transport))
+        """Listen at one more endpoint."""
+        server = await self._serve(Listen(endpoint=endpoint, transport=transport))
         self._resources.push_async_callback(server.close)
 
     async def __aenter__(self) -> "Hub":
@@ -70,23 +57,15 @@ class Hub:
     async def _start(self) -> None:
         resources = self._resources
         wanted = self.config.arena_gib
-        arena = await Arena.made(int(wanted * 2**30) if wanted else default_arena_bytes())
+        arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
         state = HubState(arena, POLICIES[self.config.policy](), lambda namespace: NamespaceIndex(namespace, self._host))
-        tier = None
-        if self.config.store:
-            choice = self.config.store
-            store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
-            tier = Tier(store, state.cache, state.indexes)
-            resources.push_async_callback(tier.close)
-            state.save = tier.save
-            # Before the doors open, so nobody else touches the state.
-            self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
+        tier = await self._open_store(state) if self.config.store else None
         await asyncio.to_thread(self._load_default_matchers)
         self.service = HubService(self.config, state, tier, time.monotonic)
         resources.callback(self.service.close)
-        for door in self.config.listen or (self._private_door(),):
-            server = await self._open(door)
+        for listen in self.config.listen or (self._private_socket(),):
+            server = await self._serve(listen)
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
@@ -96,25 +75,37 @@ class Hub:
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
 
+    async def _open_store(self, state: HubState) -> Tier:
+        """The configured store, with all that it holds already matchable."""
+        choice = self.config.store
+        assert choice
+        store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
+        tier = Tier(store, state.cache, state.indexes)
+        self._resources.push_async_callback(tier.close)
+        state.save = tier.save
+        # No server runs yet, so no other thread touches the state.
+        self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
+        return tier
+
     def _load_default_matchers(self) -> None:
-        """Their compiled code is in memory before the first engine asks, which then need not wait for it."""
+        """Compile their code, or load it, before the first engine registers: it need not wait then."""
         for choice in DEFAULT_MATCHERS:
             self._host.create("matcher", choice.name, choice.options)
 
-    def _private_door(self) -> Listen:
+    def _private_socket(self) -> Listen:
         """A Unix socket in a directory that only this user can enter."""
         folder = Path(tempfile.mkdtemp(prefix="blendhub-"))
         self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
         return Listen(endpoint=f"ipc://{folder}/hub.sock")
 
-    async def _open(self, door: Listen) -> Server:
-        transport = self._host.create("transport", door.transport, door.options)
-        if not door.endpoint.startswith(transport.schemes):
+    async def _serve(self, listen: Listen) -> Server:
+        transport = self._host.create("transport", listen.transport, listen.options)
+        if not listen.endpoint.startswith(transport.schemes):
             raise HubError(
-                f"the transport {door.transport!r} understands endpoints that begin with "
-                f"{' or '.join(transport.schemes)}, not {door.endpoint!r}; choose another transport for it"
+                f"the transport {listen.transport!r} understands endpoints that begin with "
+                f"{' or '.join(transport.schemes)}, not {listen.endpoint!r}; choose another transport for it"
             )
-        server: Server = await transport.serve(door.endpoint, self.service)
+        server: Server = await transport.serve(listen.endpoint, self.service)
         return server
 
     async def _tick(self) -> None:
@@ -122,5 +113,5 @@ class Hub:
             await asyncio.sleep(TICK_S)
             try:
                 self.service.tick()
-            except Exception:  # a fault here must not end the housekeeping
-                log.exception("housekeeping failed")
+            except Exception:  # one failing tick must not stop the later ones
+                log.exception("the hub's periodic work failed: leases and sessions that expired now end later")

@@ -1,4 +1,4 @@
-"""What is stored: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
+"""The index of stored KV: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
 import hashlib
 import secrets
@@ -34,9 +34,9 @@ class Chunk:
         self.run = run
         self.span = span
         self.offset = offset
-        """Of its slot in the arena; None while it is only in the store."""
+        """Of its slot in the arena; None while the chunk is only in the store."""
         self.pins = 0
-        """How many read it, or move it between arena and store. What is pinned stays where it is."""
+        """How many leases read it, and transfers between arena and store use it. A pinned chunk is not evicted."""
         self.saved = Saved.NO
         self.content = content
 
@@ -50,7 +50,7 @@ class Run:
         self.id = id
         self.index = index
         self.end = end
-        """Where it may grow: behind the last position that was ever published."""
+        """The end of the last chunk that was ever published; the run may grow there."""
         self.exact = exact
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.tokens: Tokens | None = None
@@ -61,11 +61,11 @@ class Run:
         self._hashed = 0
 
     def continues(self, tokens: Tokens) -> bool:
-        """Whether these tokens, from position 0, begin with all that the run was made of."""
+        """Whether these tokens, from position 0, begin with the tokens that the run was computed from."""
         return hashlib.blake2b(tokens[: self.end].data, digest_size=16).digest() == self._hash.digest()
 
     def grow(self, tokens: Tokens, end: int) -> None:
-        """The run goes up to a position of these tokens now."""
+        """Extend the run up to a position of these tokens."""
         self._hash.update(tokens[self._hashed : end].data)
         self._hashed = self.end = end
 
@@ -87,7 +87,7 @@ class Run:
 
 
 class ChunkMatch(msgspec.Struct, frozen=True):
-    """Positions ``[start, end)`` of a prompt, which one chunk holds."""
+    """The part of a match that one chunk holds: positions ``[start, end)`` of the prompt."""
 
     match: Match
     start: int
@@ -96,7 +96,7 @@ class ChunkMatch(msgspec.Struct, frozen=True):
 
 
 class NamespaceIndex:
-    """A namespace: its matchers, and the runs that they know."""
+    """The runs of one namespace, and the matchers that find them."""
 
     def __init__(self, namespace: Namespace, host: PluginHost) -> None:
         self.namespace = namespace
@@ -113,7 +113,7 @@ class NamespaceIndex:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the matchers hold."""
+        """The memory that the matchers use."""
         return sum(matcher.nbytes for matcher in self._matchers)
 
     def match(self, tokens: Tokens) -> list[Match]:
@@ -121,7 +121,7 @@ class NamespaceIndex:
         return combine([matcher.match(tokens) for matcher in self._matchers])
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
-        """The matches behind ``skip_prefix``, cut at the borders of their chunks; what is gone is left out."""
+        """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out."""
         chunk_matches: list[ChunkMatch] = []
         for match in matches:
             run = self.runs.get(match.run)
@@ -133,14 +133,14 @@ class NamespaceIndex:
                 continue
             for chunk in run.chunks_between(start + shift, end + shift):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
-                # Not max and min: a long prompt has many.
+                # Not max() and min(): a long prompt has many, and these calls are slow.
                 chunk_matches.append(
                     ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
                 )
         return chunk_matches
 
     def exact_until(self, tokens: Tokens, span: Span) -> int:
-        """How far from the span's start these positions are stored already, bit for bit; at most to its end."""
+        """The position up to which the span is already stored exactly, from its start; at most its end."""
         reached = span.start
         for match in self.match(tokens[: span.end]):
             if match.exact and match.span.start <= reached:
@@ -148,14 +148,14 @@ class NamespaceIndex:
         return reached
 
     def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
-        """Make chunks, ascending, at the end of a run matchable."""
+        """Append chunks, ascending, to a run, and make them matchable."""
         span = Span(chunks[0].span.start, chunks[-1].span.end)
         missing = list(gaps(span, (chunk.span for chunk in chunks)))
         if run.end != span.start:
             raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
         for matcher in self._matchers:
             matcher.add(run.id, tokens, span, run.exact)
-            # A run grows without gaps. A store may have lost some of its chunks.
+            # Matchers take runs without gaps, but a store may have lost some chunks.
             for gap in missing:
                 matcher.discard(run.id, gap)
         run.grow(tokens, span.end)
@@ -166,7 +166,7 @@ class NamespaceIndex:
         self.n_chunks += len(chunks)
 
     def drop(self, chunk: Chunk) -> None:
-        """The chunk is neither in the arena nor in the store any more."""
+        """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
         for matcher in self._matchers:
             matcher.discard(run.id, chunk.span)
@@ -183,10 +183,10 @@ class NamespaceIndex:
         tokens = sum(len(chunk.span) for chunk in chunks)
         assert all(len(matcher) == tokens for matcher in self._matchers), "a matcher knows other tokens than the index"
         for run in self.runs.values():
-            assert run.chunks, "a run without chunks is kept"
+            assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:
-    """A number for a chunk's tokens, by which an eviction policy recognises what comes back."""
+    """A hash of a chunk's tokens, by which an eviction policy recognises a chunk that is stored again."""
     return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))

@@ -1,4 +1,4 @@
-"""Who may read or write which chunks, until when. Pure state with somebody else's clock."""
+"""Leases: the right of a session to use slots until a deadline. Callers pass the time; nothing here reads a clock."""
 
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -9,7 +9,7 @@ T = TypeVar("T", bound="Lease")
 
 
 class Lease:
-    """The right to use named slots until a deadline. Subclasses say which slots, and what they are used for."""
+    """The right to use named slots until a deadline. Subclasses name the slots and their use."""
 
     __slots__ = ("deadline", "engine", "id", "session")
 
@@ -21,7 +21,7 @@ class Lease:
 
 
 class Leases(Generic[T]):
-    """The leases that hold. One that has ended is not found again, whoever asks."""
+    """The leases that hold. One that has ended is not found again."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, T] = {}
@@ -36,14 +36,14 @@ class Leases(Generic[T]):
         self._by_id[lease.id] = lease
 
     def of_session(self, id: int, session: int) -> T:
-        """The lease, if that session took it."""
+        """The lease, if that session holds it."""
         lease = self._found(id)
         if lease.session != session:
-            raise LeaseError(f"lease {id} belongs to another session; only the session that took it may end it")
+            raise LeaseError(f"lease {id} belongs to another session; only its own session may end it")
         return lease
 
     def of_engine(self, id: int, engine: str) -> T:
-        """The lease, if a session of that engine took it."""
+        """The lease, if a session of that engine holds it."""
         lease = self._found(id)
         if lease.engine != engine:
             raise LeaseError(f"lease {id} belongs to another engine")
@@ -60,5 +60,5 @@ class Leases(Generic[T]):
             return self._by_id[id]
         except KeyError:
             raise LeaseError(
-                f"lease {id} does not hold: it ended, expired, or never was; what was read under it must not be used"
+                f"lease {id} does not hold: it ended, expired or never existed; data read under it must not be used"
             ) from None

@@ -1,4 +1,4 @@
-"""How much memory a hub may take without being asked: of the machine, of its control groups, of /dev/shm."""
+"""The default size of the arena: by the memory of the machine, its control groups and /dev/shm."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ OF_SHARED = 0.5
 
 
 def default_arena_bytes() -> int:
-    """A quarter of the memory that this process can still have, and at most half of what shared memory has room for."""
+    """A quarter of the memory that this process can still have, and at most half of the free shared memory."""
     room = os.statvfs(SHM)
     return int(min(OF_AVAILABLE * available_bytes(), OF_SHARED * room.f_bavail * room.f_frsize))
 
@@ -26,12 +26,12 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 class _Files(NamedTuple):
-    """What a version of control groups calls its numbers."""
+    """The names of the files of one version of control groups."""
 
     limits: tuple[str, ...]
     usage: str
     cache: str
-    """The line of ``memory.stat`` that counts pages of files that can be dropped; they are part of the usage."""
+    """The line of ``memory.stat`` that counts reclaimable file pages; the usage includes them."""
 
 
 _V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
@@ -62,7 +62,7 @@ def _groups(root: Path) -> Iterator[_Group]:
         else:
             continue
         mounted, top = fields[3], root / fields[4].lstrip("/")
-        # In a container the mount may begin at the container's own group, whose path is still told from the machine's.
+        # In a container the mount may begin at the container's group, while paths are given from the machine's root.
         inside = Path(os.path.relpath(within or "/", mounted))
         path = top if ".." in inside.parts else top / inside
         yield from (_Group(one, files) for one in (path, *path.parents) if one == top or top in one.parents)

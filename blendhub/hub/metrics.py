@@ -1,4 +1,4 @@
-"""``/metrics`` for Prometheus and ``/healthz``: the little of HTTP that both need."""
+"""An HTTP server for ``/metrics`` (Prometheus) and ``/healthz``."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ class MetricsServer:
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
-        """Listen at HOST:PORT; returns the address with the port that was taken."""
+        """Listen at HOST:PORT; returns the address with the actual port."""
         host, _, port = address.rpartition(":")
         if not host or not port.isdigit():
             raise OptionError(f"metrics = {address!r} should be HOST:PORT, such as 127.0.0.1:9464")
@@ -69,4 +69,4 @@ class MetricsServer:
             return "200 OK", exposition(self._numbers())
         if path == b"/healthz":
             return "200 OK", "ok\n"
-        return "404 Not Found", "there are /metrics and /healthz\n"
+        return "404 Not Found", "this server has /metrics and /healthz\n"

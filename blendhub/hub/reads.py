@@ -1,4 +1,4 @@
-"""Read leases: chunks that stay where they are while somebody copies them."""
+"""Read leases: chunks that stay in their slots while an engine copies them."""
 
 from collections.abc import Iterable
 
@@ -22,7 +22,7 @@ class ReadLease(Lease):
 
 
 class Reads:
-    """The read leases that hold."""
+    """The read leases that hold: their chunks are pinned."""
 
     def __init__(self, cache: Cache) -> None:
         self.leases: Leases[ReadLease] = Leases()
@@ -31,7 +31,7 @@ class Reads:
     def grant(
         self, id: int, session: Session, deadline: float, chunk_matches: Iterable[ChunkMatch]
     ) -> ReadLease | None:
-        """A lease on those that are in the arena; None if none is."""
+        """A lease on the chunks that are in the arena; None if none is."""
         pieces: list[Piece] = []
         chunks: dict[Chunk, None] = {}
         for found in chunk_matches:

@@ -1,4 +1,4 @@
-"""Who is connected: the processes of the engines, and whether they live."""
+"""Sessions: the processes of the engines, and whether they run."""
 
 import asyncio
 import os
@@ -32,14 +32,14 @@ class Session:
         self.process = request.process
         self.peer = peer
         self.mapping: int | None = None
-        """Of the arena, from when on the process may write into it."""
+        """The id of the process's mapping of the arena; None until it has reported one, and may write."""
         self.last_heard = now
         self.revoked: set[int] = set()
-        """Write leases whose end this process has not acknowledged yet."""
+        """Revoked write leases that this process has not acknowledged yet."""
 
 
 class SessionTable:
-    """All sessions by id, and the epoch that they belong to."""
+    """All sessions by id, and the epoch of the hub."""
 
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
@@ -54,13 +54,13 @@ class SessionTable:
         return len(self._engines)
 
     def uses(self, index: NamespaceIndex) -> bool:
-        """Whether any engine stores there."""
+        """Whether any engine has this namespace."""
         return any(engine.index is index for engine in self._engines.values())
 
     def engine(self, name: str) -> EngineEntry | None:
         return self._engines.get(name)
 
-    def join(self, id: int, request: Register, index: NamespaceIndex, peer: Peer, now: float) -> Session:
+    def add(self, id: int, request: Register, index: NamespaceIndex, peer: Peer, now: float) -> Session:
         name, rank = request.engine, request.rank
         engine = self._engines.get(name) or EngineEntry(name, index)
         check_same(engine.index.namespace, index.namespace, f"engine {name!r}")
@@ -68,7 +68,7 @@ class SessionTable:
             raise InvalidInput(f"rank {rank} of engine {name!r} is not below its world size")
         if rank >= 0 and any(session.rank == rank for session in engine.sessions.values()):
             raise InvalidInput(
-                f"rank {rank} of engine {name!r} is registered already; give each engine a name of its own"
+                f"rank {rank} of engine {name!r} is registered already; give each engine a different name"
             )
         session = Session(id, engine, request, peer, now)
         self._engines[name] = engine
@@ -77,16 +77,16 @@ class SessionTable:
         return session
 
     def get(self, id: int, epoch: int, now: float) -> Session:
-        """The session, which is alive as it speaks."""
+        """The session of a request; notes that it was heard."""
         if epoch != self.epoch:
             raise StaleEpoch(f"epoch {epoch} belongs to an earlier hub, this one is {self.epoch}; register again")
         session = self._by_id.get(id)
         if session is None:
-            raise UnknownSession(f"no session {id}: it left, or was silent for too long; register again")
+            raise UnknownSession(f"no session {id}: it unregistered, or was silent for too long; register again")
         session.last_heard = now
         return session
 
-    def leave(self, session: Session) -> None:
+    def remove(self, session: Session) -> None:
         del self._by_id[session.id]
         del session.engine.sessions[session.id]
         if not session.engine.sessions:
@@ -106,14 +106,14 @@ class SessionTable:
 
 
 class ProcessWatcher:
-    """Tells at once when a process of this machine ends."""
+    """Calls ``on_death`` as soon as a watched process of this machine ends."""
 
     def __init__(self, on_death: Callable[[ProcessId], None]) -> None:
         self._on_death = on_death
         self._fds: dict[ProcessId, int] = {}
 
     def watch(self, process: ProcessId) -> None:
-        """Raises InvalidInput if the process of this machine is not there."""
+        """Raises InvalidInput if the process should be on this machine, but does not run."""
         if not process.is_here() or process.pid == os.getpid() or process in self._fds:
             return
         try:
@@ -123,7 +123,7 @@ class ProcessWatcher:
         if not process.is_alive():
             if fd is not None:
                 os.close(fd)
-            raise InvalidInput(f"process {process.pid} says that it registers, but it does not run")
+            raise InvalidInput(f"process {process.pid} registers, but it does not run on this machine")
         if fd is not None:
             self._fds[process] = fd
             asyncio.get_running_loop().add_reader(fd, self._ended, process)

@@ -1,8 +1,8 @@
-"""All that a hub knows, and the rules by which it changes. Touched by one thread, without locks; no I/O, no clock."""
+"""The state of a hub, and the rules by which it changes. One thread uses it, without locks; no I/O, no clock."""
 
 import itertools
 import secrets
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput
@@ -24,7 +24,7 @@ SaveChunk = Callable[[Chunk], None]
 
 
 class HubState:
-    """Namespaces, cache, sessions and leases, kept in agreement."""
+    """Namespaces, cache, sessions and leases, kept consistent with each other."""
 
     def __init__(
         self, arena: Arena, policy: EvictionPolicy[Chunk], index_of: Callable[[Namespace], NamespaceIndex]
@@ -37,7 +37,7 @@ class HubState:
         self.save: SaveChunk | None = None
         """Writes a new chunk to the store, if there is one."""
         self.ended_but_mapped: dict[int, Session] = {}
-        """SessionTable that ended while a mapping of theirs lasts, through which somebody may still write."""
+        """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
         self._ids = itertools.count(1)
 
@@ -45,11 +45,11 @@ class HubState:
         return next(self._ids)
 
     def make_index(self, namespace: Namespace) -> NamespaceIndex:
-        """A namespace that is not known yet. Slow: matchers may compile. Touches no state, so any thread may."""
+        """A new index. Slow: matchers may compile. Changes no state, so any thread may call it."""
         return self._make_index(namespace)
 
     def index_for(self, namespace: Namespace) -> NamespaceIndex:
-        """The namespace, made if it is new."""
+        """The index of a namespace, made if it is new."""
         known = self.indexes.get(namespace.digest)
         return known or self.indexes.setdefault(namespace.digest, self.make_index(namespace))
 
@@ -57,15 +57,15 @@ class HubState:
         """A new session."""
         index = self.indexes[message.namespace.digest]
         for former in self.sessions.of_client(message.client):
-            self.end_session(former, writes_on=False)
-        for id in [id for id, former in self.ended_but_mapped.items() if former.client == message.client]:
-            self._gone(id)
-        return self.sessions.join(secrets.randbits(62), message, index, peer, now)
+            self.end_session(former, may_still_write=False)
+        for former in [former for former in self.ended_but_mapped.values() if former.client == message.client]:
+            self._mapping_gone(former)
+        return self.sessions.add(secrets.randbits(62), message, index, peer, now)
 
     def attach(self, session: Session, mapping: int) -> tuple[int, tuple[int, ...]]:
-        """From now on the session's process may write; returns the first number of leases to come, and those that hold.
+        """Let the session's process write; returns the number of the next lease, and the leases that it may write now.
 
-        Whenever one of these ends, its slots wait for this process.
+        When one of these leases ends early, its slots wait for this process.
         """
         if session.rank < 0:
             raise InvalidInput("this session registered without a rank, so it writes no shard")
@@ -88,7 +88,7 @@ class HubState:
     def reserve(
         self, session: Session, tokens: Tokens, span: Span, exact: bool, run: int | None, deadline: float
     ) -> WriteLease | None:
-        """Slots for a span that is not stored; None if there is no room just now."""
+        """A write lease on slots for a span that is not stored; None while the arena is full."""
         index = session.engine.index
         target = index.runs.get(run) if run is not None else None
         if (
@@ -105,83 +105,97 @@ class HubState:
         self.writes.commit(self.writes.leases.of_engine(lease, session.engine.name), session, upto)
 
     def abort(self, session: Session, lease: int) -> None:
-        """The rank that aborts has stopped writing; the others are asked to."""
-        self._revoke(self.writes.leases.of_engine(lease, session.engine.name), but=session)
+        """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
+        self._revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)
 
     # Ending.
 
-    def end_session(self, session: Session, *, writes_on: bool) -> None:
-        """Nothing that a session held outlives it; only slots that its process may still write wait for that one."""
-        self.sessions.leave(session)
-        if writes_on and session.mapping is not None:
+    def end_session(self, session: Session, *, may_still_write: bool) -> None:
+        """End a session and its leases.
+
+        ``may_still_write``: the session's process may go on writing into its slots; these are free only when no process
+        has its mapping of the arena any more. If false, the process has stopped writing.
+        """
+        self.sessions.remove(session)
+        if may_still_write and session.mapping is not None:
             self.ended_but_mapped[session.id] = session
         for read in [lease for lease in self.reads.leases if lease.session == session.id]:
             self.reads.end(read)
-        for write in [lease for lease in self.writes.leases if lease.engine == session.engine.name]:
-            if write.session == session.id or session.rank >= 0:
-                self._revoke(write)
-        if not writes_on:
+        for write in [lease for lease in self.writes.leases if _needs(lease, session)]:
+            self._revoke(write)
+        if not may_still_write:
             self.writes.stop_waiting_for(session.id)
 
+    def process_died(self, process: ProcessId) -> None:
+        """End the sessions of a process. A child forked from it may still have its mapping, and write."""
+        for session in self.sessions.of_process(process):
+            self.end_session(session, may_still_write=True)
+        self.check_mappings()
+
     def check_mappings(self) -> None:
-        """Free what waited for processes that are gone."""
-        for id, session in list(self.ended_but_mapped.items()):
+        """Free the slots that waited for processes whose mappings of the arena are gone."""
+        for session in list(self.ended_but_mapped.values()):
             if session.mapping is None or not self.cache.arena.is_mapped_by(session.mapping):
-                self._gone(id)
+                self._mapping_gone(session)
 
     def acknowledge(self, session: Session, leases: Iterable[int]) -> None:
+        """The session's process will not write under these revoked leases again."""
         for lease in leases:
             session.revoked.discard(lease)
             self.writes.stop_waiting_for(session.id, lease)
 
     def expire(self, now: float, silence: float) -> None:
-        """End what has passed its deadline."""
+        """End the leases whose deadlines have passed, silent sessions, and namespaces that are not used."""
         for read in self.reads.leases.expired(now):
             self.reads.end(read)
         for write in self.writes.leases.expired(now):
             self._revoke(write)
         for session in self.sessions.silent_since(now - silence):
-            self.end_session(session, writes_on=True)
+            self.end_session(session, may_still_write=True)
         self.check_mappings()
-        # Each value of vLLM's cache_salt makes one.
-        for index in [index for index in self.indexes.values() if not index.runs and not self.sessions.uses(index)]:
+        # Each value of vLLM's cache_salt makes a namespace.
+        unused = [index for index in self.indexes.values() if not index.runs and not self.sessions.uses(index)]
+        for index in unused:
             del self.indexes[index.digest]
 
-    def died(self, process: ProcessId) -> None:
-        """A child that was forked from it may have its mapping, and write."""
-        for session in self.sessions.of_process(process):
-            self.end_session(session, writes_on=True)
-        self.check_mappings()
-
     def clear(self, index: NamespaceIndex) -> list[Chunk]:
-        """Forget a namespace's chunks, but for those that are pinned; returns those that the store has."""
-        saved = []
+        """Forget a namespace's chunks, except pinned ones; returns those that the store has."""
+        in_store = []
         for chunk in [chunk for run in index.runs.values() for chunk in run.chunks.values()]:
             if chunk.pins or chunk.saved is Saved.WAITING:
                 continue
             if chunk.saved is Saved.YES:
-                saved.append(chunk)
+                in_store.append(chunk)
             if chunk.offset is not None:
                 self.cache.remove(chunk)
             index.drop(chunk)
-        return saved
+        return in_store
 
-    def _gone(self, ended_but_mapped: int) -> None:
-        """Nobody writes for a session that has ended any more."""
-        del self.ended_but_mapped[ended_but_mapped]
-        self.writes.stop_waiting_for(ended_but_mapped)
+    def _mapping_gone(self, session: Session) -> None:
+        """No process can write for this ended session any more."""
+        del self.ended_but_mapped[session.id]
+        self.writes.stop_waiting_for(session.id)
 
-    def _revoke(self, lease: WriteLease, but: Session | None = None) -> None:
+    def _revoke(self, lease: WriteLease, stopped: Session | None = None) -> None:
+        """End a write lease; its unpublished slots stay in quarantine until no process can write into them.
+
+        ``stopped`` is a session that asked for this, and has stopped writing.
+        """
+        writers = [session for session in self._possible_writers(lease) if session is not stopped]
+        for session in writers:
+            session.revoked.add(lease.id)
+        self.writes.revoke(lease, {session.id for session in writers})
+
+    def _possible_writers(self, lease: WriteLease) -> list[Session]:
+        """The sessions of the lease's engine that map the arena and have not committed all of the lease."""
         engine = self.sessions.engine(lease.engine)
-        ended_but_mapped = [
-            session for session in self.ended_but_mapped.values() if session.engine.name == lease.engine
+        live = engine.sessions.values() if engine else ()
+        ended = [session for session in self.ended_but_mapped.values() if session.engine.name == lease.engine]
+        return [
+            session
+            for session in (*live, *ended)
+            if session.mapping is not None and not lease.is_written_by(session.rank)
         ]
-        waiting: set[Hashable] = set()
-        for session in [*(engine.sessions.values() if engine else ()), *ended_but_mapped]:
-            if session is not but and session.mapping is not None and not lease.is_written_by(session.rank):
-                session.revoked.add(lease.id)
-                waiting.add(session.id)
-        self.writes.revoke(lease, waiting)
 
     def _published(self, lease: WriteLease, chunks: list[Chunk]) -> None:
         if self.save:
@@ -190,7 +204,7 @@ class HubState:
                 self.save(chunk)
 
     def check_integrity(self) -> None:
-        """Arena, index, eviction order and leases agree, and every byte of the arena has exactly one owner."""
+        """Assert that arena, indexes and leases agree, and that every byte of the arena has exactly one owner."""
         owned: list[tuple[int, int]] = []
         chunks: set[Chunk] = set()
         for index in self.indexes.values():
@@ -199,18 +213,18 @@ class HubState:
         in_arena = {chunk for chunk in chunks if chunk.offset is not None}
         # The store may drop a chunk while it is being read from there.
         away = chunks - in_arena - self.cache.filling.keys()
-        assert all(chunk.saved is Saved.YES for chunk in away), "a chunk is nowhere"
-        assert len(self.cache.policy) == len(in_arena), "the order of eviction holds other chunks than the arena"
+        assert all(chunk.saved is Saved.YES for chunk in away), "a chunk is neither in the arena nor in the store"
+        assert len(self.cache.policy) == len(in_arena), "the eviction policy knows other chunks than the arena holds"
         assert all(chunk in self.cache.policy for chunk in in_arena)
         owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena]
         for write in self.writes.leases:
             size = rounded(write.run.index.namespace.slot_bytes)
             owned += [(slot.slot, size) for slot in write.slots[write.published :]]
         for quarantine in self.writes.quarantined.values():
-            assert quarantine.waiting_for, "slots wait for nobody"
+            assert quarantine.waiting_for, "slots in quarantine wait for no process"
             owned += [(offset, rounded(quarantine.size)) for offset in quarantine.offsets]
         owned += [(offset, rounded(slot_bytes(chunk))) for chunk, offset in self.cache.filling.items()]
-        free = self.cache.arena.extents.stretches()
+        free = self.cache.arena.extents.free_extents()
         assert sum(size for _, size in free) == self.cache.arena.extents.free_bytes
         _check_tiled(sorted(owned + free), self.cache.arena.name.size)
         pins: dict[Chunk, int] = {}
@@ -221,9 +235,14 @@ class HubState:
         assert all(chunk.pins >= pins.get(chunk, 0) for chunk in chunks)
 
 
-def _check_tiled(stretches: list[tuple[int, int]], size: int) -> None:
+def _needs(lease: WriteLease, session: Session) -> bool:
+    """Whether a write lease cannot be completed without this session: it took the lease, or it writes a shard."""
+    return lease.engine == session.engine.name and (lease.session == session.id or session.rank >= 0)
+
+
+def _check_tiled(extents: list[tuple[int, int]], size: int) -> None:
     at = 0
-    for start, length in stretches:
-        assert start == at, f"bytes {at} to {start} of the arena belong to {'nobody' if start > at else 'two'}"
+    for start, length in extents:
+        assert start == at, f"bytes {at} to {start} of the arena belong to {'no owner' if start > at else 'two owners'}"
         at = start + length
     assert size - at < 64, f"the last {size - at} bytes of the arena are lost"

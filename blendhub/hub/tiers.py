@@ -1,7 +1,7 @@
-"""The second tier: what is stored is written to the store in the background, and fetched when a prompt repeats it.
+"""The store behind the arena: chunks are saved in the background, and loaded when a prompt repeats them.
 
-All state is touched on the event loop; only the store's own calls run in threads. Saves follow each other in one
-thread, so that a run's tokens are there before its chunks.
+All state is changed on the event loop; only the store's methods run in threads. Saves run one after another in one
+thread, so that the store has a run's tokens before its chunks.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ READERS = 2
 
 
 class RunDescription(msgspec.Struct, frozen=True):
-    """What the store keeps of a run beside its tokens."""
+    """What the store keeps of a run besides its tokens."""
 
     namespace: Namespace
     exact: bool
@@ -52,16 +52,16 @@ class Tier:
         return len(self._saving)
 
     def restore(self, index_of: Callable[[Namespace], NamespaceIndex], next_id: Callable[[], int]) -> int:
-        """Make all that the store holds matchable; blocks. Returns how many chunks that were."""
+        """Make everything in the store matchable; blocks. Returns the number of chunks."""
         restored = 0
         for stored in self.store.runs():
             try:
                 about = msgspec.msgpack.decode(stored.description, type=RunDescription)
                 if about.namespace.digest != stored.key.namespace:
-                    raise StoreFailed("its namespace is not the one that it is filed under")
+                    raise StoreFailed("its description has another namespace than its key")
                 index = index_of(about.namespace)
             except (msgspec.MsgspecError, BlendHubError) as error:
-                log.warning("%s in the store is not used: %s", stored.key, error)
+                log.warning("the hub skips %s of the store: %s", stored.key, error)
                 continue
             restored += self._restore_run(stored, about, index, next_id())
         return restored
@@ -74,7 +74,7 @@ class Tier:
         task.add_done_callback(self._saving.discard)
 
     def load(self, chunk: Chunk) -> "asyncio.Task[None]":
-        """Fetch a chunk in the background; afterwards it is in the arena, or forgotten, or there was no room."""
+        """Load a chunk in the background. Afterwards it is in the arena, or dropped, or the arena was full."""
         task = self._loading.get(chunk)
         if task is None:
             task = asyncio.get_running_loop().create_task(self._load(chunk))
@@ -82,13 +82,13 @@ class Tier:
             task.add_done_callback(lambda _: self._loading.pop(chunk))
         return task
 
-    async def saved_some(self, timeout: float) -> None:
-        """Wait until a chunk that waits was saved."""
+    async def wait_for_a_save(self, timeout: float) -> None:
+        """Wait until one of the waiting chunks has been saved."""
         if self._saving:
             await asyncio.wait(self._saving, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
 
     def discard(self, run: RunKey, span: Span) -> None:
-        """The chunk is of no use any more."""
+        """Discard a chunk in the background."""
         self._saver.submit(self._quietly, lambda: self.store.discard(run, span))
 
     async def close(self) -> None:
@@ -120,11 +120,11 @@ class Tier:
     def _write(self, run: StoredRun, span: Span, shards: list[memoryview]) -> list[tuple[RunKey, Span]]:
         try:
             return self.store.save(run.key, span, shards)
-        except InvalidInput:  # it does not know the run, or not so much of it
+        except InvalidInput:  # the store does not have the run, or only a shorter version
             return self.store.save_run(run) + self.store.save(run.key, span, shards)
 
     async def _load(self, chunk: Chunk) -> None:
-        # It may have been dropped since this was asked for.
+        # The chunk may have been dropped since the load was requested.
         offset = self._cache.begin_filling(chunk) if chunk.saved is Saved.YES else None
         if offset is None:
             return
@@ -134,7 +134,7 @@ class Tier:
             found = await _in(self._readers, self.store.load, chunk.run.key, chunk.span, shards)
             gone = not found
         except BlendHubError as error:
-            # It may be there still, and be read the next time.
+            # The store may still have the chunk, so it stays matchable.
             self._failed("load", error)
         finally:
             self._cache.end_filling(chunk, whole=found)
@@ -149,14 +149,14 @@ class Tier:
         return [self._cache.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
 
     def _forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
-        """The store did without these to make room."""
+        """The store dropped these chunks to make room."""
         for key, span in dropped:
             index = self._indexes.get(key.namespace)
             run = index.by_key.get(key) if index else None
             chunk = run.chunks.get(span.start) if run else None
             if chunk is None or chunk.saved is not Saved.YES:
                 continue
-            # One that is being fetched just now ends in the arena, or is dropped when it is not found.
+            # A chunk that is being loaded ends in the arena, or is dropped when the store does not find it.
             if chunk.offset is None and chunk not in self._cache.filling:
                 chunk.run.index.drop(chunk)
             chunk.saved = Saved.NO

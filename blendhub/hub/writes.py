@@ -1,4 +1,5 @@
-"""Write leases: slots that engines fill; published as all ranks commit, never reused while one may still write."""
+"""Write leases: slots that engines fill. Chunks are published when all ranks have committed them; a slot is not
+reused while any process may still write into it."""
 
 from asyncio import Future
 from collections.abc import Callable, Hashable
@@ -23,31 +24,31 @@ class WriteLease(Lease):
     ) -> None:
         super().__init__(id, session.id, session.engine.name, deadline)
         self.number = number
-        """Later leases have larger ones."""
+        """Later leases have larger numbers."""
         self.run = run
         self.tokens = tokens
         self.slots = slots
         ranks = range(run.index.namespace.world_size)
         self.committed = dict.fromkeys(ranks, self.span.start)
-        """How far each rank has written."""
+        """The position up to which each rank has committed."""
         self.published = 0
-        """How many of the slots are chunks by now."""
+        """How many of the slots have become chunks."""
         self.copies: dict[Future[None], int] = {}
-        """Copies into the slots that the hub itself makes just now, and the ranks whose shards they are."""
+        """Copies into the slots that the hub itself is making, and the ranks whose shards they fill."""
 
     @property
     def span(self) -> Span:
         return Span(self.slots[0].span.start, self.slots[-1].span.end)
 
     def committed_by(self, rank: int) -> int:
-        """How far a rank has written."""
+        """The position up to which a rank has committed; raises InvalidInput for a rank without a shard."""
         done = self.committed.get(rank)
         if done is None:
             raise InvalidInput(f"rank {rank} has no shard to commit; the ranks are {list(self.committed)}")
         return done
 
     def is_written_by(self, rank: int) -> bool:
-        """Whether the rank has committed all of it, and so writes no more."""
+        """Whether the rank has committed the whole lease, after which it does not write."""
         return self.committed[rank] == self.span.end
 
     def unwritten(self, rank: int, position: int) -> Slot:
@@ -63,7 +64,10 @@ class WriteLease(Lease):
 
 
 class Quarantine:
-    """Slots of a revoked lease: shared memory cannot be taken away, so they wait for those who may still write."""
+    """Slots of a revoked lease, unusable until none of the writers in ``waiting_for`` can write into them.
+
+    The hub cannot take shared memory away from a process that maps it.
+    """
 
     def __init__(self, offsets: list[int], size: int, waiting_for: set[Hashable]) -> None:
         self.offsets = offsets
@@ -83,7 +87,7 @@ class Writes:
     def reserve(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
     ) -> WriteLease | None:
-        """Slots for the span, or for as much of its beginning as there is room for; None if there is none at all."""
+        """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free."""
         namespace = run.index.namespace
         slots: list[Slot] = []
         for chunk in namespace.layout.chunks_of(span):
@@ -101,7 +105,7 @@ class Writes:
         return any(lease.run is run for lease in self.leases)
 
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
-        """A rank has written up to a position; what all ranks have written is published."""
+        """A rank has written up to a position; publishes the chunks that all ranks have written."""
         done = lease.committed_by(session.rank)
         if not done <= upto <= lease.span.end:
             raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
@@ -111,7 +115,7 @@ class Writes:
             self.leases.end(lease)
 
     def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
-        """End a lease; what is published stays, the other slots are free once nobody can write into them."""
+        """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
         self.leases.end(lease)
         if lease.copies:
             waiting_for = {*waiting_for, lease}
@@ -120,7 +124,7 @@ class Writes:
         self._free_quarantined(lease.id)
 
     def stop_waiting_for(self, writer: Hashable, lease: int | None = None) -> None:
-        """This one will not write into the slots of a revoked lease, or of any."""
+        """The writer will not write again under a revoked lease, or under any revoked lease if none is named."""
         for id in list(self.quarantined) if lease is None else [lease]:
             quarantine = self.quarantined.get(id)
             if quarantine:

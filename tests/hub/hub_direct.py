@@ -71,7 +71,7 @@ class Member:
     def die(self) -> None:
         """The kernel takes a process's mapping away, and tells of its death."""
         self.view = None
-        self.hub.state.died(self.process)
+        self.hub.state.process_died(self.process)
 
     def ask(self, kind: type, payload: Sequence[Any] = (), **fields: Any) -> Any:
         fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}

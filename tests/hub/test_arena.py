@@ -40,7 +40,7 @@ def test_an_arena_that_is_given_up_while_it_is_made_leaves_nothing(monkeypatch):
 
     async def give_up() -> None:
         before = set(SHM.iterdir())
-        making = asyncio.ensure_future(Arena.made(1 << 20))
+        making = asyncio.ensure_future(Arena.create(1 << 20))
         for _ in range(3):
             await asyncio.sleep(0)
         assert len(set(SHM.iterdir()) - before) == 1

@@ -23,7 +23,7 @@ from blendhub.errors import (
     ProtocolError,
     UnknownSession,
 )
-from blendhub.hub.service import PONG
+from blendhub.hub.session_handlers import PONG
 from blendhub.plan import Span
 from blendhub.testing.transports.base import Running
 
@@ -120,7 +120,7 @@ def test_how_often_a_hub_may_ask_for_pings_is_bounded(seconds):
 
 def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog):
     hub, _running = served
-    hub.service._config = HubConfig(silence_s=0.1)
+    hub.service._config = hub.service._sessions.config = HubConfig(silence_s=0.1)
     with HubClient(ENDPOINT, "inproc") as client:
         client.register("e", namespace(), rank=0)
         with monkeypatch.context() as broken:

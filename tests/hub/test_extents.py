@@ -28,11 +28,11 @@ def test_every_grain_has_one_owner_and_room_is_found_if_there_is_any(steps, rand
 
 def check(extents: Extents, taken: list[tuple[int, int]]) -> None:
     owners = [0] * (SIZE // GRAIN)
-    for start, size in [*taken, *extents.stretches()]:
+    for start, size in [*taken, *extents.free_extents()]:
         for grain in range(start // GRAIN, (start + rounded(size)) // GRAIN):
             owners[grain] += 1
     assert owners == [1] * len(owners)
-    assert extents.free_bytes == sum(size for _, size in extents.stretches())
+    assert extents.free_bytes == sum(size for _, size in extents.free_extents())
 
 
 def longest_free(taken: list[tuple[int, int]]) -> int:

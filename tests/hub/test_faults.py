@@ -17,7 +17,7 @@ from blendhub.client import HubClient
 from blendhub.config import HubConfig, StoreChoice
 from blendhub.errors import BlendHubError, HubError, LeaseError, PeerGone, TransportError
 from blendhub.hub.arena import remove_leftovers
-from blendhub.hub.hub import Hub
+from blendhub.hub.embedded import embedded_hub
 from blendhub.plan import Span
 
 pytestmark = pytest.mark.slow
@@ -300,7 +300,7 @@ def test_a_restarted_hub_has_everything_on_disk(tmp_path):
 def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
     choice = StoreChoice(options={"path": str(tmp_path / "store")})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Hub.embedded(HubConfig(arena_gib=0.01, store=choice, metrics="")) as hub, hub.connect() as client:
+    with embedded_hub(HubConfig(arena_gib=0.01, store=choice, metrics="")) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         # The kernel refuses to let files grow, as a full disk would.
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
@@ -318,7 +318,7 @@ def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where):
     before = set(SHM.iterdir())
-    with Hub.embedded(HubConfig(arena_gib=0.01), where) as hub:
+    with embedded_hub(HubConfig(arena_gib=0.01), where) as hub:
         endpoint = hub.endpoint
         with hub.connect() as inside, HubClient(endpoint) as outside:
             inside.register("e", namespace(), rank=0)
@@ -348,10 +348,10 @@ def test_a_hub_in_a_child_process_ends_with_its_owner():
 OWNER = """
 import sys
 from blendhub.config import HubConfig
-from blendhub.hub.hub import Hub
+from blendhub.hub.embedded import embedded_hub
 
 if __name__ == "__main__":
-    hub = Hub.embedded(HubConfig(arena_gib=0.01, metrics=""), "process")
+    hub = embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "process")
     print(hub.endpoint, flush=True)
     sys.stdin.read()
 """
@@ -364,7 +364,7 @@ def client_arena(client: HubClient):
 
 def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
     config = HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics="")
-    with Hub.embedded(config) as hub, hub.connect() as client:
+    with embedded_hub(config) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         store(client, tokens(1, 96))
         found = client.lookup(tokens(1, 96))
@@ -374,7 +374,7 @@ def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
 
 def test_a_write_that_takes_too_long_is_told_and_its_slots_come_back(tmp_path):
     config = HubConfig(arena_gib=0.01, write_lease_s=0.3, silence_s=1.0, metrics="")
-    with Hub.embedded(config) as hub, hub.connect() as client:
+    with embedded_hub(config) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         free = client.stats().gauges["arena_free_bytes"]
         reserved = client.reserve(tokens(1, 96), Span(0, 96))
@@ -391,4 +391,4 @@ def test_a_write_that_takes_too_long_is_told_and_its_slots_come_back(tmp_path):
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
     with pytest.raises(HubError, match="set arena_gib to at most"):
-        Hub.embedded(HubConfig(arena_gib=2**20), where)
+        embedded_hub(HubConfig(arena_gib=2**20), where)

@@ -460,7 +460,7 @@ class HubMachine(RuleBasedStateMachine):
                 self.orphans.append(process)
             else:
                 process.exit()
-            self.hub.state.died(dead)
+            self.hub.state.process_died(dead)
 
     @rule()
     def children_exit(self) -> None:

@@ -1,0 +1,49 @@
+"""The numbers that `Stats` requests and `/metrics` show."""
+
+from blendhub.hub.counters import Counters
+from blendhub.hub.state import HubState
+from blendhub.hub.tiers import Tier
+from blendhub.wire import Numbers
+
+
+def collect_numbers(state: HubState, tier: Tier | None, counters: Counters) -> Numbers:
+    return Numbers(
+        epoch=state.sessions.epoch,
+        counters=_totals(state, tier, counters),
+        gauges={**_gauges(state, tier), **counters.latencies()},
+        namespaces={
+            digest: {"runs": len(index.runs), "chunks": index.n_chunks, "tokens": len(index)}
+            for digest, index in state.indexes.items()
+        },
+    )
+
+
+def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str, float]:
+    return {
+        **counters.totals,
+        **{f"requests_{kind}": count for kind, count in counters.requests.items()},
+        "evictions": state.cache.evictions,
+        "forgotten_chunks": state.cache.forgotten,
+        "store_saves": tier.saves if tier else 0,
+        "store_loads": tier.loads if tier else 0,
+        "store_failures": tier.failures if tier else 0,
+        "store_corrupted": tier.store.corrupted if tier else 0,
+    }
+
+
+def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
+    arena, quarantined = state.cache.arena, state.writes.quarantined.values()
+    return {
+        "arena_bytes": arena.name.size,
+        "arena_free_bytes": arena.extents.free_bytes,
+        "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
+        "chunks": sum(index.n_chunks for index in state.indexes.values()),
+        "chunks_in_arena": len(state.cache.policy),
+        "matcher_bytes": sum(index.nbytes for index in state.indexes.values()),
+        "sessions": len(state.sessions),
+        "engines": state.sessions.n_engines,
+        "read_leases": len(state.reads.leases),
+        "write_leases": len(state.writes.leases),
+        "store_bytes": tier.store.nbytes if tier else 0,
+        "store_waiting_chunks": tier.waiting if tier else 0,
+    }

@@ -1,0 +1,110 @@
+"""Answers the requests that store KV and forget it."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from blendhub import wire
+from blendhub.contracts.transport import Buffer
+from blendhub.errors import ArenaFull, InvalidInput
+from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
+from blendhub.hub.sessions import Session
+from blendhub.hub.writes import WriteLease, check_reservation
+from blendhub.plan import Span
+from blendhub.tokens import Tokens
+
+
+class WriteHandlers(Handlers):
+    def by_type(self) -> Mapping[type, Handler]:
+        return {
+            wire.Reserve: self._reserve,
+            wire.Commit: self._commit,
+            wire.Abort: self._abort,
+            wire.Put: self._put,
+            wire.Clear: self._clear,
+        }
+
+    async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
+        tokens, index = self.read_tokens(payload), session.engine.index
+        check_reservation(tokens, message.span, index.namespace.slot_bytes, self.state.cache.arena.name.size)
+        if len(tokens) > self.config.match_inline_tokens:
+            start = await run_in_thread(index.exact_until, tokens, message.span)
+        else:
+            start = index.exact_until(tokens, message.span)
+        if start >= message.span.end:
+            return wire.Reserved(span=Span(start, start))
+        lease = await self._allocate(session, message, tokens, Span(start, message.span.end))
+        return wire.Reserved(
+            span=lease.span,
+            run=lease.run.id,
+            lease=lease.id,
+            number=lease.number,
+            slots=lease.slots,
+            expires_s=self.config.write_lease_s,
+        )
+
+    async def _allocate(self, session: Session, message: wire.Reserve, tokens: Tokens, span: Span) -> WriteLease:
+        """A write lease; while the arena is full, waits for chunks to be saved, up to ``wait_for_store_s``."""
+        give_up_at = self.clock() + self.config.wait_for_store_s
+        while True:
+            self.check_session(message)
+            deadline = self.clock() + self.config.write_lease_s
+            lease = self.state.reserve(session, tokens, span, message.exact, message.run, deadline)
+            if lease:
+                return lease
+            left = give_up_at - self.clock()
+            if left <= 0 or not self.tier or not self.tier.waiting:
+                raise ArenaFull(
+                    "every slot is being read, written or saved; try again later, or give the hub a larger arena_gib"
+                )
+            await self.tier.wait_for_a_save(left)
+
+    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
+        copies = [copy for copy, rank in lease.copies.items() if rank == session.rank]
+        if copies:
+            return self._commit_after(session, message, copies)
+        return self._commit_now(session, message)
+
+    async def _commit_after(
+        self, session: Session, message: wire.Commit, copies: "list[asyncio.Future[None]]"
+    ) -> Answer:
+        await asyncio.wait(copies)
+        self.check_session(message)
+        return self._commit_now(session, message)
+
+    def _commit_now(self, session: Session, message: wire.Commit) -> Answer:
+        self.state.commit(session, message.lease, message.upto)
+        return DONE
+
+    def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
+        self.state.abort(session, message.lease)
+        return DONE
+
+    async def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Answer:
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
+        target = self.shard(session, lease.unwritten(session.rank, message.position).slot)
+        if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
+            sizes = [memoryview(part).nbytes for part in payload]
+            raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
+        copying = asyncio.ensure_future(
+            run_in_thread(np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8))
+        )
+        lease.copies[copying] = session.rank
+        copying.add_done_callback(partial(self._copied, lease))
+        # Shielded: when the client cancels the request, the copy still runs, and the slot stays in use until it ends.
+        await asyncio.shield(copying)
+        return DONE
+
+    def _copied(self, lease: WriteLease, copying: "asyncio.Future[None]") -> None:
+        del lease.copies[copying]
+        if not lease.copies:
+            self.state.writes.stop_waiting_for(lease)
+
+    def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+        for chunk in self.state.clear(session.engine.index):
+            if self.tier:
+                self.tier.discard(chunk.run.key, chunk.span)
+        return DONE
