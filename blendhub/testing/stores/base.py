@@ -1,4 +1,4 @@
-"""What all parts of the store suite share: how to open a store, and runs and chunks to put in it."""
+"""What all parts of the store suite share: fixtures that open a store, and runs and chunks to put in it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
@@ -29,7 +29,7 @@ def key(name: object, namespace: str = "5eed") -> RunKey:
 
 
 def run(name: object, n_chunks: int = 8, *, namespace: str = "5eed") -> StoredRun:
-    """A run long enough for some chunks, none of which is stored yet."""
+    """A run with tokens for some chunks, none of which is stored yet."""
     tokens = np.random.default_rng([*f"{namespace} {name}".encode()]).bytes(4 * CHUNK_TOKENS * n_chunks)
     return StoredRun(key(name, namespace), tokens, f"about {name}".encode(), ())
 
@@ -53,7 +53,7 @@ def listed(store: Store) -> dict[RunKey, StoredRun]:
 
 
 def now_and_reopened(store: Store, open: Open) -> Iterator[Store]:
-    """The same store twice: as it is, and after a restart."""
+    """The same store twice: open, and reopened."""
     yield store
     yield open(store.capacity)
 
@@ -93,16 +93,16 @@ class StoreTests(ABC):
 
     @pytest.fixture
     def open(self, path: Path) -> Iterator[Open]:
-        """Opens the store of this test; once more, as after a restart."""
+        """Opens the store of this test; calling it again reopens the store."""
         opened: list[Store] = []
 
-        def once_more(capacity: int = ROOMY) -> Store:
+        def reopen(capacity: int = ROOMY) -> Store:
             for store in opened:
                 store.close()
             opened.append(self.create(path, capacity))
             return opened[-1]
 
-        yield once_more
+        yield reopen
         for store in opened:
             store.close()
 

@@ -1,4 +1,4 @@
-"""The store keeps within its capacity, drops what was longest not used, and says what it dropped."""
+"""The store stays within its capacity, drops the least recently used, and reports what it dropped."""
 
 import pytest
 
@@ -18,7 +18,7 @@ from blendhub.testing.stores.base import (
 )
 
 SLACK = 1024
-"""Room for entries whose headers differ by a few bytes; less than any chunk takes."""
+"""Bytes for headers that differ in length by a few bytes; fewer than any chunk takes."""
 
 
 class BoundsTests(StoreTests):

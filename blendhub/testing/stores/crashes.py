@@ -60,7 +60,7 @@ class CrashTests(StoreTests):
                     found += shards is not None
             assert store.corrupted == 0
             store.close()
-        assert found, "the writers were killed before they stored anything"
+        assert found, "every writer was killed before it stored a chunk"
 
     def test_a_write_that_fails_changes_nothing_else(self, open: Open, path: Path) -> None:
         store = open()
@@ -77,7 +77,7 @@ class CrashTests(StoreTests):
                 store.save_run(run("b", n_chunks=4096))
             store.save(key("a"), chunk(2), [content(3)])
         store.discard(key("a"), chunk(2))
-        assert not self.files_with(path, content(1)), "what was written until it failed is still there"
+        assert not self.files_with(path, content(1)), "the bytes of a failed write are still there"
         for reader in now_and_reopened(store, open):
             assert reader.nbytes == held
             assert listed(reader) == known

@@ -1,4 +1,4 @@
-"""What is torn, corrupted or foreign is detected, counted, dropped, and never served."""
+"""Torn, corrupted and foreign files are detected, counted, dropped, and never served."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -36,8 +36,8 @@ class DamageTests(StoreTests):
     def file_with(self, path: Path, wanted: bytes) -> Path:
         files = self.files_with(path, wanted)
         if not files:
-            pytest.skip("this store keeps its bytes in no file that the suite can find; override files_with")
-        assert len(files) == 1, f"{files} hold the same bytes, which is more than one should"
+            pytest.skip("the suite finds no file with this store's bytes; override files_with")
+        assert len(files) == 1, f"{files} hold the same bytes, but only one file should"
         return files[0]
 
     @pytest.fixture
@@ -65,7 +65,7 @@ class DamageTests(StoreTests):
         assert loaded(store, key("a"), chunk(1), sizes) == [content(1), content(11)]
         store.save(key("a"), chunk(0), [content(2)])
         assert loaded(store, key("a"), chunk(0)) == [content(2)]
-        assert open().corrupted == 0, "what was dropped must not come back"
+        assert open().corrupted == 0, "a dropped entry must not come back"
 
     def test_no_flipped_bit_and_no_missing_end_escapes(self, store: Store, path: Path) -> None:
         store.save_run(run("a"))

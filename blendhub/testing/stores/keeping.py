@@ -1,4 +1,4 @@
-"""What was saved is there: byte for byte, after a restart, and apart from everything else."""
+"""Saved bytes come back unchanged, also after a restart, and entries do not affect each other."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Any history of calls, against a dictionary: what hypothesis thinks up, and shrinks when it fails."""
+"""Any sequence of calls, compared with a dictionary: hypothesis generates it, and shrinks it when it fails."""
 
 import tempfile
 from collections.abc import Callable
@@ -21,7 +21,7 @@ N_TOKENS = [4, 8, 16, 100]
 
 
 class History(RuleBasedStateMachine):
-    """The calls of a store in any order, and what a dictionary says must come of them."""
+    """Calls of a store in any order, and a dictionary that predicts their results."""
 
     def __init__(self, create: Callable[[Path, int], Store], capacity: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class History(RuleBasedStateMachine):
         self.store = create(Path(self._place.name) / "store", capacity)
         self.runs: dict[RunKey, StoredRun] = {}
         self.chunks: dict[tuple[RunKey, Span], list[bytes]] = {}
-        """In order of use, the longest unused first."""
+        """In order of use, the least recently used first."""
         self.used_before_restart: set[tuple[RunKey, Span]] = set()
         """Their order is kept only roughly, but all were used before the others."""
 
@@ -59,11 +59,11 @@ class History(RuleBasedStateMachine):
             self.refused(lambda: self.store.save(key, span, shards))
             return
         if not self.has_chunks(key):
-            self.store.save_run(run)  # one without chunks may have been dropped unsaid
+            self.store.save_run(run)  # a run without chunks may have been dropped without a report
         dropped = self.store.save(key, span, shards)
         self.used(key, span, shards)
         self.drop(dropped, keep=key)
-        assert (key, span) in self.chunks, "the chunk that was saved is said to be dropped"
+        assert (key, span) in self.chunks, "the store reports the saved chunk as dropped"
 
     @rule(key=st.sampled_from(KEYS), span=st.sampled_from(SPANS))
     def load(self, key: RunKey, span: Span) -> None:
@@ -121,9 +121,11 @@ class History(RuleBasedStateMachine):
 
     def drop(self, dropped: list[tuple[RunKey, Span]], keep: RunKey) -> None:
         for entry in dropped:
-            assert entry in self.chunks, f"{entry} is said to be dropped, but was not there"
+            assert entry in self.chunks, f"the store reports {entry} as dropped, but it was not stored"
             if entry not in self.used_before_restart:
-                assert entry == next(iter(self.chunks)), f"{entry} was dropped before what was longer not used"
+                assert entry == next(iter(self.chunks)), (
+                    f"{entry} was dropped before an entry that was used less recently"
+                )
             self.chunks.pop(entry)
             self.used_before_restart.discard(entry)
             if not self.has_chunks(entry[0]) and entry[0] != keep:
@@ -161,7 +163,7 @@ class HistoryTests(StoreTests):
                 deadline=None,
                 database=None,
                 report_multiple_bugs=False,
-                derandomize=True,  # a verdict must not depend on luck
+                derandomize=True,  # a result must not depend on chance
                 suppress_health_check=list(HealthCheck),
             ),
         )

@@ -1,4 +1,4 @@
-"""Threads that save, load and discard at once see whole chunks, and leave a consistent store."""
+"""Threads that save, load and discard concurrently see whole chunks, and leave a consistent store."""
 
 import random
 import threading
@@ -81,7 +81,7 @@ class SharingTests(StoreTests):
 
 
 def _save_until_closed(store: Store, started: threading.Event) -> int:
-    """How many saves returned before one was told that the store is closed."""
+    """The number of saves before the store refused one because it was closed."""
     for index in INDICES:
         started.set()
         try:

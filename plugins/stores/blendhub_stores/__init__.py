@@ -1,4 +1,4 @@
-"""The stores of BlendHub. This module is what the entry point names; it imports nothing heavy."""
+"""The stores of BlendHub. The entry point names this module, which imports nothing heavy."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             kind="store",
             name="disk",
             api=1,
-            summary="plain files with checksums below one directory; the longest unused go first",
+            summary="plain files with checksums below one directory; drops the least recently used",
             factory=_disk,
             options=DiskOptions,
         ),

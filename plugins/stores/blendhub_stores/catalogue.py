@@ -1,4 +1,4 @@
-"""What a store holds, how large it is, and what goes when room is needed: arithmetic without I/O."""
+"""The catalogue of a store: its entries, their sizes, and which to drop when it is full. No I/O."""
 
 from collections import OrderedDict
 from collections.abc import Iterator
@@ -9,11 +9,11 @@ from blendhub.errors import StoreFailed
 from blendhub.plan import Span
 
 Entry: TypeAlias = tuple[RunKey, Span | None]
-"""A chunk; or with None in place of its positions, the tokens and the description of a run."""
+"""A chunk of a run; with None as span, the run's tokens and description."""
 
 
 class EntryVersion:
-    """One version of an entry. Replacing the entry makes another, so that two versions are told apart."""
+    """One version of an entry. Replacing the entry makes a new object, so that versions can be compared by identity."""
 
     __slots__ = ("nbytes",)
 
@@ -33,7 +33,7 @@ class _Run:
 class Catalogue:
     """Runs and their chunks, in the order of their last use.
 
-    A run without chunks stands in that order itself; one with chunks goes with the last of them.
+    A run without chunks is in that order itself; a run with chunks is removed with its last chunk.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -46,7 +46,7 @@ class Catalogue:
         return iter(self._runs)
 
     def n_tokens(self, key: RunKey) -> int | None:
-        """How many tokens a run has; None if the run is not here."""
+        """How many tokens a run has; None if the run is not stored."""
         run = self._runs.get(key)
         return run.n_tokens if run else None
 
@@ -85,9 +85,9 @@ class Catalogue:
         self._longest_unused_first.move_to_end(entry)
 
     def discard(self, entry: Entry, *, keep: RunKey | None = None) -> list[Entry]:
-        """Remove an entry and what cannot be without it; returns all that is gone now.
+        """Remove an entry and the entries that depend on it; returns all removed entries.
 
-        The run ``keep`` stays even when its last chunk goes.
+        The run ``keep`` stays even when its last chunk is removed.
         """
         key, span = entry
         run = self._runs.get(key)
@@ -108,7 +108,7 @@ class Catalogue:
         return gone
 
     def victims(self, arriving: Entry, nbytes: int) -> list[Entry]:
-        """What must be discarded so that an entry of this size fits, its own run staying; changes nothing."""
+        """The entries to discard so that an entry of this size fits and its own run stays; changes nothing."""
         replaced = self.version(arriving)
         excess = self.nbytes + nbytes - (replaced.nbytes if replaced else 0) - self.capacity
         chosen: list[Entry] = []
@@ -129,6 +129,6 @@ class Catalogue:
         if excess > 0:
             raise StoreFailed(
                 f"{nbytes} bytes and the rest of their run do not fit in a store of {self.capacity} bytes, "
-                f"even with all else dropped; give it more capacity"
+                f"even with all other entries dropped; set a larger capacity_gib"
             )
         return chosen

@@ -1,4 +1,4 @@
-"""The store's directory: who may use it, what its files are called, and how they come and go."""
+"""The store's directory: its lock, its file names, and how files are written and removed."""
 
 import contextlib
 import errno
@@ -33,13 +33,13 @@ _REMEDIES = {
 
 
 def failed(doing: str, path: str | Path, error: OSError) -> StoreFailed:
-    """The error that a person sees: what failed where, and what to do about it."""
+    """An error that names the failed operation, the path, and the next step."""
     remedy = _REMEDIES.get(error.errno or 0, "check that disk, or give the store another path")
     return StoreFailed(f"cannot {doing} {path}: {error.strerror or error}; {remedy}")
 
 
 class File(NamedTuple):
-    """What the directory alone says about a file of the store."""
+    """A file of the store, as its name and the file system describe it."""
 
     path: str
     digest: str
@@ -52,8 +52,8 @@ class File(NamedTuple):
 class Directory:
     """A directory that belongs to one store object at a time.
 
-    File names come from digests: whatever a peer calls a run, its files lie here. Names that are not the
-    store's own are left alone, so that a wrong ``path`` destroys nobody's files.
+    File names are made from digests, so that no name chosen by a peer leads out of the directory. Files with other
+    names are left alone, so that a wrong ``path`` destroys no files.
     """
 
     def __init__(self, path: Path) -> None:
@@ -75,7 +75,7 @@ class Directory:
 
     @contextlib.contextmanager
     def draft_of(self, entry: Entry) -> Iterator[str]:
-        """A name beside the entry's file that nobody else uses; what is there at the end of the block is removed."""
+        """A unique path beside the entry's file; a file left there at the end of the block is removed."""
         file = self.file_of(entry)
         draft = f"{file}.{secrets.token_hex(8)}.tmp"
         try:
@@ -87,7 +87,7 @@ class Directory:
             self.unlink(draft)
 
     def files(self) -> Iterator[File]:
-        """Every file that has a name of the store's; removes the drafts that a crash left behind."""
+        """Every file with a name of the store; removes drafts that a crash left."""
         for folder in self.path.glob("[0-9a-f][0-9a-f]/"):
             with os.scandir(folder) as found:
                 for file in found:
@@ -103,7 +103,7 @@ class Directory:
                         yield File(file.path, ours["digest"], span, facts.st_size, facts.st_mtime_ns)
 
     def unlink(self, path: str) -> None:
-        """Remove a file if it is there. One that cannot be removed is only reported: nobody would gain by an error."""
+        """Remove a file if it exists. A failure is logged, not raised: the caller could do nothing about it."""
         try:
             os.unlink(path)
         except FileNotFoundError:
@@ -116,7 +116,7 @@ class Directory:
             self.unlink(self.file_of(entry))
 
     def fsync_name_of(self, path: str) -> None:
-        """Wait until the file's name is on the disk. A name that is not costs a chunk at a power cut, no more."""
+        """Wait until the file's name is on disk. A failure is only logged: it may cost one chunk at a power cut."""
         for folder in (os.path.dirname(path), self.path):
             try:
                 fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
@@ -136,7 +136,7 @@ def digest_of(key: RunKey) -> str:
 
 
 def _lock(path: Path) -> int:
-    """Hold the directory until the descriptor is closed or the process ends, however it ends."""
+    """Lock the directory until the descriptor is closed or the process ends for any reason."""
     fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -146,7 +146,7 @@ def _lock(path: Path) -> int:
         owner = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
         os.close(fd)
         raise StoreFailed(
-            f"{path} is in use by the process with pid {owner}; stop that one, or give this store another path"
+            f"{path} is in use by the process with pid {owner}; stop that process, or give this store another path"
         ) from None
     except OSError:
         os.close(fd)

@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class DiskStore(Store):
-    """Bytes move without the lock; a save takes effect, or is refused, when its finished file gets its name.
+    """Bytes are read and written without the lock; a save takes effect, or is refused, when its file is renamed.
 
     The order of use is kept in the files' modification times, so it survives a restart.
     """
@@ -35,7 +35,7 @@ class DiskStore(Store):
         self._writes_under_way = 0
         self._closed = False
         self._changed = threading.Condition()
-        """Guards the three above and the names of files; ``close`` alone waits on it."""
+        """Guards the three attributes above and the names of files; only ``close`` waits on it."""
         self._directory = Directory(Path(options.path or _default_path()).expanduser().absolute())
         try:
             self._corrupted = scan(self._directory, self._catalogue)
@@ -49,7 +49,7 @@ class DiskStore(Store):
     def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         tokens = flat(run.tokens)
         if len(tokens) % 4:
-            raise InvalidInput(f"tokens are uint32, 4 bytes each, but the run has {len(tokens)} bytes of them")
+            raise InvalidInput(f"tokens are uint32, 4 bytes each, but the run's tokens have {len(tokens)} bytes")
         return self._keep((run.key, None), [tokens, flat(run.description)])
 
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
@@ -60,7 +60,7 @@ class DiskStore(Store):
     def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         views = [flat(view) for view in into]
         if any(view.readonly for view in views):
-            raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
+            raise InvalidInput("load fills the given buffers, and one of them is read-only; pass writable ones")
         if self._read((run, span), lambda file: file.fill(views)) is None:
             return False
         with self._changed:
@@ -105,7 +105,7 @@ class DiskStore(Store):
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Keeps the directory from being let go of until the block ends."""
+        """While the block runs, ``close`` waits before it unlocks the directory."""
         with self._changed:
             self._check_open()
             self._writes_under_way += 1
@@ -121,7 +121,7 @@ class DiskStore(Store):
         nbytes, n_tokens = file_size(header), header.sizes[0] // 4
         with self._writing():
             with self._changed:
-                self._victims(entry, nbytes, n_tokens)  # refuse what cannot be kept before it is written
+                self._victims(entry, nbytes, n_tokens)  # refuse an entry that does not fit before writing it
             with self._directory.draft_of(entry) as draft:
                 write(draft, header, sections, fsync=self._fsync)
                 with self._changed:
@@ -133,7 +133,7 @@ class DiskStore(Store):
         return dropped
 
     def _victims(self, entry: Entry, nbytes: int, n_tokens: int) -> list[Entry]:
-        """What must go for the entry to fit; raises if it may not be kept, whatever goes."""
+        """The entries to drop so that this one fits; raises if it is not allowed, or does not fit at all."""
         key, span = entry
         if span is None:
             stored = self._catalogue.chunks(key)
@@ -158,7 +158,7 @@ class DiskStore(Store):
         return [(run, chunk) for run, chunk in gone if chunk is not None]
 
     def _read(self, entry: Entry, use: Callable[[StoreFile], T]) -> T | None:
-        """What ``use`` makes of the entry's file; None if it is not there, or damaged and therefore dropped."""
+        """The result of ``use`` on the entry's file; None if the file is missing, or damaged and therefore dropped."""
         with self._changed:
             self._check_open()
             version = self._catalogue.version(entry)
@@ -179,14 +179,14 @@ class DiskStore(Store):
     def _drop_damaged(self, entry: Entry, version: EntryVersion, error: Exception) -> None:
         with self._changed:
             if self._catalogue.version(entry) is not version:
-                return  # another thread discarded or replaced it while it was read
+                return  # another thread discarded or replaced the entry meanwhile
             self._corrupted += 1
             self._directory.remove(self._catalogue.discard(entry))
-        log.warning("dropped %s: %s", self._directory.file_of(entry), error)
+        log.warning("dropped the damaged entry %s: %s", self._directory.file_of(entry), error)
 
     def _read_run(self, key: RunKey) -> StoredRun | None:
         with self._changed:
-            # Before the tokens: chunks are saved after tokens that cover them, so those read now cover these.
+            # Before the tokens: chunks are saved after tokens that cover them, so tokens read now cover these.
             chunks = self._catalogue.chunks(key)
         sections = self._read((key, None), StoreFile.sections) if chunks else None
         if not sections:

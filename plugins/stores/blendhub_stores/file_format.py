@@ -1,7 +1,7 @@
-"""The format of the store's files: sections of bytes behind a header that names them and vouches for them.
+"""The format of the store's files: sections of bytes after a header with their owner, sizes and checksums.
 
 A file is a preamble (magic, format version, length and checksum of the header), the header, and the sections
-one after another. The header is written last, so that a file torn while it was written has none.
+one after another. The header is written last, so that a file whose writing was interrupted has none.
 """
 
 import contextlib
@@ -25,22 +25,22 @@ PREAMBLE = struct.Struct("<7sBI16s")
 MAGIC = b"BlendKV"
 MAX_HEADER = 2**20
 PIECE = 2**21
-"""Bytes hashed and moved in one go: few enough to be still in the processor's cache the second time."""
+"""Bytes hashed and written at a time: few enough to stay in the processor's cache between the two."""
 FIRST_READ = 4096
 
 _checksum = xxhash.xxh3_128_digest
 
 
 class Damaged(Exception):
-    """A file does not hold what it should; the sentence says in what way."""
+    """A file does not hold a valid entry; the message says why."""
 
 
 class Header(msgspec.Struct, frozen=True, array_like=True):
-    """A file's header: whose bytes these are, and how to tell whether they are still the same."""
+    """A file's header: which entry it holds, and the sizes and checksums of its sections."""
 
     key: RunKey
     span: Span | None
-    """The chunk's positions; None for the file of a run, whose sections are its tokens and its description."""
+    """The chunk's positions; None for the file of a run, whose sections are its tokens and description."""
     sizes: tuple[int, ...]
     sums: tuple[bytes, ...]
 
@@ -49,7 +49,7 @@ _decoder = msgspec.msgpack.Decoder(Header)
 
 
 def flat(buffer: Any) -> memoryview:
-    """The bytes of any contiguous buffer."""
+    """Any contiguous buffer as a flat view of its bytes."""
     try:
         view = memoryview(buffer)
     except TypeError:
@@ -62,7 +62,7 @@ def flat(buffer: Any) -> memoryview:
 
 
 def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> Header:
-    """The header of a file that is to be written, as long as it will be, without its checksums."""
+    """The header of a file to be written, in its final length, with zeros as checksums."""
     header = Header(key, span, tuple(len(section) for section in sections), (bytes(16),) * len(sections))
     try:
         encoded = msgspec.msgpack.encode(header)
@@ -81,7 +81,7 @@ def file_size(header: Header) -> int:
 
 
 def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: bool) -> None:
-    """Make a new file; an OSError leaves the part that was written."""
+    """Write a new file. If it raises OSError, the incomplete file stays."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         at = file_size(header) - sum(header.sizes)
@@ -100,7 +100,7 @@ def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: b
 
 
 class StoreFile:
-    """An open file whose header is whole and fits its size. Its sections are verified as they are read."""
+    """An open file with a valid header that fits its size. Sections are verified when they are read."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -128,7 +128,7 @@ class StoreFile:
                 f"the buffers to load it into have {[len(view) for view in into]}; pass buffers of those sizes"
             )
         self._read(into)
-        with contextlib.suppress(OSError):  # the bytes are good even where their last use cannot be noted
+        with contextlib.suppress(OSError):  # the bytes are valid even if their last use cannot be recorded
             _mark_used(self._fd)
         return True
 
@@ -150,7 +150,7 @@ class StoreFile:
             raise Damaged(f"it ends after {len(head)} bytes, within the preamble")
         magic, version, length, checksum = PREAMBLE.unpack_from(head)
         if magic != MAGIC:
-            raise Damaged("it does not begin as a file of this store")
+            raise Damaged("it does not begin with the magic bytes of this store")
         if version != FORMAT:
             raise Damaged(f"it has format {version}, this release reads format {FORMAT}")
         if length > MAX_HEADER:
@@ -171,12 +171,12 @@ class StoreFile:
         ):
             raise Damaged(f"its header has {len(header.sizes)} sizes and {len(header.sums)} checksums")
         if file_size(header) != self.nbytes:
-            raise Damaged(f"its header stands for {file_size(header)} bytes, the file has {self.nbytes}")
+            raise Damaged(f"its header describes {file_size(header)} bytes, but the file has {self.nbytes}")
         return header
 
 
 def _mark_used(fd: int) -> None:
-    # The clock that the file system uses by itself is too coarse to order files written one after another.
+    # The file system's own timestamps are too coarse to order files written one after another.
     now = time.time_ns()
     os.utime(fd, ns=(now, now))
 
@@ -204,7 +204,7 @@ def _read_section(fd: int, view: memoryview, at: int) -> bytes:
         while filled < len(piece):
             got = _read_into(fd, piece[filled:], at + start + filled)
             if not got:
-                raise Damaged("it was cut short while it was read")
+                raise Damaged("it was truncated while it was read")
             filled += got
         checksum.update(piece)
     return checksum.digest()
@@ -219,6 +219,6 @@ def _read_into(fd: int, view: memoryview, at: int) -> int:
     try:
         return os.preadv(fd, [view], at)
     except OSError as error:
-        if error.errno == errno.EIO:  # the medium has lost these bytes; trying again would not bring them back
+        if error.errno == errno.EIO:  # the medium has lost these bytes; reading again would not help
             raise Damaged("the disk cannot read it") from error
         raise

@@ -1,4 +1,4 @@
-"""What can be set on each store. Kept apart so that listing them imports nothing else."""
+"""The options of each store, in a separate module so that listing them imports nothing else."""
 
 from typing import Annotated
 
@@ -10,16 +10,19 @@ class DiskOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     path: Annotated[
         str,
         Meta(
-            description="the store's own directory, made if missing; empty: blendhub/disk in the user's cache directory"
+            description="the store's directory, created if missing; empty: blendhub/disk in the user's cache directory"
         ),
     ] = ""
     capacity_gib: Annotated[
-        float, Meta(gt=0, le=2**33, description="the most it holds; leave some disk beyond it for chunks being written")
+        float,
+        Meta(
+            gt=0, le=2**33, description="the most that it stores; leave additional disk space for chunks being written"
+        ),
     ] = 32.0
     fsync: Annotated[
         bool,
         Meta(
-            description="wait until each write is on the disk: slower, and a power cut then costs nothing; "
-            "without it the newest chunks may be lost, but what is damaged is still never served"
+            description="wait until each write is on the disk: slower, but a power cut loses nothing; "
+            "without it the newest chunks may be lost, but damaged chunks are still never served"
         ),
     ] = False

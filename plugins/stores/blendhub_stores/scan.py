@@ -1,4 +1,4 @@
-"""What a directory holds when it is opened: catalogued if it may be whole, removed if it cannot be."""
+"""Scans a directory when it is opened: catalogues its entries, and removes damaged files."""
 
 import logging
 
@@ -11,10 +11,10 @@ log = logging.getLogger(__name__)
 
 
 def scan(directory: Directory, catalogue: Catalogue) -> int:
-    """Fill an empty catalogue, longest unused first; returns how many damaged files were removed.
+    """Fill an empty catalogue, least recently used first; returns how many damaged files were removed.
 
-    Of a chunk only its name and size are looked at: opening each would take a minute where there are many.
-    ``load`` finds what else may be wrong with it.
+    Chunks are checked by name and size only: opening each file would take a minute where there are many. ``load``
+    verifies their bytes.
     """
     files = sorted(directory.files(), key=lambda file: file.used_ns)
     damaged: list[tuple[File, str]] = []
