@@ -1,4 +1,4 @@
-"""Everything a person can set about a hub: one structure, read from TOML, checked before anything starts."""
+"""The settings of a hub: one structure, read from TOML and checked before anything starts."""
 
 import tomllib
 from pathlib import Path
@@ -16,7 +16,7 @@ PolicyName: TypeAlias = Literal["lru", "s3fifo"]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A door of the hub."""
+    """An endpoint at which the hub listens."""
 
     endpoint: Annotated[str, Meta(min_length=1, description="where clients connect, as the transport writes it")]
     transport: Annotated[str, Meta(description="a transport by name")] = "zmq"
@@ -32,14 +32,16 @@ class StoreChoice(PluginChoice, frozen=True, forbid_unknown_fields=True):
 class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     listen: Annotated[
         tuple[Listen, ...],
-        Meta(description="the hub's doors; empty: one Unix socket that only this user can reach"),
+        Meta(description="where the hub listens; empty: one Unix socket that only this user can reach"),
     ] = ()
     arena_gib: Annotated[
         float, Meta(ge=0, le=2**20, description="shared memory for KV; 0: a quarter of the memory that is available")
     ] = 0.0
-    policy: Annotated[PolicyName, Meta(description="which chunk is evicted: the longest unused, or S3-FIFO")] = "lru"
+    policy: Annotated[
+        PolicyName, Meta(description="which chunk is evicted: the least recently used, or by S3-FIFO")
+    ] = "lru"
     store: Annotated[
-        StoreChoice | None, Meta(description="where KV lives beyond memory and restarts; none: nowhere")
+        StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
     ] = None
     read_lease_s: Annotated[Positive, Meta(description="how long an engine may read what a lookup found")] = 60.0
     write_lease_s: Annotated[Positive, Meta(description="how long an engine may take to write what it reserved")] = (
@@ -47,11 +49,11 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     )
     silence_s: Annotated[
         Positive,
-        Meta(description="a session that says nothing for so long has ended; clients ping five times as often"),
+        Meta(description="a session that sends nothing for so long ends; clients ping five times as often"),
     ] = 15.0
     max_prompt_tokens: Annotated[int, Meta(ge=1, le=2**30, description="longer prompts are refused")] = 2**24
     match_inline_tokens: Annotated[
-        int, Meta(ge=0, description="longer prompts are matched in a thread, so that others need not wait")
+        int, Meta(ge=0, description="longer prompts are matched in a thread, so that other requests need not wait")
     ] = 2**17
     wait_for_store_s: Annotated[
         float, Meta(ge=0, description="how long a reservation waits for chunks to be saved when the arena is full")
@@ -76,7 +78,7 @@ def load_config(path: Path | None = None) -> HubConfig:
 
 
 def as_toml(config: HubConfig) -> str:
-    """Every key with its value, what it means above it; ``load_config`` reads it back."""
+    """Every key with its value, and its meaning in a comment above; ``load_config`` reads it back."""
     lines: list[str] = []
     tables: list[str] = []
     for facts in describe_options(HubConfig):

@@ -355,7 +355,7 @@ def test_a_start_that_takes_long_is_ended_at_once(tmp_path, number):
     segments = arenas_of(starting)
     starting.send_signal(number)
     words, _ = starting.communicate(timeout=5)
-    assert starting.returncode == 0 and words == "stopped before it was up\n"
+    assert starting.returncode == 0 and words == "stopped before the hub was up\n"
     assert segments and not any(path.exists() for path in segments) and not (tmp_path / "hub.sock").exists()
 
 

@@ -1,4 +1,4 @@
-"""``blendhub keys``: the keys without which a hub does not listen beyond this machine."""
+"""``blendhub keys``: creates the keys that a hub needs to listen beyond this machine."""
 
 import argparse
 import os
@@ -13,8 +13,8 @@ from blendhub.errors import InvalidInput, PluginError
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "keys",
-        help="make keys for a hub that other machines reach",
-        description="Make a pair of CURVE keys for a hub and one for its clients. Keys are never overwritten.",
+        help="create keys for a hub that other machines reach",
+        description="Create a pair of CURVE keys for a hub and one for its clients. Keys are never overwritten.",
     )
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", type=Path, help="where; default: blendhub/keys in ~/.config"
@@ -24,11 +24,11 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        # Here, because the core works without the transports.
+        # Imported here, because blendhub works without blendhub-transports.
         from blendhub_transports.keys import make_keys
     except ImportError as error:
         raise PluginError(
-            f"making keys needs what is missing here: {error}; pip install blendhub-transports"
+            f"cannot create keys without blendhub-transports ({error}); pip install blendhub-transports"
         ) from error
     directory = (arguments.directory or _default_directory()).absolute()
     try:
@@ -49,19 +49,19 @@ def _default_directory() -> Path:
 def _how_to_use(directory: Path) -> str:
     hub = _pairs(" = ", secret_key=directory / "server.secret", client_keys=directory / "clients")
     client = _pairs(": ", secret_key=directory / "client.secret", server_key=directory / "server.public")
-    return f"""in hub.toml:
+    return f"""In hub.toml:
 
 [[listen]]
 endpoint = "tcp://0.0.0.0:7070"
 options = {{{hub}}}
 
-at a client, to whose machine client.secret and server.public are copied:
+At a client, with client.secret and server.public copied to its machine:
 
 HubClient("tcp://HOST:7070", options={{{client}}})
 blendhub top --endpoint tcp://HOST:7070 --options '{{{client}}}'
 
-A client with keys of its own gets in when its public key lies in {directory / "clients"} as NAME.public.
-Whoever has a secret key is let in: keep both, and send them over nothing that others can read."""
+To admit a client with its own key pair, copy its public key to {directory / "clients"} as NAME.public.
+Anyone who has client.secret can connect: keep secret keys secret, and send them only over encrypted channels."""
 
 
 def _pairs(equals: str, **paths: Path) -> str:

@@ -1,4 +1,4 @@
-"""``blendhub serve``: a hub in a process of its own, until it is told to stop."""
+"""``blendhub serve``: runs a hub until SIGTERM or Ctrl-C."""
 
 import argparse
 import asyncio
@@ -32,11 +32,11 @@ def add_parser(commands: Any) -> None:
         "serve",
         help="run a hub",
         description="Run a hub that engines of this machine share, until SIGTERM or Ctrl-C. "
-        "What is given here is taken instead of what the file says.",
+        "Options given here override the file.",
     )
     parser.add_argument("--config", metavar="FILE", type=Path, help="hub.toml; --print-config shows all its keys")
     parser.add_argument("--endpoint", metavar="EP", help="listen here only, such as ipc:///PATH/OF/SOCKET")
-    parser.add_argument("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by what is available")
+    parser.add_argument("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by the available memory")
     parser.add_argument("--store", metavar="DIR", type=Path, help="keep KV on disk too, in this directory")
     parser.add_argument("--policy", choices=get_args(PolicyName), help="which chunk is evicted")
     parser.add_argument("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
@@ -56,7 +56,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def default_endpoint() -> str:
-    """Where a hub listens and tools look for it if nobody says otherwise; its directory is this user's alone."""
+    """The endpoint that hubs and tools use by default, in a directory that only this user can enter."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     folder = Path(runtime, "blendhub") if os.path.isabs(runtime) else Path(f"/tmp/blendhub-{os.getuid()}")
     try:
@@ -65,7 +65,7 @@ def default_endpoint() -> str:
         found = folder.lstat()
     except OSError as error:
         raise HubError(f"cannot make the directory {folder}: {error.strerror}; name a socket with --endpoint") from None
-    # Whoever may write there could put a hub of his own in our hub's place.
+    # A user who can write there could replace the hub's socket.
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise HubError(
             f"{folder} should be a directory that only uid {os.getuid()} can enter, but it is {_owner(found)}; "
@@ -89,7 +89,7 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
     if arguments.policy is not None:
         given["policy"] = arguments.policy
     if arguments.store is not None:
-        # The file's other options of the store stay.
+        # Other options of the store, from the file, stay.
         options = config.store.options if config.store and config.store.name == "disk" else {}
         given["store"] = {"name": "disk", "options": {**options, "path": str(arguments.store.absolute())}}
     checked = parse_options("the command line", HubConfig, given)
@@ -102,24 +102,24 @@ async def _serve(config: HubConfig) -> None:
 
     disable_full_collections()
     stop = asyncio.Event()
-    # Before the hub starts, so that a signal leaves nothing behind at any time.
+    # Before the hub starts, so that a signal during its start removes what it created.
     for number in _stopping_signals():
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     host = PluginHost.discover()
     hub = Hub(config, host)
     async with contextlib.AsyncExitStack() as running:
         if not await _done_before(stop, running.enter_async_context(hub)):
-            _say("stopped before it was up")
-            # Threads that restore or compile cannot be told to stop, and would be waited for.
+            _say("stopped before the hub was up")
+            # Python would wait for threads that still load the store's catalogue or compile matchers.
             os._exit(0)
         _say(_screen(hub, host))
         await stop.wait()
-        _say("stopping: what is being saved is finished first")
+        _say("stopping: finishing saves to the store")
     _say("stopped")
 
 
 async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Whether the work was done before it had to stop; if not, it has cleaned up behind itself."""
+    """Whether the work was done before ``stop``; if not, it was cancelled and has cleaned up."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -141,7 +141,7 @@ def _stopping_signals() -> list[signal.Signals]:
 
 
 def _screen(hub: "Hub", host: PluginHost) -> str:
-    """All that one wants to know of a hub that has just started."""
+    """What ``blendhub serve`` prints when the hub is up."""
     state, config = hub.service.state, hub.config
     arena = state.cache.arena.name
     matchers = [plugin.name for plugin in host.plugins() if plugin.kind == "matcher" and plugin.available]
@@ -151,7 +151,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("arena", f"{arena.size / 2**30:.2f} GiB, /dev/shm/{arena.segment}"),
         ("policy", config.policy),
         ("store", _store(hub)),
-        ("models", ", ".join(models) or "none yet; engines bring them"),
+        ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
@@ -161,13 +161,13 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
 def _store(hub: "Hub") -> str:
     store = hub.config.store
     if store is None:
-        return "none; what is evicted is forgotten"
-    where = store.options.get("path") or "its default place"
+        return "none; evicted KV is lost"
+    where = store.options.get("path") or "its default directory"
     return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
 
 
 def _vllm_command(endpoint: str) -> str:
-    # Every interface is no place to connect to.
+    # A client cannot connect to a wildcard address.
     endpoint = re.sub(r"//(0\.0\.0\.0|\*|\[::\]):", f"//{socket.gethostname()}:", endpoint)
     given = {
         "kv_connector": "BlendHubConnector",
@@ -187,7 +187,7 @@ def _shown(rows: list[Row]) -> str:
     console = Console()
     with console.capture() as captured:
         for name, value in rows:
-            # Not wrapped: what is shown is copied.
+            # Not wrapped, so that users can copy it.
             console.print(Text.assemble((f"{name:<10}", "bold cyan"), value), soft_wrap=True)
     return captured.get().rstrip("\n")
 
@@ -195,10 +195,10 @@ def _shown(rows: list[Row]) -> str:
 def _say(text: str) -> None:
     try:
         print(text, flush=True)
-    except OSError:  # a hub goes on without readers
+    except OSError:  # the hub continues when its output is closed
         stop_printing()
 
 
 def stop_printing() -> None:
-    """Whoever read what is printed is gone; without this the interpreter complains of it when it ends."""
+    """Discard output from now on: the reader of the pipe is gone, and the interpreter would report that at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""``blendhub top``: what a hub does, while it does it."""
+"""``blendhub top``: shows the numbers of a running hub."""
 
 import argparse
 import sys
@@ -23,8 +23,8 @@ SHORTEST_S, LONGEST_S = 0.1, 3600.0
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
-        help="show what a running hub does",
-        description="Show hit rates, memory, leases and latencies of a running hub, again and again. "
+        help="show the numbers of a running hub",
+        description="Show hit rates, memory, leases and latencies of a running hub, updated regularly. "
         "A table in a terminal, plain lines elsewhere.",
     )
     parser.add_argument("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
@@ -66,7 +66,7 @@ class Sample(msgspec.Struct, frozen=True):
     numbers: Numbers
 
     def counter(self, name: str) -> float:
-        """Zero for what has not happened yet: a hub names only what it has counted."""
+        """Zero for what has not happened yet: a hub reports only counters that it has used."""
         return self.numbers.counters.get(name, 0)
 
     def gauge(self, name: str) -> float:
@@ -74,7 +74,7 @@ class Sample(msgspec.Struct, frozen=True):
 
 
 class View:
-    """A sample as text, beside the one before it."""
+    """A sample as text, with rates since the sample before it."""
 
     def __init__(self, now: Sample, before: Sample | None = None) -> None:
         self._now = now
@@ -104,7 +104,7 @@ class View:
         ]
 
     def latencies(self) -> list[tuple[str, str, str, str]]:
-        """Kind of request, how many there were, median and 99th percentile of the last ones."""
+        """Kind of request, number, median and 99th percentile of the recent ones."""
         kinds = sorted(
             name[8:-4] for name in self._now.numbers.gauges if name.startswith("seconds_") and "_p50" in name
         )
@@ -127,7 +127,7 @@ class View:
         )
 
     def _rate(self, name: str) -> str:
-        """How fast a counter grew since the sample before; nothing if the hub was restarted meanwhile."""
+        """The growth of a counter per second since the sample before; empty if the hub was restarted meanwhile."""
         if self._before is None or self._before.numbers.epoch != self._now.numbers.epoch:
             return ""
         grown = self._now.counter(name) - self._before.counter(name)
@@ -152,7 +152,7 @@ class View:
 
 
 class Watched:
-    """A hub that is asked for its numbers, over a new connection each time: it may have died in between."""
+    """A hub whose numbers are sampled, over a new connection each time: the hub may have restarted in between."""
 
     def __init__(self, endpoint: str, options: dict[str, Any]) -> None:
         self.endpoint = endpoint
@@ -193,7 +193,7 @@ def _show_on(hub: Watched, interval: float) -> None:
 
 
 def _views(hub: Watched, interval: float) -> Iterator[View | HubError]:
-    """Without end; an error where no hub answered, and the next one may."""
+    """A view or, where no hub answered, an error, once an interval without end."""
     before: Sample | None = None
     while True:
         try:
