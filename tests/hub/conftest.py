@@ -16,7 +16,7 @@ from blendhub.config import HubConfig
 
 @pytest.fixture
 def make_hub() -> Iterator[Any]:
-    """Makes hubs that are closed at the end."""
+    """Makes hubs, and closes them after the test."""
     made: list[DirectHub] = []
 
     def make(n_slots: int = 64, store: Path | None = None, **config: Any) -> DirectHub:

@@ -1,4 +1,4 @@
-"""A transport from real clients to a ``DirectHub``, on which a test loses requests and replies."""
+"""A transport from real clients to a ``DirectHub``, on which a test can lose requests and replies."""
 
 import itertools
 from collections.abc import Callable
@@ -16,18 +16,18 @@ from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.processes import ProcessId
 
 HARDLY_S = 0.005
-"""How long clients wait for writes that do not end."""
+"""The timeout of clients, and so how long they wait for writes that do not end."""
 
 
 class Line(Enum):
-    """What becomes of a client's requests."""
+    """What happens to a client's requests and their replies."""
 
     GOOD = 0
     REPLIES_ARE_LOST = 1
-    """The hub does what it is asked, and the client does not hear of it: one of them stands still."""
+    """The hub executes requests, but the client does not receive the replies."""
     CUT = 2
     REGISTRATIONS_ARE_LOST = 3
-    """Only the replies to them."""
+    """Only the replies to registrations are lost."""
 
 
 class Answered(Pending):
@@ -44,7 +44,7 @@ class Answered(Pending):
 
 
 class DirectConnection(Connection):
-    """Of one client, which claims to be a process that the test may kill."""
+    """The connection of one client, which claims to be a process that the test may kill."""
 
     _numbers = itertools.count(1)
 
@@ -73,7 +73,7 @@ class DirectConnection(Connection):
         return Answered(outcome)
 
     def cut(self) -> None:
-        """The hub sees the end of the connection. Another one will be another peer."""
+        """The hub sees the end of the connection; the next connection is a new peer."""
         self.hub.service.gone(self.peer)
         self.peer = b"client-%d" % next(self._numbers)
 
@@ -83,7 +83,7 @@ class DirectConnection(Connection):
 
 
 def connect(hub: DirectHub, process: ProcessId, clock: Callable[[], float]) -> tuple[HubClient, DirectConnection]:
-    """A client that does nothing by itself."""
+    """A client without a background thread."""
     connection = DirectConnection(hub, process)
 
     class Transports:

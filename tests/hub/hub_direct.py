@@ -1,4 +1,4 @@
-"""A hub without transports: its service is called directly, with a clock that the test moves."""
+"""A hub without transports: tests call its service directly, and set its clock."""
 
 import asyncio
 import inspect
@@ -44,7 +44,7 @@ def tokens(seed: int, length: int) -> Tokens:
 
 
 class Member:
-    """One session, and the requests that it makes. With a rank, it maps the arena unless ``maps`` is false."""
+    """One session and its requests. With a rank, it maps the arena unless ``maps`` is false."""
 
     def __init__(
         self, hub: "DirectHub", engine: str, rank: int, namespace: Namespace, process: ProcessId, maps: bool
@@ -69,7 +69,7 @@ class Member:
             self.ask(wire.Mapped, nonce=self.view.name.nonce, mapping=self.view.mapping)
 
     def die(self) -> None:
-        """The kernel takes a process's mapping away, and tells of its death."""
+        """The kernel removes a process's mapping, and reports its death."""
         self.view = None
         self.hub.state.process_died(self.process)
 
@@ -92,7 +92,7 @@ class Member:
         return view.slot(slot + self.rank * size, size)
 
     def write(self, reserved: wire.Reserved, text: Tokens) -> None:
-        """Fill this rank's shards with bytes that tell which tokens at which positions they belong to."""
+        """Fill this rank's shards with bytes that depend on the tokens, their positions and the rank."""
         for slot in reserved.slots:
             self.shard(slot.slot)[: len(slot.span) * 4] = marks(text, slot.span, self.rank)
 
@@ -116,7 +116,7 @@ def marks(text: Tokens, span: Span, rank: int) -> np.ndarray:
 
 
 class DirectHub:
-    """The service, on a loop that turns only while something is asked."""
+    """The service, on an event loop that runs only while a request is answered."""
 
     def __init__(self, config: HubConfig, n_slots: int, store: Path | None) -> None:
         self.config, self.n_slots, self.store = config, n_slots, store
@@ -136,11 +136,11 @@ class DirectHub:
         self.service = HubService(self.config, self.state, self.tier, lambda: self.now)
 
     def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
-        """The reply's message, or the error."""
-        return self.envelope(message, payload).message
+        """The reply's message; raises the error if there is one."""
+        return self.parcel(message, payload).message
 
-    def envelope(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Envelope:
-        # Through the codec, because that is where peers' values are bounded.
+    def parcel(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Envelope:
+        # Through the codec, which checks the bounds of peers' values.
         codec = self.service.codec
         decoded = codec.decode(codec.encode(message))
 
@@ -154,7 +154,7 @@ class DirectHub:
         return self.loop.run_until_complete(work)
 
     def settle(self) -> None:
-        """Wait until the store has caught up."""
+        """Wait until no chunk waits to be saved or loaded."""
         while self.tier and (self.tier.waiting or self.state.cache.filling):
             self.run(asyncio.sleep(0.001))
 

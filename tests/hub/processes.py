@@ -1,4 +1,4 @@
-"""Hubs and engines in processes of their own, which tests may kill."""
+"""Hubs and engines in separate processes, which tests may kill."""
 
 import os
 import signal
@@ -69,11 +69,11 @@ class HubProcess:
 
 
 IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""Pids of its own, and the machine's shared memory, as with ``--ipc=host``."""
+"""A pid namespace of its own with the machine's shared memory, as with ``--ipc=host``."""
 
 
 def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen:
-    """A process that has this directory's modules."""
+    """Run Python code that can import this directory's modules."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path}
     return subprocess.Popen(
@@ -92,8 +92,8 @@ def python_of(process: subprocess.Popen) -> int:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Wait for what is to happen soon."""
+    """Wait until the condition holds."""
     deadline = time.monotonic() + SOON_S
     while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
+        assert time.monotonic() < deadline, f"the condition did not hold within {SOON_S} s"
         time.sleep(0.01)

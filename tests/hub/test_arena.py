@@ -1,4 +1,4 @@
-"""Shared memory: made whole, found by name, and never left behind."""
+"""Shared memory: reserved completely, mapped by name, and always removed."""
 
 import asyncio
 import os

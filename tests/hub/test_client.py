@@ -1,4 +1,4 @@
-"""A client beside a hub whose clock the test moves."""
+"""A client of a hub whose clock the test sets."""
 
 import asyncio
 import threading
@@ -38,7 +38,7 @@ def served(hub):
 
 
 def silence(hub: DirectHub, running: Running) -> None:
-    """So long that the hub gives up every session."""
+    """Let so much time pass that the hub ends every session."""
 
     async def pass_time() -> None:
         hub.now += 100

@@ -1,4 +1,4 @@
-"""What a person writes about a hub."""
+"""The configuration of a hub."""
 
 import pytest
 

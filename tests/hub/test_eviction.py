@@ -1,4 +1,4 @@
-"""The orders of eviction, beside simple models."""
+"""Eviction policies, compared with simple models."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Room in the arena, beside a map of single grains."""
+"""The allocator of the arena, compared with a map of single grains."""
 
 from hypothesis import given
 from hypothesis import strategies as st

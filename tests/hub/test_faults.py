@@ -34,7 +34,7 @@ def store(client: HubClient, text: np.ndarray) -> None:
 
 
 def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
-    """How many tokens were found; each must be the right one."""
+    """Look up a text, check the bytes that are found, and return the number of tokens."""
     found = client.lookup(text, wait_s=wait_s)
     copies = []
     with client.reading(found) as pieces:
@@ -112,7 +112,7 @@ def within(request):
 
 
 def test_a_stopped_writer_loses_its_lease_but_not_its_slots(tmp_path, within):
-    """It may wake and write at any time, so no other gets the slots before it is dead."""
+    """A stopped process may wake and write at any time, so its slots are not reused before it is dead."""
     hub = HubProcess(tmp_path, silence_s=0.5)
     with HubClient(hub.endpoint) as client:
         free = client.stats().gauges["arena_free_bytes"]
@@ -183,7 +183,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("trouble", ["its session ended", "its lease expired", "the hub was restarted"])
 def test_a_process_that_comes_late_writes_nothing(tmp_path, within, trouble):
-    """What it had reserved may hold another text by now."""
+    """Its slots may hold another text by now."""
     lease_s = 1.0 if trouble == "its lease expired" else 120.0
     hub = HubProcess(tmp_path, silence_s=1.0, write_lease_s=lease_s, arena_gib=4 * namespace().slot_bytes / 2**30)
     with HubClient(hub.endpoint) as client:

@@ -1,4 +1,4 @@
-"""A hub's memory goes back without Python's collector, which therefore need not hold it up."""
+"""A hub frees its memory without full garbage collections, so a process that runs only a hub disables them."""
 
 import gc
 
@@ -20,7 +20,7 @@ print(*sorted(generations))
 
 
 def use_up(hub, rounds):
-    """Store more than there is room for, find it, forget it, and leave."""
+    """Store more than fits into the arena, look it up, clear it, and unregister."""
     for number in range(rounds):
         member = hub.join(engine=f"engine {number}")
         texts = [tokens(1000 * number + text, 96) for text in range(30)]
@@ -32,7 +32,7 @@ def use_up(hub, rounds):
         member.ask(wire.Unregister)
 
 
-def test_a_hub_forgets_without_a_collection(hub):
+def test_a_hub_frees_its_state_without_a_collection(hub):
     use_up(hub, 2)
     gc.collect()
     gc.disable()
@@ -54,6 +54,6 @@ def _garbage():
         gc.garbage.clear()
 
 
-def test_young_objects_are_collected_and_never_all():
+def test_only_young_generations_are_collected():
     process = run_python(COLLECTIONS_OF_ALL)
     assert process.communicate(timeout=60)[0] == "0 1\n"

@@ -1,8 +1,8 @@
-"""Any history of real clients that store, look up, stand still, crash and come back, beside a model of the tokens.
+"""Any history of real clients that store, look up, stall, crash and reconnect, checked against the tokens.
 
-The clients are those that engines use, over a transport that the test may cut; the hub's clock and theirs are the
-test's. Every byte that a lease vouches for is compared, and no process ever has the right to write into a slot that
-the hub would give to another.
+The clients are those that engines use, over a transport that the test may cut; the test sets their clock and the
+hub's. Every byte under a lease is compared, and no process ever has the right to write into a slot that the hub would
+allocate to another.
 """
 
 import contextlib
@@ -36,7 +36,7 @@ PROMPT = st.integers(0, len(PROMPTS) - 1)
 
 
 class Job:
-    """A text that an engine stores, and how far each of its ranks has come."""
+    """A text that an engine stores, with its write lease."""
 
     def __init__(self, reserved: Reservation, text: np.ndarray) -> None:
         assert reserved.right
@@ -47,7 +47,7 @@ class Job:
 
 
 class Write:
-    """A write under way: the right was asked for, the bytes come later, through the mapping as it was then."""
+    """A write that has begun with a valid right; the bytes follow later, through the mapping of that moment."""
 
     def __init__(self, process: "Process", job: Job) -> None:
         self.job = job
@@ -98,7 +98,7 @@ class Process:
             self.writes.pop().end()
 
     def exit(self) -> None:
-        """The kernel takes the mapping away."""
+        """The kernel removes the mapping."""
         self.end_writes()
         self.client.arena = None
 
@@ -132,7 +132,7 @@ class HubMachine(RuleBasedStateMachine):
         self.hub.service._watch.watch = lambda process: None  # the processes are made up
         self.engines: list[Engine] = []
         self.orphans: list[Process] = []
-        """Of processes that died, what children forked from them still hold."""
+        """Dead processes whose forked children still have their mappings."""
         self.started = self.n_engines = 0
         for model in (0, 1):
             self.join(model)
@@ -215,7 +215,7 @@ class HubMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, text=TEXT, other=TEXT, last=st.booleans())
     def grow(self, which: int, text: int, other: int, last: bool) -> None:
-        """Store a beginning, and go on with it; by mistake with another text's tokens, perhaps."""
+        """Store the beginning of a text, and extend the run, perhaps with another text's tokens by mistake."""
         engine = self.an_engine(which)
         with contextlib.suppress(BlendHubError):
             first = engine.scheduler.client.reserve(TEXTS[text], Span(0, 40))
@@ -239,7 +239,7 @@ class HubMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, share=st.floats(0, 1))
     def write_what_was_planned(self, which: int, share: float) -> None:
-        """Perhaps long after it was planned: in another life of the hub, or of the session."""
+        """Perhaps long after the reservation: after a restart of the hub, or in another session."""
         engine = self.an_engine(which)
         job = self.a_job(engine, which)
         if job:
@@ -276,7 +276,7 @@ class HubMachine(RuleBasedStateMachine):
 
     @invariant()
     def those_who_may_write_do(self) -> None:
-        """Whatever is under way is written again and again; nothing that can be read is hurt by it."""
+        """Writes that have begun are repeated after every step; they never change a chunk that can be read."""
         if not hasattr(self, "hub"):
             return
         for process in [*(worker for engine in self.engines for worker in engine.workers), *self.orphans]:
@@ -305,7 +305,7 @@ class HubMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, text=TEXT, other=TEXT)
     def write_too_late(self, which: int, text: int, other: int) -> None:
-        """A lease runs out, others store, and the engine that planned it knows nothing of that."""
+        """A lease expires and other engines store, before its engine writes."""
         slow, quick = self.an_engine(which), self.an_engine(which // 3)
         job = self.reserve_for(slow, TEXTS[text])
         self.time_passes(LEASE_S + 1)
@@ -321,7 +321,7 @@ class HubMachine(RuleBasedStateMachine):
 
     @rule(which=WHICH, text=TEXT, other=TEXT, times=st.integers(0, 2))
     def a_write_is_overtaken(self, which: int, text: int, other: int, times: int) -> None:
-        """By the end of its lease, which its process hears of while it writes."""
+        """A lease ends while a process writes under it."""
         slow, quick = self.an_engine(which), self.an_engine(which // 3)
         job = self.reserve_for(slow, TEXTS[text])
         if job:
@@ -351,7 +351,7 @@ class HubMachine(RuleBasedStateMachine):
         aborts: bool,
         line: Line | None,
     ) -> None:
-        """The hub ends its session; the client notices that late, or never, and may come back while it writes."""
+        """The hub ends a session; its client notices late or never, and may register anew while it writes."""
         engine, worker = self.an_engine(which), self.a_worker(which)
         job = self.reserve_for(engine, TEXTS[text])
         if job and writes_before:

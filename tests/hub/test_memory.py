@@ -1,4 +1,4 @@
-"""How much memory a hub takes by itself: on trees of files like those of machines, and under a real limit."""
+"""The default size of the arena: with trees of files like those of machines, and under a real limit."""
 
 import os
 import subprocess

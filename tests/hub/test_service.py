@@ -1,4 +1,4 @@
-"""What a hub answers, asked directly."""
+"""The answers of a hub's service, called directly."""
 
 import asyncio
 import threading
@@ -338,7 +338,7 @@ def test_bytes_through_the_transport(hub):
 
 
 def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch):
-    """Whoever asked may be gone by then, and the lease too."""
+    """The client that sent them may be gone by then, and the lease too."""
     hub = make_hub(n_slots=2)
     member = hub.join(process=ELSEWHERE, maps=False)
     reserved = member.reserve(tokens(1, 64))
@@ -376,7 +376,7 @@ def shard_of(text, slot, rank=0):
 
 
 def test_nothing_is_put_into_what_is_committed(hub):
-    """Neither into what can be read already, nor into what this rank has vouched for."""
+    """Neither into chunks that can be read, nor into slots that this rank has committed."""
     two_ranks = namespace(world_size=2)
     ranks = [hub.join("e", rank, two_ranks, process=ELSEWHERE, maps=False) for rank in range(2)]
     text = tokens(1, 96)
@@ -404,7 +404,7 @@ def test_nothing_is_put_into_what_is_committed(hub):
 
 
 def test_a_commit_waits_for_the_puts_before_it(hub, monkeypatch):
-    """A client need not wait for one answer before it asks the next."""
+    """A client need not wait for an answer before it sends the next request."""
     member, text = hub.join(process=ELSEWHERE, maps=False), tokens(1, 32)
     reserved = member.reserve(text)
     ids = {"session": member.registered.session, "epoch": member.registered.epoch}

@@ -1,4 +1,4 @@
-"""The store behind the arena: what is evicted comes back, also after a restart, and what is damaged does not."""
+"""The store behind the arena: evicted chunks come back, also after a restart; damaged chunks do not."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
 
 @pytest.fixture
 def small_hub(make_hub, tmp_path):
-    """Room for four chunks in memory, and for many on disk."""
+    """A hub with memory for four chunks, and disk space for many."""
     return make_hub(n_slots=4, store=tmp_path / "store")
 
 
