@@ -10,11 +10,11 @@ from blendhub.errors import ProtocolError
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Peer: TypeAlias = bytes
-"""Names one connection to a server, for as long as that server lives; never reused."""
+"""The name of one connection to a server; the server never reuses it."""
 
 
 class Envelope(NamedTuple):
-    """A message, and raw bytes that travel beside it uncopied and undecoded."""
+    """A message, and raw buffers that travel with it without being encoded."""
 
     message: msgspec.Struct
     payload: Sequence[Buffer] = ()
@@ -42,7 +42,7 @@ class Codec:
 
 
 class Service(ABC):
-    """What a server serves. Every method is called on the event loop that ``serve`` was called on."""
+    """The requests that a server answers. Every method is called on the event loop that ``serve`` was called on."""
 
     codec: Codec
     """Decodes requests, encodes replies."""
@@ -56,7 +56,7 @@ class Service(ABC):
         """
 
     def gone(self, peer: Peer) -> None:  # noqa: B027  most services need not know
-        """A peer closed its connection or died, as far as the transport can tell. May never be called."""
+        """A peer closed its connection or died. A transport that cannot notice this never calls it."""
 
 
 class Pending(ABC):
@@ -75,8 +75,8 @@ class Connection(ABC):
     """A client's end. All methods may be called from several threads at once.
 
     *Deadlines.* Every request ends by its deadline, with its reply or with a typed error:
-    DeadlineExceeded when time ran out, PeerGone when the server died or left meanwhile (told as soon as the
-    transport knows, not at the deadline), Busy when the server's or the connection's queue is full,
+    DeadlineExceeded when time ran out, PeerGone when the server died or left meanwhile (as soon as the
+    transport notices, not at the deadline), Busy when the server's or the connection's queue is full,
     VersionMismatch when the two sides' codecs differ, ProtocolError for what cannot be a message.
 
     *Order.* Replies may come in any order; each finds its own request.
@@ -99,13 +99,13 @@ class Connection(ABC):
 
 
 class Server(ABC):
-    """A service's open door."""
+    """A service that listens at an endpoint."""
 
     endpoint: str
-    """Where clients connect: the endpoint asked for, with whatever was left open (a port) filled in."""
+    """Where clients connect: the endpoint asked for, with the port that was picked if it was 0."""
 
     refused: int
-    """Frames that were answered with an error or dropped because they are no valid request."""
+    """Frames that were answered with an error or dropped because they are not valid requests."""
 
     @abstractmethod
     async def close(self) -> None:
@@ -116,22 +116,22 @@ class Transport(ABC):
     """Carries requests between processes, or within one.
 
     *Hostile input.* Whatever bytes arrive, the server lives on: a frame that is malformed, too large, or of
-    another version is counted in ``Server.refused`` and answered with a typed error where its sender can be told.
+    another version is counted in ``Server.refused`` and answered with a typed error if it says which request it is.
 
     *Bounds.* A server holds at most a bounded number of requests; one more is answered Busy at once. A peer
     that does not read its replies loses them, and never blocks others.
 
-    *Trust.* An endpoint that only this user can reach needs no keys; one that others could reach is refused
+    *Trust.* An endpoint that only this user can reach needs no keys; one that others can reach is refused
     at ``serve`` unless the transport's options hold keys, with an error that says how to make them.
     """
 
     schemes: tuple[str, ...]
-    """The beginnings of the endpoints it understands, such as ``ipc://``."""
+    """Prefixes of the endpoints that it supports, such as ``ipc://``."""
 
     @abstractmethod
     async def serve(self, endpoint: str, service: Service) -> Server:
-        """Open ``endpoint``; the running event loop will call ``service``."""
+        """Listen at ``endpoint``; ``service`` is called on the running event loop."""
 
     @abstractmethod
     def connect(self, endpoint: str, codec: Codec) -> Connection:
-        """A connection to a server, which need not be up yet. ``codec`` decodes replies, encodes requests."""
+        """A connection to a server, which need not run yet. ``codec`` decodes replies, encodes requests."""

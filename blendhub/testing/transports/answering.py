@@ -1,4 +1,4 @@
-"""Every request gets its own reply, whatever else is under way."""
+"""Every request gets its reply, whichever other requests are under way."""
 
 import random
 import threading
@@ -50,9 +50,7 @@ class AnsweringTests(TransportTests):
         for number, one in reversed(list(enumerate(pending))):
             assert one.result().message == EchoReply(str(number))
 
-    def test_who_always_has_several_requests_under_way_gets_every_reply(
-        self, server: Running, connect: Connect
-    ) -> None:
+    def test_a_client_with_several_requests_under_way_gets_every_reply(self, server: Running, connect: Connect) -> None:
         wrong: list[object] = []
 
         def go_on(connection: Connection) -> None:
@@ -90,7 +88,7 @@ class AnsweringTests(TransportTests):
             thread.start()
         for thread in threads:
             thread.join(2 * LONG)
-            assert not thread.is_alive(), "a thread waits for ever"
+            assert not thread.is_alive(), "a thread is still waiting"
         assert not wrong
 
     def test_a_thread_may_wait_for_what_another_submitted(self, connection: Connection) -> None:
@@ -104,7 +102,7 @@ class AnsweringTests(TransportTests):
             thread.join(LONG)
         assert [reply.message for reply in replies] == [EchoReply("x")] * 3
 
-    def test_connections_are_told_apart(self, server: Running, connect: Connect) -> None:
+    def test_connections_are_distinguished(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(8)]
         pending = [
             one.submit(Envelope(EchoRequest(str(name), seconds=0.05)), LONG) for name, one in enumerate(connections)

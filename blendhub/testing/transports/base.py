@@ -1,4 +1,4 @@
-"""What all parts of the transport suite share: a service, its messages, and a server in a thread of its own."""
+"""What all parts of the transport suite share: a service, its messages, and a server that runs in a thread."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ LONG = 30.0
 """A timeout that no test should ever use up."""
 
 SOON = 5.0
-"""What counts as at once on a machine that is busy with other things."""
+"""Seconds that count as at once on a busy machine."""
 
 
 class EchoRequest(msgspec.Struct, frozen=True, tag=True):
@@ -44,7 +44,7 @@ def client_codec(version: int = 1) -> Codec:
 
 
 class EchoService(Service):
-    """Says again what it is told, payload and all."""
+    """Replies with the text and the payload of the request."""
 
     def __init__(self, version: int = 1) -> None:
         self.codec = service_codec(version)
@@ -69,7 +69,7 @@ class EchoService(Service):
 
 
 class Running:
-    """A server, and the loop that turns it."""
+    """A server, and the event loop that it runs on in a thread."""
 
     def __init__(self, transport: Transport, endpoint: str, service: Service) -> None:
         self.service = service
@@ -108,10 +108,10 @@ class TransportTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the transport under test."""
 
     max_pending: ClassVar[int] = 4096
-    """How many requests one server takes before it says Busy; give the transport that limit in ``create``."""
+    """Requests that one server holds before it answers Busy; give the transport that limit in ``create``."""
 
     crosses_processes: ClassVar[bool] = True
-    """Whether a client can be in another process than its server."""
+    """Whether a client and its server can be in different processes."""
 
     @abstractmethod
     def create(self) -> Transport:
@@ -119,7 +119,7 @@ class TransportTests(ABC):
 
     @abstractmethod
     def endpoint(self, path: Path) -> str:
-        """An endpoint that nobody listens at; ``path`` is a directory of this test's own."""
+        """An endpoint without a server; ``path`` is a directory that only this test uses."""
 
     @classmethod
     def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
@@ -138,7 +138,7 @@ class TransportTests(ABC):
 
     def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
         """Send bytes to a server that no client of this transport would send; override it where that can be done."""
-        pytest.skip("this suite was not told how to send raw bytes over this transport")
+        pytest.skip("this suite does not override send_raw, so it cannot send raw bytes over this transport")
 
     @pytest.fixture
     def path(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -181,7 +181,7 @@ class TransportTests(ABC):
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that nobody listens at just now."""
+    """A TCP port of the loopback interface that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

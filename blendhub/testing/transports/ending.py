@@ -25,14 +25,14 @@ from blendhub.testing.transports.base import (
 
 
 def _until_it_answers(connection: Connection) -> float:
-    """How long it takes until the server is found again."""
+    """Seconds until the connection reaches the server again."""
     started = time.monotonic()
     while True:
         try:
             assert connection.call(Envelope(EchoRequest("back")), 1.0).message == EchoReply("back")
             return time.monotonic() - started
         except TransportError:
-            assert time.monotonic() - started < SOON, "the server is back, but the connection does not find it"
+            assert time.monotonic() - started < SOON, "the server is back, but the connection does not reach it"
             time.sleep(0.01)
 
 
@@ -79,7 +79,7 @@ class EndingTests(TransportTests):
     @pytest.mark.slow
     def test_a_server_that_is_killed_is_reported_and_found_again(self, path: Path, connect: Connect) -> None:
         if not self.crosses_processes:
-            pytest.skip("client and server are one process: one cannot die alone")
+            pytest.skip("client and server are one process, so the server cannot be killed alone")
         endpoint = self.endpoint(path)
         connection = connect(endpoint)
         for _ in range(3):
@@ -97,7 +97,7 @@ class EndingTests(TransportTests):
             server.join()
 
     @pytest.mark.slow
-    def test_a_fork_does_not_use_its_parents_connection(self, connection: Connection) -> None:
+    def test_a_fork_does_not_use_the_connection_of_its_parent(self, connection: Connection) -> None:
         if not self.crosses_processes:
             pytest.skip("a fork has no server to talk to")
         connection.call(Envelope(EchoRequest("parent")), LONG)

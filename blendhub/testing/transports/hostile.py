@@ -1,4 +1,4 @@
-"""Whatever bytes arrive, the server lives on, and others do not notice."""
+"""Whatever bytes arrive, the server keeps serving its other clients."""
 
 import time
 
@@ -16,7 +16,7 @@ class HostileTests(TransportTests):
     @pytest.mark.slow
     @settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
     @given(frames=garbage)
-    def test_garbage_harms_nobody(self, server: Running, connection: Connection, frames: list[bytes]) -> None:
+    def test_garbage_does_no_harm(self, server: Running, connection: Connection, frames: list[bytes]) -> None:
         for _ in range(5):
             self.send_raw(server.endpoint, frames)
         assert connection.call(Envelope(EchoRequest("well behaved")), LONG).message == EchoReply("well behaved")

@@ -1,4 +1,4 @@
-"""No wait without a deadline, and no queue without an end."""
+"""Every wait has a deadline, and every queue a limit."""
 
 import time
 
@@ -28,21 +28,21 @@ class LimitTests(TransportTests):
         assert 0.25 < time.monotonic() - started < SOON
         assert connection.call(Envelope(EchoRequest("still here")), LONG).message == EchoReply("still here")
 
-    def test_a_deadline_counts_without_anybody_waiting(self, connection: Connection) -> None:
+    def test_a_deadline_passes_even_if_no_thread_waits(self, connection: Connection) -> None:
         pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), 0.2)
         time.sleep(0.3)
         assert pending.done()
         with pytest.raises(DeadlineExceeded):
             pending.result()
 
-    def test_a_reply_that_is_late_goes_to_nobody(self, connection: Connection) -> None:
+    def test_a_late_reply_is_dropped(self, connection: Connection) -> None:
         for number in range(5):
             with pytest.raises(DeadlineExceeded):
                 connection.call(Envelope(EchoRequest(f"late {number}", seconds=0.15)), 0.1)
         time.sleep(0.2)
         assert connection.call(Envelope(EchoRequest("mine")), LONG).message == EchoReply("mine")
 
-    def test_one_request_too_many_is_told_busy_at_once(self, server: Running, connect: Connect) -> None:
+    def test_one_request_too_many_is_answered_busy_at_once(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(2)]
         started = time.monotonic()
         pending = []
@@ -58,7 +58,7 @@ class LimitTests(TransportTests):
                 with pytest.raises(Busy):
                     one.result()
                 n_busy += 1
-        assert n_busy == 20, f"{n_busy} of 20 requests too many were told Busy"
+        assert n_busy == 20, f"{n_busy} of 20 requests too many were answered Busy"
 
     def test_after_busy_there_is_room_again(self, server: Running, connect: Connect) -> None:
         connection = connect(server.endpoint)
