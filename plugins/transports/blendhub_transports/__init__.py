@@ -34,7 +34,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             kind="transport",
             name="inproc",
             api=1,
-            summary="requests within one process, handed over as they are",
+            summary="requests within one process, passed by reference",
             factory=_inproc,
             options=InprocOptions,
             capabilities=("inproc://",),

@@ -1,4 +1,4 @@
-"""Where a server's requests are worked on: a bounded number, none past its deadline, each answered once."""
+"""Runs a server's requests: a bounded number at once, none past its deadline, each answered once."""
 
 import asyncio
 import logging
@@ -12,10 +12,18 @@ from blendhub_transports.error_codec import service_failure
 
 log = logging.getLogger("blendhub.transports")
 
-Answer: TypeAlias = Callable[[Envelope | BlendHubError], None]
+Reply: TypeAlias = Callable[[Envelope | BlendHubError], None]
+"""Sends the outcome of a request to its caller."""
 
 GRACE_S = 1.0
 """How long a closing server waits for cancelled requests to unwind."""
+
+
+class _Running(NamedTuple):
+    request: Envelope
+    deadline: float
+    reply: Reply
+    timer: asyncio.TimerHandle
 
 
 class Dispatcher:
@@ -26,84 +34,72 @@ class Dispatcher:
         self._max_pending = max_pending
         self._endpoint = endpoint
         self._loop = asyncio.get_running_loop()
-        self._running: dict[asyncio.Future[Any], _Held] = {}
+        self._running: dict[asyncio.Future[Any], _Running] = {}
 
-    def idle(self) -> bool:
-        """Whether nothing is under way."""
-        return not self._running
-
-    def take(self, peer: Peer, request: Envelope, remaining: float, answer: Answer) -> None:
-        """Answer ``request``, now or later; ``remaining`` is how many seconds are left for it."""
+    def dispatch(self, peer: Peer, request: Envelope, remaining: float, reply: Reply) -> None:
+        """Have ``request`` handled and replied to, now or later, within ``remaining`` seconds."""
         if remaining <= 0:
-            return answer(DeadlineExceeded(f"{self._endpoint}: the deadline passed in the queue; not started"))
+            return reply(DeadlineExceeded(f"{self._endpoint}: the deadline passed in the queue; not started"))
         if len(self._running) >= self._max_pending:
-            return answer(
-                Busy(
-                    f"{self._endpoint} has {self._max_pending} requests under way, as many as max_pending allows; "
-                    "try again later"
-                )
-            )
+            limit = f"{self._max_pending} requests under way, as many as max_pending allows"
+            return reply(Busy(f"{self._endpoint} has {limit}; try again later"))
         try:
-            reply = self._service.handle(peer, request)
-            task = None if isinstance(reply, Envelope) else asyncio.ensure_future(reply)
+            outcome = self._service.handle(peer, request)
+            task = None if isinstance(outcome, Envelope) else asyncio.ensure_future(outcome)
         except Exception as error:
-            return answer(self._told(error, request))
+            return reply(self._reportable(error, request))
         if task is None:
-            return answer(reply)
+            return reply(outcome)
         # Read before the timer is set, which would otherwise go off before the deadline.
         deadline = time.monotonic() + remaining
         # Without a timer a request that never ends would hold its place for good.
         timer = self._loop.call_later(remaining, task.cancel)
-        self._running[task] = _Held(request, deadline, answer, timer)
+        self._running[task] = _Running(request, deadline, reply, timer)
         task.add_done_callback(self._finished)
         return None
 
-    def gone(self, peer: Peer) -> None:
-        """Tell the service that a peer left."""
+    def peer_gone(self, peer: Peer) -> None:
+        """Report to the service that a peer left."""
         try:
             self._service.gone(peer)
         except Exception:
-            log.exception("%s: the service failed when it was told that a peer left", self._endpoint)
+            log.exception("%s: Service.gone failed", self._endpoint)
 
     async def close(self) -> None:
-        """Cancel what is under way; its callers get PeerGone."""
-        running, self._running = self._running, {}
-        for task, held in running.items():
+        """Cancel the requests under way; their callers get PeerGone."""
+        requests, self._running = self._running, {}
+        for task, running in requests.items():
             task.cancel()
-            held.timer.cancel()
-            held.answer(PeerGone(f"{self._endpoint} closed before it replied; connect again when it is back"))
-        if running:
-            await asyncio.wait(running, timeout=GRACE_S)
+            running.timer.cancel()
+            running.reply(PeerGone(f"{self._endpoint} closed before it replied; connect again when it is back"))
+        if requests:
+            await asyncio.wait(requests, timeout=GRACE_S)
 
     def _finished(self, task: "asyncio.Future[Any]") -> None:
-        held = self._running.pop(task, None)
-        if held is None:  # answered by close(); asyncio complains of an exception that nobody looked at
-            if not task.cancelled():
-                task.exception()
-            return
-        held.timer.cancel()
-        if task.cancelled():
-            late = time.monotonic() >= held.deadline
-            sentence = f"{self._endpoint}: the request was cancelled {'at its deadline' if late else 'by the service'}"
-            held.answer(DeadlineExceeded(sentence) if late else service_failure(asyncio.CancelledError(sentence)))
-        elif error := task.exception():
-            held.answer(self._told(error, held.request))
-        elif isinstance(task.result(), Envelope):
-            held.answer(task.result())
-        else:
-            held.answer(service_failure(TypeError(f"it replied with {task.result()!r}, which is not an Envelope")))
+        running = self._running.pop(task, None)
+        if running is not None:
+            running.timer.cancel()
+            running.reply(self._outcome(task, running))
+        elif not task.cancelled():  # close() replied; asyncio logs an exception that was never retrieved
+            task.exception()
 
-    def _told(self, error: BaseException, request: Envelope) -> BlendHubError:
+    def _outcome(self, task: "asyncio.Future[Any]", running: _Running) -> Envelope | BlendHubError:
+        """What the caller of a finished request gets."""
+        if task.cancelled():
+            if time.monotonic() >= running.deadline:
+                return DeadlineExceeded(f"{self._endpoint}: the request was cancelled at its deadline")
+            sentence = f"{self._endpoint}: the request was cancelled by the service"
+            return service_failure(asyncio.CancelledError(sentence))
+        if error := task.exception():
+            return self._reportable(error, running.request)
+        result = task.result()
+        if isinstance(result, Envelope):
+            return result
+        return service_failure(TypeError(f"it replied with {result!r}, which is not an Envelope"))
+
+    def _reportable(self, error: BaseException, request: Envelope) -> BlendHubError:
+        """The error that the caller gets for ``error``."""
         if isinstance(error, BlendHubError):
             return error
         log.error("%s: %s failed", self._endpoint, type(request.message).__name__, exc_info=error)
         return service_failure(error)
-
-
-class _Held(NamedTuple):
-    """What is kept of a request under way."""
-
-    request: Envelope
-    deadline: float
-    answer: Answer
-    timer: asyncio.TimerHandle

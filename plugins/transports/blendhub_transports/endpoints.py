@@ -1,4 +1,4 @@
-"""Where servers listen: what an endpoint means, and who can reach it."""
+"""Parses endpoints, and says which of them only this machine or this user can reach."""
 
 import ipaddress
 import re
@@ -8,13 +8,13 @@ import msgspec
 from blendhub.errors import InvalidInput
 
 LONGEST_PATH = 107
-"""What the kernel takes as the path of a Unix socket, in bytes."""
+"""Bytes that the kernel allows for the path of a Unix socket."""
 
 _TCP = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%\w]+\]|[\w.*-]+):(?P<port>\d{1,5})")
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """An endpoint that was understood: a Unix socket's ``path``, or the ``host`` of a TCP one."""
+    """A parsed endpoint: the ``path`` of a Unix socket, or the ``host`` of a TCP endpoint."""
 
     text: str
     path: str | None = None
@@ -22,7 +22,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
     @property
     def private(self) -> bool:
-        """Whether nobody outside this machine can reach it, and on it only this user or loopback."""
+        """Whether it is a Unix socket, which belongs to its user, or a loopback address."""
         if self.path is not None or self.host == "localhost":
             return True
         try:
@@ -50,8 +50,8 @@ def parse_endpoint(text: str) -> Endpoint:
 def _socket_path(text: str) -> str:
     path = text.removeprefix("ipc://")
     if not path or path.startswith(("@", "*")) or "\0" in path:
-        # Abstract names have no owner: whoever shares the network namespace could connect.
-        raise InvalidInput(f"endpoint {text!r} names no file; expected ipc:///PATH/OF/SOCKET")
+        # An abstract name has no owner: any process of the network namespace could connect.
+        raise InvalidInput(f"endpoint {text!r} does not name a file; expected ipc:///PATH/OF/SOCKET")
     length = len(path.encode())
     if length > LONGEST_PATH:
         raise InvalidInput(

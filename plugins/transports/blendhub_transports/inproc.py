@@ -1,7 +1,7 @@
-"""The transport ``inproc``: requests within one process, handed over as they are.
+"""The transport ``inproc``: requests within one process, passed by reference.
 
-Messages and payloads are not copied or encoded, so whoever sends must not change them afterwards. The service
-runs on the loop that called ``serve``; callers are other threads, or the loop's own through ``submit``.
+Messages and payloads are not copied or encoded, so the sender must not change them afterwards. The service
+runs on the loop that called ``serve``; callers are other threads, or that loop through ``submit``.
 """
 
 import asyncio
@@ -12,9 +12,9 @@ from typing import ClassVar
 
 from blendhub.contracts.transport import Codec, Connection, Envelope, Peer, Pending, Server, Service, Transport
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, InvalidInput, PeerGone, VersionMismatch
+from blendhub_transports.deadline import deadline_after
 from blendhub_transports.dispatcher import Dispatcher
 from blendhub_transports.options import InprocOptions
-from blendhub_transports.pending import deadline_after
 
 SCHEME = "inproc://"
 
@@ -54,7 +54,7 @@ class InprocServer(Server):
             self._closed = True
             del self.by_endpoint[self.endpoint]
             await self._dispatcher.close()
-            # What was on its way to this loop finds nobody any more.
+            # Requests that were posted but not yet dispatched.
             for pending in list(self._waiting):
                 pending.settle(PeerGone(f"{self.endpoint} closed before it replied"))
 
@@ -62,7 +62,7 @@ class InprocServer(Server):
         """From any thread."""
         self._waiting.add(pending)
         try:
-            self.loop.call_soon_threadsafe(self._take, peer, request, pending)
+            self.loop.call_soon_threadsafe(self._dispatch, peer, request, pending)
         except RuntimeError:  # the loop is closed
             pending.settle(PeerGone(f"{self.endpoint} is gone"))
         if self._closed:
@@ -70,14 +70,14 @@ class InprocServer(Server):
 
     def gone(self, peer: Peer) -> None:
         if not self._closed and not self.loop.is_closed():
-            self.loop.call_soon_threadsafe(self._dispatcher.gone, peer)
+            self.loop.call_soon_threadsafe(self._dispatcher.peer_gone, peer)
 
     def forget(self, pending: "InprocPending") -> None:
         self._waiting.discard(pending)
 
-    def _take(self, peer: Peer, request: Envelope, pending: "InprocPending") -> None:
+    def _dispatch(self, peer: Peer, request: Envelope, pending: "InprocPending") -> None:
         if not pending.done() and not self._closed:
-            self._dispatcher.take(peer, request, pending.deadline - time.monotonic(), pending.settle)
+            self._dispatcher.dispatch(peer, request, pending.deadline - time.monotonic(), pending.settle)
 
 
 class InprocPending(Pending):

@@ -1,4 +1,4 @@
-"""CURVE keys in files: made here, read here, secret ones readable by their owner alone."""
+"""Makes and reads CURVE keys in files; a secret key must be readable by its owner only."""
 
 import os
 import struct
@@ -42,7 +42,7 @@ def read_secret(option: str, path: str) -> KeyPair:
     secret = _read(option, Path(path))
     mode = Path(path).stat().st_mode
     if mode & 0o077:
-        raise OptionError(f"option {option}: others can reach {path} (mode {mode & 0o777:o}); run: chmod 600 {path}")
+        raise OptionError(f"option {option}: others can read {path} (mode {mode & 0o777:o}); run: chmod 600 {path}")
     return KeyPair(zmq.curve_public(secret), secret)
 
 
@@ -57,7 +57,7 @@ def read_clients(option: str, directory: str) -> frozenset[bytes]:
     files = sorted(Path(directory).glob("*.public")) if directory else []
     if not files:
         raise OptionError(
-            f"option {option} = {directory!r} names no directory with files *.public, one for each client that may "
+            f"option {option} = {directory!r} is not a directory with files *.public, one for each client that may "
             "connect; make them with: blendhub keys"
         )
     return frozenset(z85.decode(_read(option, file)) for file in files)

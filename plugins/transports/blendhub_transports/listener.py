@@ -1,4 +1,4 @@
-"""What a zmq server opens and must close again: a bound ROUTER, its monitor, its keys, its socket's file."""
+"""The resources of a zmq server: a bound ROUTER, its monitor, its ZAP handler, its socket file."""
 
 import asyncio
 import contextlib
@@ -11,12 +11,12 @@ from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.keys import read_clients, read_secret
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.socket_file import SocketFile
-from blendhub_transports.sockets import set_limits, watch
+from blendhub_transports.sockets import open_monitor, set_limits
 from blendhub_transports.zap import DOMAIN, ZapHandler
 
 
 class Listener:
-    """``router`` is bound and ``monitor`` tells of all who come; ``endpoint`` names the port that was picked."""
+    """``router`` is bound, ``monitor`` reports its connections, ``endpoint`` has the port that was picked."""
 
     router: "zmq.Socket[bytes]"
     monitor: "zmq.Socket[bytes]"
@@ -31,9 +31,9 @@ class Listener:
             self.router = self._context.socket(zmq.ROUTER)
             set_limits(self.router, options, where)
             if where.path is None and (options.secret_key or not where.private):
-                opened.callback(_lock(self.router, where, options).close)
-            # Before the first connection, or it would go unnoticed.
-            self.monitor = watch(self.router)
+                opened.callback(_require_keys(self.router, where, options).close)
+            # Before the first connection, whose event would be lost otherwise.
+            self.monitor = open_monitor(self.router)
             if where.path is not None:
                 file = SocketFile(where.path)
                 opened.callback(file.remove)
@@ -43,18 +43,18 @@ class Listener:
             self._opened = opened.pop_all()
 
     async def close(self) -> None:
-        """Let the last replies leave, and leave nothing behind."""
+        """Send the last replies, and release everything."""
         self._opened.close()
         self.router.disable_monitor()
         self.monitor.close()
         self.router.close(linger=self._linger_ms)
-        # The context waits for what lingers; a port is free again only when it has ended.
+        # The context waits until the last replies are sent; the port is free only after it has ended.
         with ThreadPoolExecutor(1) as waiter:
             await asyncio.get_running_loop().run_in_executor(waiter, self._context.term)
 
 
-def _lock(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> ZapHandler:
-    """Let only the holders of listed keys in."""
+def _require_keys(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> ZapHandler:
+    """Have the router accept only clients whose key is listed."""
     if not options.secret_key:
         raise OptionError(
             f"others can reach {where.text}, so it needs keys: make them with `blendhub keys`, then set the options "
@@ -73,6 +73,6 @@ def _bind(router: "zmq.Socket[bytes]", where: Endpoint) -> str:
         router.bind(where.text)
     except zmq.ZMQError as error:
         raise InvalidInput(
-            f"no server can listen at {where.text}: {error.strerror}; stop who does, or choose another endpoint"
+            f"no server can listen at {where.text}: {error.strerror}; stop its server or choose another endpoint"
         ) from None
     return where.text if where.path is not None else router.getsockopt_string(zmq.LAST_ENDPOINT)

@@ -1,4 +1,4 @@
-"""What can be set on each transport. Kept apart so that listing them does not import ZeroMQ."""
+"""The options of each transport, in a module that does not import ZeroMQ."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from msgspec import Meta
 
 MaxPending = Annotated[
     int,
-    Meta(ge=1, le=2**20, description="requests under way in one server, and in one connection; one more is told Busy"),
+    Meta(ge=1, le=2**20, description="requests under way in one server, and in one connection; one more gets Busy"),
 ]
 
 
@@ -28,15 +28,15 @@ class ZmqOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Meta(
             ge=1,
             le=2**24,
-            description="messages that wait in one direction of one connection; beyond it a client is told Busy "
+            description="messages that wait in one direction of one connection; beyond it a client gets Busy "
             "and a client that does not read loses replies",
         ),
     ] = 8192
     heartbeat_s: Annotated[
-        float, Meta(ge=0.05, le=3600, description="seconds between heartbeats; a peer silent for three is gone")
+        float, Meta(ge=0.05, le=3600, description="seconds between heartbeats; a peer silent for three counts as gone")
     ] = 2.0
     linger_s: Annotated[
-        float, Meta(ge=0, le=60, description="seconds that a closing server gives its last replies to leave")
+        float, Meta(ge=0, le=60, description="seconds that a closing server waits for its last replies to be sent")
     ] = 0.2
     secret_key: Annotated[
         str, Meta(description="file with the secret key of this side, made by `blendhub keys`; used on tcp:// only")

@@ -1,7 +1,7 @@
-"""Who is connected to a ROUTER: gives every connection a name of its own, and notices that it left.
+"""The connections of a ROUTER: names each one, and tracks which have left.
 
-ZeroMQ tells of connections by file descriptor and of messages by routing id, in two queues. A hostile client
-may choose its routing id, and a descriptor is used again at once, so neither can name a peer.
+ZeroMQ reports connections by file descriptor in the monitor's queue, and messages by routing id in the router's.
+A hostile client may choose its routing id, and the kernel reuses a descriptor at once, so neither can name a peer.
 """
 
 import itertools
@@ -12,64 +12,62 @@ import msgspec
 from blendhub.contracts.transport import Peer
 
 
-class _Guest(msgspec.Struct, frozen=True):
+class _Connection(msgspec.Struct, frozen=True):
     routing_id: bytes
     peer: Peer
 
 
 class PeerTable:
-    """Bookkeeping only: it is told what ZeroMQ tells, each queue in its own order."""
+    """Bookkeeping only; the caller reports the events of each queue in the order of that queue."""
 
     def __init__(self) -> None:
-        self._guests: dict[bytes, _Guest] = {}
-        # None: it has not spoken yet.
-        self._by_descriptor: dict[int, _Guest | None] = {}
-        self._left_unheard: Counter[int] = Counter()
-        self._leaving: list[_Guest] = []
+        self._by_routing_id: dict[bytes, _Connection] = {}
+        # None: connected, but no message was read yet.
+        self._by_descriptor: dict[int, _Connection | None] = {}
+        # Connections that closed before a message of theirs was read, by descriptor.
+        self._left_unnamed: Counter[int] = Counter()
+        self._left: list[_Connection] = []
         self._numbers = itertools.count(1)
 
-    def __len__(self) -> int:
-        return len(self._by_descriptor)
-
     @property
-    def leaving(self) -> bool:
-        """Whether ``drained`` has something to do."""
-        return bool(self._leaving or self._left_unheard)
+    def any_left(self) -> bool:
+        """Whether ``take_left`` has work to do."""
+        return bool(self._left or self._left_unnamed)
 
-    def peer(self, routing_id: bytes) -> Peer | None:
-        """The peer that this routing id stands for; None if it has not spoken before."""
-        guest = self._guests.get(routing_id)
-        return guest.peer if guest else None
+    def find(self, routing_id: bytes) -> Peer | None:
+        """The peer with this routing id; None before ``add``."""
+        connection = self._by_routing_id.get(routing_id)
+        return connection.peer if connection else None
 
-    def accepted(self, descriptor: int) -> None:
+    def connected(self, descriptor: int) -> None:
         self._by_descriptor[descriptor] = None
 
-    def left(self, descriptor: int) -> None:
-        guest = self._by_descriptor.pop(descriptor, None)
-        if guest:
-            self._leaving.append(guest)
+    def disconnected(self, descriptor: int) -> None:
+        connection = self._by_descriptor.pop(descriptor, None)
+        if connection:
+            self._left.append(connection)
         else:
-            self._left_unheard[descriptor] += 1
+            self._left_unnamed[descriptor] += 1
 
-    def speaks(self, routing_id: bytes, descriptor: int) -> Peer:
-        """Name the sender of a first message; all news of connections must have been told before."""
-        guest = _Guest(routing_id, next(self._numbers).to_bytes(8, "big"))
-        self._guests[routing_id] = guest
-        if self._left_unheard[descriptor] or descriptor not in self._by_descriptor:
-            # It left before its words were read; the descriptor may be somebody else's by now.
-            self._left_unheard[descriptor] -= 1
-            self._leaving.append(guest)
-            return guest.peer
-        if before := self._by_descriptor[descriptor]:
-            self._leaving.append(before)
-        self._by_descriptor[descriptor] = guest
-        return guest.peer
+    def add(self, routing_id: bytes, descriptor: int) -> Peer:
+        """Name the sender of a first message. All monitor events so far must have been reported before."""
+        connection = _Connection(routing_id, next(self._numbers).to_bytes(8, "big"))
+        self._by_routing_id[routing_id] = connection
+        if self._left_unnamed[descriptor] or descriptor not in self._by_descriptor:
+            # The sender left before its message was read; another connection may have the descriptor by now.
+            self._left_unnamed[descriptor] -= 1
+            self._left.append(connection)
+            return connection.peer
+        if previous := self._by_descriptor[descriptor]:
+            self._left.append(previous)
+        self._by_descriptor[descriptor] = connection
+        return connection.peer
 
-    def drained(self) -> list[Peer]:
-        """Every message that was there is read: who left has said its last. Returns those peers, once."""
-        leaving, self._leaving = self._leaving, []
-        self._left_unheard.clear()
-        for guest in leaving:
-            if self._guests.get(guest.routing_id) is guest:
-                del self._guests[guest.routing_id]
-        return [guest.peer for guest in leaving]
+    def take_left(self) -> list[Peer]:
+        """The peers that left, each once. Call it when every message is read, so that none of theirs follows."""
+        left, self._left = self._left, []
+        self._left_unnamed.clear()
+        for connection in left:
+            if self._by_routing_id.get(connection.routing_id) is connection:
+                del self._by_routing_id[connection.routing_id]
+        return [connection.peer for connection in left]

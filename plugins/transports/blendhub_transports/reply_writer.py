@@ -1,66 +1,41 @@
-"""Answers on their way out of a server. Those that may wait for others travel together, as one message a peer.
+"""Encodes the replies and errors of a server and sends them through its ROUTER."""
 
-What a message costs ZeroMQ, and the threads that it wakes on both sides, is more than most answers cost.
-"""
-
-import time
+import logging
 from collections.abc import Sequence
 
 import zmq
 
-from blendhub.contracts.transport import Buffer
+from blendhub.contracts.transport import Buffer, Codec, Envelope
+from blendhub.errors import BlendHubError
 from blendhub_transports import frames
+from blendhub_transports.error_codec import encode_error, service_failure
+from blendhub_transports.options import ZmqOptions
 
-HOLD_S = 0.002
-"""Answers wait for others if some left less than this ago, and until then at most; or, if that takes longer, until
-the request that is being handled is answered."""
-
-MOST_BYTES = 2**12
-"""Of answers that travel together: no client's ``max_frame_bytes`` is less."""
+log = logging.getLogger("blendhub.transports")
 
 
 class ReplyWriter:
-    def __init__(self, router: "zmq.Socket[bytes]") -> None:
-        self._send = frames.sending(router)
-        self._held: dict[bytes, bytearray] = {}
-        self._hold_until = 0.0
+    def __init__(self, router: "zmq.Socket[bytes]", codec: Codec, options: ZmqOptions, endpoint: str) -> None:
+        self._router = router
+        self._codec = codec
+        self._options = options
+        self._endpoint = endpoint
 
-    @property
-    def held(self) -> bool:
-        """Whether any wait to be sent."""
-        return bool(self._held)
+    def write(self, routing_id: bytes, number: int, outcome: Envelope | BlendHubError) -> None:
+        """Answer the request ``number`` of that client. A client that left, or does not read, loses the answer."""
+        # Encoded and checked as a whole before the first frame leaves: half an answer cannot be taken back.
+        frame, payload = self._encode(number, outcome)
+        self._router.send(routing_id, frames.MORE)
+        frames.send(self._router, frame, payload)
 
-    def send(self, routing_id: bytes, frame: Buffer, payload: Sequence[Buffer] = ()) -> None:
-        """Send one at once. A peer that is gone, or does not read, loses it."""
-        self._send_now(routing_id, frame, payload)
-        self._flush_if_late()
-
-    def hold(self, routing_id: bytes, frame: bytes) -> None:
-        """Send one soon, provided that ``flush`` is called whenever nothing else is to be done."""
-        before = self._held.get(routing_id)
-        if before is None:
-            self._held[routing_id] = bytearray(frame)
-        elif len(before) + len(frame) <= MOST_BYTES:
-            before += frame
-        else:
-            self._send_now(routing_id, before)
-            self._held[routing_id] = bytearray(frame)
-        self._flush_if_late()
-
-    def flush(self) -> bool:
-        """Send what is held; returns whether anything was."""
-        if not self._held:
-            return False
-        held, self._held = self._held, {}
-        for routing_id, together in held.items():
-            self._send_now(routing_id, together)
-        self._hold_until = time.monotonic() + HOLD_S
-        return True
-
-    def _send_now(self, routing_id: bytes, frame: Buffer, payload: Sequence[Buffer] = ()) -> None:
-        self._send(routing_id, frames.MORE)
-        frames.send(self._send, frame, payload)
-
-    def _flush_if_late(self) -> None:
-        if self._held and time.monotonic() >= self._hold_until:
-            self.flush()
+    def _encode(self, number: int, outcome: Envelope | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
+        version, options = self._codec.version, self._options
+        if isinstance(outcome, Envelope):
+            try:
+                frame = frames.answer(version, number, frames.REPLY, self._codec.encode(outcome.message))
+                frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)
+                return frame, outcome.payload
+            except Exception as error:
+                log.exception("%s: a reply of %s cannot be sent", self._endpoint, type(outcome.message).__name__)
+                outcome = service_failure(error)
+        return frames.answer(version, number, frames.ERROR, encode_error(outcome)), ()

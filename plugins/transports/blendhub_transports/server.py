@@ -1,47 +1,43 @@
-"""The server's side of the zmq transport: one ROUTER socket, read on the caller's event loop."""
+"""The server of the zmq transport: one ROUTER socket, read on the caller's event loop."""
 
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
 from functools import partial
 
 import zmq
 
-from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
+from blendhub.contracts.transport import Envelope, Peer, Server, Service
 from blendhub.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.dispatcher import Dispatcher
-from blendhub_transports.error_codec import encode_error, service_failure
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
-from blendhub_transports.receiver import AT_ONCE, Receiver
+from blendhub_transports.receiver import Receiver
 from blendhub_transports.reply_writer import ReplyWriter
-from blendhub_transports.sockets import ACCEPTED, DISCONNECTED, HANDSHAKE_REFUSED, read_monitor_event
+from blendhub_transports.sockets import ACCEPTED, DISCONNECTED, HANDSHAKE_REFUSED, read_monitor_event, readable
 
 log = logging.getLogger("blendhub.transports")
 
 
 class ZmqServer(Server):
-    """Answers what comes through ``listener``."""
+    """Reads requests from the listener's ROUTER, has them dispatched, and writes the replies."""
 
     def __init__(self, listener: Listener, service: Service, options: ZmqOptions, *, shares_clock: bool) -> None:
-        """``shares_clock`` where no client can be on another machine."""
+        """``shares_clock``: no client can be on another machine."""
         self.endpoint = listener.endpoint
         self.refused = 0
         self._listener = listener
         self._router = listener.router
-        self._writer = ReplyWriter(listener.router)
-        self._service = service
+        self._codec = service.codec
         self._options = options
         self._shares_clock = shares_clock
         self._dispatcher = Dispatcher(service, options.max_pending, listener.endpoint)
+        self._writer = ReplyWriter(listener.router, service.codec, options, listener.endpoint)
         self._peers = PeerTable()
-        self._news = Receiver(listener.monitor, self._read_monitor_event, self._ask_who_left)
-        self._requests = Receiver(
-            listener.router, self._read_request, self._say_who_left, self._writer.flush, self._may_linger
-        )
+        self._events = Receiver(listener.monitor, self._read_monitor_event, self._schedule_departures)
+        self._requests = Receiver(listener.router, self._read_request, self._report_departures)
         self._closing: asyncio.Future[None] | None = None
 
     async def close(self) -> None:
@@ -50,91 +46,79 @@ class ZmqServer(Server):
         await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
-        # In this order: what is closing reads no more, but its last answers still leave.
+        # In this order: a closing server reads no more requests, but its last replies still leave.
         self._requests.close()
-        self._news.close()
+        self._events.close()
         await self._dispatcher.close()
         await self._listener.close()
 
-    def _read_request(self, flags: int) -> None:
-        options = self._options
-        routing_id = self._router.recv(flags)
-        first, payload = frames.receive(self._router, frames.LAST, options.max_payload_frames)
-        peer = self._peers.peer(routing_id) or self._welcome(routing_id, first)
-        frame = first.buffer
+    # Requests and replies.
+
+    def _read_request(self) -> None:
+        routing_id = self._router.recv(frames.LAST)
+        first, payload = frames.receive(self._router, self._options.max_payload_frames)
+        peer = self._peers.find(routing_id) or self._add_peer(routing_id, first)
         try:
-            header = frames.read_header(frame)
+            header = frames.read_header(first.buffer)
             if header.kind != frames.REQUEST:
-                raise ProtocolError(f"a frame of kind {header.kind} is no request")
+                raise ProtocolError(f"a frame of kind {header.kind} is not a request")
         except ProtocolError as error:
-            # Without a header nobody can be told which request this answers.
+            # Without a header there is no request number to answer to.
             self._refuse(error)
             return
-        answer = partial(self._answer, routing_id, header)
-        codec = self._service.codec
+        reply = partial(self._reply, routing_id, header.number)
         try:
-            frames.check_versions(header, codec.version, reader="the server", writer="the client")
-            frames.check_frames(frame, payload, options.max_frame_bytes, options.max_payload_frames)
-            message = codec.decode(frames.only_message(frame, header))
+            request = self._decode(header, first.buffer, payload)
         except ProtocolError as error:
             self._refuse(error)
-            answer(error)
+            reply(error)
             return
+        self._dispatcher.dispatch(peer, request, self._remaining(header), reply)
+
+    def _decode(self, header: frames.Header, frame: memoryview, payload: list[memoryview]) -> Envelope:
+        """The request in these frames; raises ProtocolError if the options or the codec do not allow it."""
+        frames.check_versions(header, self._codec.version, reader="the server", writer="the client")
+        frames.check_frames(frame, payload, self._options.max_frame_bytes, self._options.max_payload_frames)
+        return Envelope(self._codec.decode(frames.message(frame)), payload)
+
+    def _remaining(self, header: frames.Header) -> float:
+        """Seconds that the caller still waits for the reply."""
         remaining = header.timeout_ms / 1000
         if self._shares_clock:
-            # What it spent in ZeroMQ's queues, while the loop was busy with others, counts.
+            # Time in ZeroMQ's queues, while the loop was busy with other work, counts.
             remaining -= max(0.0, time.time() - header.sent)
-        self._dispatcher.take(peer, Envelope(message, payload), remaining, answer)
+        return remaining
 
-    def _answer(self, routing_id: bytes, asked: frames.Header, outcome: Envelope | BlendHubError) -> None:
-        """Send a reply or an error. A peer that is gone, or does not read, loses it."""
-        frame, payload = self._encoded(asked.number, outcome)
-        if asked.patient and not payload and self._requests.reading:
-            self._writer.hold(routing_id, frame)
-            return
-        self._writer.send(routing_id, frame, payload)
-        self._requests.look()
-
-    def _encoded(self, number: int, outcome: Envelope | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
-        """The frame and the payload of an answer, known to be sendable before the first is sent."""
-        codec, options = self._service.codec, self._options
-        if isinstance(outcome, Envelope):
-            try:
-                frame = frames.answer(codec.version, number, frames.REPLY, codec.encode(outcome.message))
-                frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)
-                return frame, outcome.payload
-            except Exception as error:
-                log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
-                outcome = service_failure(error)
-        return frames.answer(codec.version, number, frames.ERROR, encode_error(outcome)), ()
-
-    def _may_linger(self) -> bool:
-        return not self._writer.held and self._dispatcher.idle()
+    def _reply(self, routing_id: bytes, number: int, outcome: Envelope | BlendHubError) -> None:
+        self._writer.write(routing_id, number, outcome)
+        self._requests.check()
 
     def _refuse(self, reason: object) -> None:
         self.refused += 1
         log.debug("%s: refused: %s", self.endpoint, reason)
 
-    def _welcome(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
-        while self._listener.monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-            self._read_monitor_event(AT_ONCE)
-        return self._peers.speaks(routing_id, frame.get(zmq.SRCFD))
+    # Peers that connect and leave.
 
-    def _read_monitor_event(self, flags: int) -> None:
-        event, value = read_monitor_event(self._listener.monitor, flags)
+    def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
+        while readable(self._listener.monitor):
+            self._read_monitor_event()
+        return self._peers.add(routing_id, frame.get(zmq.SRCFD))
+
+    def _read_monitor_event(self) -> None:
+        event, value = read_monitor_event(self._listener.monitor)
         if event == ACCEPTED:
-            self._peers.accepted(value)
+            self._peers.connected(value)
         elif event == DISCONNECTED:
-            self._peers.left(value)
+            self._peers.disconnected(value)
         elif event & HANDSHAKE_REFUSED:
             self._refuse("a handshake")
 
-    def _ask_who_left(self) -> None:
-        # Only when all its requests are read may the service hear that a peer is gone.
-        if self._peers.leaving:
-            self._requests.rouse()
+    def _schedule_departures(self) -> None:
+        # The service learns that a peer left only after all of the peer's requests are read.
+        if self._peers.any_left:
+            self._requests.schedule()
 
-    def _say_who_left(self) -> None:
-        if self._peers.leaving:
-            for peer in self._peers.drained():
-                self._dispatcher.gone(peer)
+    def _report_departures(self) -> None:
+        if self._peers.any_left:
+            for peer in self._peers.take_left():
+                self._dispatcher.peer_gone(peer)

@@ -1,4 +1,4 @@
-"""A Unix socket's file: its owner's alone, replaced when its server died, and gone when it closes."""
+"""The file of a Unix socket: private, replaced if its server died, removed when its server closes."""
 
 import contextlib
 import fcntl
@@ -13,7 +13,7 @@ BACKLOG = 128
 
 
 class SocketFile:
-    """A file that this process listens at. ZeroMQ accepts on ``descriptor``, and closes it."""
+    """A file at which this process listens. ZeroMQ accepts on ``descriptor``, and closes it."""
 
     def __init__(self, path: str) -> None:
         self._path = Path(path)
@@ -24,7 +24,7 @@ class SocketFile:
                 self._inode = self._path.stat().st_ino
         except OSError as error:
             raise InvalidInput(
-                f"no server can listen at {path}: {error.strerror}; it needs a directory of yours, "
+                f"no server can listen at {path}: {error.strerror}; it needs a directory that you own, "
                 f"made with: mkdir -p -m 700 {self._path.parent}"
             ) from None
 
@@ -35,15 +35,15 @@ class SocketFile:
                 self._path.unlink()
 
 
-def why_nobody_answers(path: str) -> str | None:
-    """What is the matter with a socket's file; None if a server lives behind it."""
+def why_unreachable(path: str) -> str | None:
+    """Why no server answers at this socket file; None if one listens there."""
     try:
         if _listens(Path(path)):
             return None
     except OSError as error:
         return f"{path} cannot be reached ({error.strerror})"
-    what = "nobody listens any more at" if os.path.exists(path) else "there is no socket"
-    return f"{what} {path}: is the hub running? It is found when it comes up: blendhub serve --endpoint ipc://{path}"
+    what = "no server listens any more at" if os.path.exists(path) else "there is no socket"
+    return f"{what} {path}: is the hub running? Start it with: blendhub serve --endpoint ipc://{path}"
 
 
 def _listens(path: Path) -> bool:
@@ -60,7 +60,7 @@ def _listens(path: Path) -> bool:
 
 @contextlib.contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Keeps two servers from replacing the same dead file; the lock leaves nothing behind."""
+    """Keep two servers from replacing the same dead file. The lock is on the directory, so it leaves no file behind."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -84,7 +84,7 @@ def _listen(path: Path) -> int:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.setblocking(False)
         listener.bind(str(path))
-        # Nobody can connect before listen(), so nobody but the owner ever could.
+        # No process can connect before listen(), so only the owner ever can.
         path.chmod(0o600)
         listener.listen(BACKLOG)
         return listener.detach()

@@ -1,4 +1,4 @@
-"""What the sockets of both sides have in common: limits, heartbeats, keys, and news of lost peers."""
+"""The settings that the sockets of both sides share, and the monitors that report their connections."""
 
 import struct
 import uuid
@@ -15,15 +15,17 @@ SILENT_HEARTBEATS = 3
 RECONNECT_FIRST_MS = 10
 RECONNECT_LONGEST_MS = 200
 
-ACCEPTED = zmq.EVENT_ACCEPTED
-DISCONNECTED = zmq.EVENT_DISCONNECTED
-HANDSHAKE_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-HANDSHAKE_BROKEN = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+# Plain numbers, because an operator of an enum costs more than reading a socket's state.
+ACCEPTED = int(zmq.EVENT_ACCEPTED)
+DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
+HANDSHAKE_REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
+HANDSHAKE_BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 
 
 def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpoint) -> None:
-    """Set what both sides agree on, before the socket binds or connects."""
-    # Twice the limit: what is somewhat too large gets an answer; only far larger frames cut their sender off.
+    """Apply the options that both sides share, before the socket binds or connects."""
+    # Twice the limit: a frame somewhat above it is answered with an error; only one far above it ends the connection.
     socket.setsockopt(zmq.MAXMSGSIZE, 2 * options.max_frame_bytes)
     socket.setsockopt(zmq.RCVHWM, options.high_water_mark)
     socket.setsockopt(zmq.SNDHWM, options.high_water_mark)
@@ -36,20 +38,25 @@ def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpo
     socket.setsockopt(zmq.LINGER, 0)
 
 
-def watch(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
-    """A socket that tells who came, left, or failed to shake hands with ``socket``; see ``read_monitor_event``."""
+def open_monitor(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """A socket that receives the monitor events of ``socket``: connections, departures, failed handshakes."""
     address = f"inproc://monitor-{uuid.uuid4()}"
     socket.monitor(address, ACCEPTED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
     monitor = socket.context.socket(zmq.PAIR)
-    # ZeroMQ's I/O thread would wait for a reader that is slow to take its news.
+    # With a limit, ZeroMQ's I/O thread would wait for a reader that is slow to take its events.
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.setsockopt(zmq.LINGER, 0)
     monitor.connect(address)
     return monitor
 
 
-def read_monitor_event(monitor: "zmq.Socket[bytes]", flags: int) -> tuple[int, int]:
+def readable(socket: "zmq.Socket[bytes]") -> bool:
+    """Whether a message waits at ``socket``."""
+    return bool(socket.getsockopt(_EVENTS) & _POLLIN)
+
+
+def read_monitor_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:
     """The next event and its value, which is a file descriptor or an error; raises zmq.Again if there is none."""
-    event, value = _EVENT.unpack(monitor.recv(flags))
-    monitor.recv(flags)
+    event, value = _EVENT.unpack(monitor.recv(zmq.NOBLOCK))
+    monitor.recv(zmq.NOBLOCK)
     return event, value

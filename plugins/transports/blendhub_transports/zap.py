@@ -13,7 +13,7 @@ DOMAIN = b"blendhub"
 
 
 class ZapHandler:
-    """Lets the holders of listed keys in. Open it before the server's socket is bound."""
+    """Accepts clients whose key is listed. Create it before the server's socket is bound."""
 
     def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: frozenset[bytes]) -> None:
         self._allowed = allowed
@@ -26,8 +26,8 @@ class ZapHandler:
         self._receiver.close()
         self._socket.close()
 
-    def _decide(self, flags: int) -> None:
-        frames = self._socket.recv_multipart(flags)
+    def _decide(self) -> None:
+        frames = self._socket.recv_multipart(zmq.NOBLOCK)
         version, request, domain, address, _, mechanism, *credentials = frames
         allowed = domain == DOMAIN and mechanism == b"CURVE" and credentials[0] in self._allowed
         if not allowed:

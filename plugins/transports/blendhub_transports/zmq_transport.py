@@ -1,10 +1,8 @@
 """The transport ``zmq``: ROUTER and DEALER over Unix sockets or TCP."""
 
-from functools import partial
-
 from blendhub.contracts.transport import Codec, Connection, Server, Service, Transport
 from blendhub_transports.client import ZmqConnection
-from blendhub_transports.dealer import Dealer, read_keys
+from blendhub_transports.dealer import read_keys
 from blendhub_transports.endpoints import parse_endpoint
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
@@ -25,5 +23,4 @@ class ZmqTransport(Transport):
 
     def connect(self, endpoint: str, codec: Codec) -> Connection:
         where = parse_endpoint(endpoint)
-        dial = partial(Dealer, where, self._options, read_keys(where, self._options))
-        return ZmqConnection(where, dial, codec, self._options)
+        return ZmqConnection(where, read_keys(where, self._options), codec, self._options)

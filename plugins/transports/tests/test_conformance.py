@@ -1,11 +1,13 @@
 """The conformance suite of transports, run on those of this distribution."""
 
 import struct
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 import zmq
+from blendhub_transports.frames import PROTOCOL
 from blendhub_transports.inproc import InprocTransport
 from blendhub_transports.keys import make_keys
 from blendhub_transports.options import InprocOptions, ZmqOptions
@@ -95,6 +97,6 @@ class TestHostileHeaders(ZmqSuite):
         return f"ipc://{path}/s"
 
     def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
-        kind, patient, size = len(frames[0]) % 4, len(frames[0]) % 2, len(frames[0]) + len(frames[0]) % 5 // 4
-        header = struct.pack("<2sHHBBQQId", b"BH", 1, 1, kind, patient, 7, size, 1000, 0.0)
+        kind = len(frames[0]) % 4
+        header = struct.pack("<2sHHBxQId", b"BH", PROTOCOL, 1, kind, 7, 1000, time.time())
         super().send_raw(endpoint, [header + frames[0], *frames[1:]])

@@ -11,14 +11,15 @@ from blendhub.testing.transports.base import EchoRequest, EchoService
 
 
 @pytest.mark.parametrize("remaining", [1e-7, 1e-6, 1e-5, 1e-3])
-def test_what_is_cancelled_at_its_deadline_is_told_so(remaining):
+def test_a_request_cancelled_at_its_deadline_ends_with_deadline_exceeded(remaining):
     answers = []
 
     async def ask() -> None:
         dispatcher = Dispatcher(EchoService(), 1000, "here")
-        for _ in range(300):
-            dispatcher.take(b"peer", Envelope(EchoRequest("slow", seconds=30.0)), remaining, answers.append)
-            while not dispatcher.idle():
+        for number in range(300):
+            request = Envelope(EchoRequest("slow", seconds=30.0))
+            dispatcher.dispatch(b"peer", request, remaining, answers.append)
+            while len(answers) == number:
                 await asyncio.sleep(0)
 
     asyncio.run(ask())

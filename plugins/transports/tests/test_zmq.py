@@ -3,6 +3,7 @@
 import asyncio
 import os
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,15 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Envelope
-from blendhub.errors import DeadlineExceeded, InvalidInput, OptionError, ProtocolError, TransportError
+from blendhub.errors import (
+    BlendHubError,
+    DeadlineExceeded,
+    InvalidInput,
+    OptionError,
+    ProtocolError,
+    TransportError,
+    VersionMismatch,
+)
 from blendhub.testing.transports.base import EchoReply, EchoRequest, EchoService, Running, client_codec, free_port
 
 
@@ -45,7 +54,7 @@ def ask(
         connection.close()
 
 
-def test_a_socket_file_is_its_owners_alone_and_goes_with_its_server(serve, tmp_path):
+def test_a_socket_file_is_private_and_removed_with_its_server(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
     assert (tmp_path / "s").stat().st_mode & 0o777 == 0o600
     assert ask(server.endpoint).message == EchoReply("hello")
@@ -59,14 +68,14 @@ def test_a_dead_servers_file_is_replaced(serve, tmp_path):
     assert ask(serve(f"ipc://{tmp_path}/s").endpoint).message == EchoReply("hello")
 
 
-def test_what_is_no_socket_is_left_alone(serve, tmp_path):
+def test_a_file_that_is_not_a_socket_is_not_replaced(serve, tmp_path):
     (tmp_path / "s").write_text("a letter")
     with pytest.raises(InvalidInput, match="not a socket"):
         serve(f"ipc://{tmp_path}/s")
     assert (tmp_path / "s").read_text() == "a letter"
 
 
-def test_a_directory_that_is_missing_is_named_with_the_command_that_makes_it(serve, tmp_path):
+def test_a_missing_directory_is_named_with_the_command_that_makes_it(serve, tmp_path):
     with pytest.raises(InvalidInput, match=f"mkdir -p -m 700 {tmp_path}/none"):
         serve(f"ipc://{tmp_path}/none/s")
 
@@ -76,7 +85,7 @@ def test_a_path_that_is_too_long_says_how_long_it_may_be(serve, tmp_path):
         serve(f"ipc://{tmp_path}/{'x' * 108}")
 
 
-def test_who_asks_where_nobody_listens_is_told_what_is_the_matter_and_found_later(serve, tmp_path):
+def test_a_deadline_error_says_why_no_server_answers_and_the_server_is_found_later(serve, tmp_path):
     endpoint = f"ipc://{tmp_path}/s"
     connection = ZmqTransport(ZmqOptions()).connect(endpoint, client_codec())
     with pytest.raises(
@@ -85,14 +94,14 @@ def test_who_asks_where_nobody_listens_is_told_what_is_the_matter_and_found_late
         connection.call(Envelope(EchoRequest("hello")), 0.1)
     with socket.socket(socket.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "s"))
-    with pytest.raises(DeadlineExceeded, match=f"nobody listens any more at {tmp_path}/s"):
+    with pytest.raises(DeadlineExceeded, match=f"no server listens any more at {tmp_path}/s"):
         connection.call(Envelope(EchoRequest("hello")), 0.1)
     serve(endpoint)
     assert connection.call(Envelope(EchoRequest("hello")), 10.0).message == EchoReply("hello")
     connection.close()
 
 
-def test_who_is_heard_by_a_server_that_says_nothing_is_told_so(tmp_path):
+def test_a_server_that_listens_but_does_not_answer_is_called_overloaded(tmp_path):
     with socket.socket(socket.AF_UNIX) as silent:
         silent.bind(str(tmp_path / "s"))
         silent.listen()
@@ -106,7 +115,7 @@ def test_port_zero_picks_one(serve):
     assert ask(server.endpoint).message == EchoReply("hello")
 
 
-def test_tcp_that_others_reach_needs_keys_on_both_sides(serve):
+def test_tcp_beyond_loopback_needs_keys_on_both_sides(serve):
     with pytest.raises(OptionError, match="blendhub keys"):
         serve("tcp://0.0.0.0:0")
     with pytest.raises(OptionError, match="blendhub keys"):
@@ -141,7 +150,7 @@ def test_with_keys_listed_clients_get_in_and_others_do_not(serve, keys, tmp_path
     assert ask(endpoint, client_options(keys)).message == EchoReply("hello")
 
 
-def test_keys_are_their_owners_alone_and_never_overwritten(keys):
+def test_keys_are_private_and_never_overwritten(keys):
     assert all(path.stat().st_mode & 0o077 == 0 for path in [keys, *keys.rglob("*")])
     with pytest.raises(InvalidInput, match="never overwritten"):
         make_keys(keys)
@@ -160,7 +169,7 @@ def test_a_file_that_holds_no_key_is_named(serve, keys, content):
         serve("tcp://0.0.0.0:0", server_options(keys))
 
 
-def test_what_is_too_large_or_too_much_is_refused_on_both_sides(serve, tmp_path):
+def test_frames_too_large_or_too_many_are_refused_on_both_sides(serve, tmp_path):
     narrow = ZmqOptions(max_frame_bytes=2**12, max_payload_frames=2)
     server = serve(f"ipc://{tmp_path}/s", narrow)
     too_large, too_many = Envelope(EchoRequest(), [bytes(5000)]), Envelope(EchoRequest(), [b"a", b"b", b"c"])
@@ -172,7 +181,7 @@ def test_what_is_too_large_or_too_much_is_refused_on_both_sides(serve, tmp_path)
     assert ask(server.endpoint, narrow).message == EchoReply("hello")
 
 
-def test_a_frame_of_hostile_size_cuts_off_its_sender_alone(serve, tmp_path):
+def test_a_frame_of_hostile_size_disconnects_only_its_sender(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s", ZmqOptions(max_frame_bytes=2**12))
     connection = ZmqTransport(ZmqOptions()).connect(server.endpoint, client_codec())
     connection.call(Envelope(EchoRequest("before")), 10.0)
@@ -195,7 +204,7 @@ def test_a_reply_is_whole_however_narrow_the_clients_own_limits_are(serve, tmp_p
     ]
 
 
-def test_who_asks_without_a_pause_holds_up_neither_the_loop_nor_news_of_others(serve, tmp_path):
+def test_a_client_that_asks_without_a_pause_delays_neither_the_loop_nor_reports_of_departures(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
     ended = threading.Event()
 
@@ -222,7 +231,7 @@ def test_who_asks_without_a_pause_holds_up_neither_the_loop_nor_news_of_others(s
         thread.join()
 
 
-def test_the_service_hears_of_peers_that_left(serve, tmp_path):
+def test_the_service_learns_which_peers_left(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
     for _ in range(3):
         ask(server.endpoint)
@@ -234,7 +243,7 @@ def test_the_service_hears_of_peers_that_left(serve, tmp_path):
 
 @pytest.fixture
 def bare(serve, tmp_path) -> Iterator[tuple[Running, "zmq.Socket[bytes]"]]:
-    """A server, and a socket that talks to it without a client's help."""
+    """A server, and a bare socket that talks to it."""
     server = serve(f"ipc://{tmp_path}/s")
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
         dealer.setsockopt(zmq.LINGER, 0)
@@ -243,20 +252,20 @@ def bare(serve, tmp_path) -> Iterator[tuple[Running, "zmq.Socket[bytes]"]]:
         yield server, dealer
 
 
-def a_request(number: int, *, patient: bool, text: str = "hello") -> bytes:
+def a_request(number: int, text: str = "hello") -> bytes:
     message = client_codec().encode(EchoRequest(text))
-    return frames.request(1, number, message, 10_000, time.time(), patient=patient)
+    return frames.request(1, number, message, 10_000, time.time())
 
 
-def frames_until(dealer: "zmq.Socket[bytes]", numbers: set[int]) -> list[bytes]:
-    """What came until all of these requests were answered, each once."""
-    received, missing = [], set(numbers)
+def read_replies(dealer: "zmq.Socket[bytes]", numbers: set[int]) -> None:
+    """Read until all of these requests are answered, each once and in a frame without others."""
+    missing = set(numbers)
     while missing:
-        received.append(dealer.recv())
-        for header, message in frames.each_message(memoryview(received[-1])):
-            assert header.kind == frames.REPLY and client_codec().decode(message).text
-            missing.remove(header.number)
-    return received
+        frame = memoryview(dealer.recv())
+        assert not dealer.getsockopt(zmq.RCVMORE)
+        header = frames.read_header(frame)
+        assert header.kind == frames.REPLY and client_codec().decode(frames.message(frame)).text
+        missing.remove(header.number)
 
 
 def while_the_server_is_busy(server: Running, work: Callable[[], None]) -> None:
@@ -273,54 +282,50 @@ def while_the_server_is_busy(server: Running, work: Callable[[], None]) -> None:
     busy.join()
 
 
-def ask_while_the_server_is_busy(server: Running, dealer: "zmq.Socket[bytes]", requests: list[bytes]) -> None:
+@pytest.mark.parametrize("text", ["hello", "x" * 1500])
+def test_each_request_is_answered_once_in_a_frame_without_others(bare, text):
+    server, dealer = bare
+    numbers = set(range(200))  # more than the server reads in one turn
+
     def send() -> None:
-        for request in requests:
-            dealer.send(request)
+        for number in numbers:
+            dealer.send(a_request(number, text=text))
 
     while_the_server_is_busy(server, send)
+    read_replies(dealer, numbers)
+    assert server.service.started == 200 and server.server.refused == 0
 
 
-def test_answers_that_may_wait_for_each_other_travel_together(bare):
+def test_a_reply_does_not_wait_for_the_work_of_later_requests(bare):
+    """The first reply arrives while the handler of the second request blocks the loop."""
     server, dealer = bare
-    numbers = set(range(60))
-    ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=True) for number in numbers])
-    assert len(frames_until(dealer, numbers)) < 20
-
-
-def test_what_travels_together_is_no_more_than_any_client_takes(bare):
-    server, dealer = bare
-    numbers = set(range(60))
-    ask_while_the_server_is_busy(
-        server, dealer, [a_request(number, patient=True, text="x" * 1500) for number in numbers]
-    )
-    received = frames_until(dealer, numbers)
-    assert len(received) >= 30 and max(map(len, received)) <= 2**12
-
-
-def test_an_answer_that_somebody_waits_for_travels_at_once_and_alone(bare):
-    server, dealer = bare
-    numbers = set(range(60))
-    ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=False) for number in numbers])
-    assert len(frames_until(dealer, numbers)) == 60
-
-
-def test_an_answer_does_not_wait_for_work_that_takes_long(bare):
-    server, dealer = bare
-    numbers = set(range(8))
     echo = server.service.handle
+    first_arrived = threading.Event()
+    in_time: list[bool] = []
 
-    def slowly(peer, request):
-        time.sleep(0.05)
+    def handle(peer, request):
+        if request.message.text == "long":
+            in_time.append(first_arrived.wait(10))
         return echo(peer, request)
 
-    server.service.handle = slowly
-    ask_while_the_server_is_busy(server, dealer, [a_request(number, patient=True) for number in numbers])
-    assert len(frames_until(dealer, numbers)) == 8
+    server.service.handle = handle
+
+    def send() -> None:
+        dealer.send(a_request(0))
+        for number in range(1, 8):
+            dealer.send(a_request(number, text="long"))
+
+    busy = threading.Thread(target=while_the_server_is_busy, args=(server, send))
+    busy.start()
+    read_replies(dealer, {0})
+    first_arrived.set()
+    busy.join()
+    read_replies(dealer, set(range(1, 8)))
+    assert in_time == [True] * 7
 
 
-def test_an_answer_that_waits_does_not_wait_for_other_clients_work(bare):
-    """Behind three answers that may wait come twenty requests of somebody else, each of which takes long."""
+def test_a_reply_does_not_wait_for_the_work_of_other_clients(bare):
+    """Behind three short requests come twenty requests of another client, each of which takes long."""
     server, dealer = bare
     echo = server.service.handle
 
@@ -333,24 +338,24 @@ def test_an_answer_that_waits_does_not_wait_for_other_clients_work(bare):
         other.setsockopt(zmq.LINGER, 0)
         other.connect(server.endpoint)
         for one in (dealer, other):
-            one.send(a_request(99, patient=False))
+            one.send(a_request(99))
             one.recv()
 
         def send() -> None:
             for number in range(3):
-                dealer.send(a_request(number, patient=True))
+                dealer.send(a_request(number))
             time.sleep(0.01)
             for number in range(20):
-                other.send(a_request(number, patient=False, text="long" if number > 2 else "hello"))
+                other.send(a_request(number, text="long" if number > 2 else "hello"))
 
         while_the_server_is_busy(server, send)
         begun = time.monotonic()
-        frames_until(dealer, set(range(3)))
+        read_replies(dealer, set(range(3)))
         assert time.monotonic() - begun < 0.2
 
 
-def test_who_only_looked_in_does_not_take_the_next_one_with_it(serve, tmp_path):
-    """A connection that ends without a word leaves its descriptor to the next one."""
+def test_the_end_of_a_silent_connection_is_not_taken_for_the_end_of_the_next_one(serve, tmp_path):
+    """A connection that closes without a message leaves its descriptor to the next one."""
     server = serve(f"ipc://{tmp_path}/s")
     # Made before, so that it opens nothing that could get the descriptor instead.
     with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
@@ -362,7 +367,7 @@ def test_who_only_looked_in_does_not_take_the_next_one_with_it(serve, tmp_path):
         time.sleep(0.3)
         dealer.connect(server.endpoint)
         for number in range(3):
-            dealer.send(a_request(number, patient=False))
+            dealer.send(a_request(number))
             dealer.recv()
             time.sleep(0.1)
         assert not server.service.peers_gone
@@ -371,8 +376,23 @@ def test_who_only_looked_in_does_not_take_the_next_one_with_it(serve, tmp_path):
 @pytest.mark.parametrize("change", [lambda frame: frame + b"x", lambda frame: frame[:-1]])
 def test_a_request_is_alone_and_whole_in_its_frame(bare, change):
     server, dealer = bare
-    dealer.send(change(a_request(7, patient=False)))
-    ((header, message),) = frames.each_message(memoryview(dealer.recv()))
-    assert header.kind == frames.ERROR and header.number == 7
-    assert isinstance(decode_error(message), ProtocolError)
+    dealer.send(change(a_request(7)))
+    assert isinstance(read_error(dealer, 7), ProtocolError)
     assert server.server.refused == 1 and server.service.started == 0
+
+
+def test_a_client_of_the_first_protocol_learns_both_versions(bare):
+    """Its header was longer, but the fields up to the number are where they were."""
+    server, dealer = bare
+    dealer.send(struct.pack("<2sHHBBQQId", b"BH", 1, 1, frames.REQUEST, 0, 7, 0, 10_000, time.time()))
+    error = read_error(dealer, 7)
+    assert isinstance(error, VersionMismatch)
+    assert "the client speaks version 1.1" in str(error) and f"the server speaks {frames.PROTOCOL}.1" in str(error)
+    assert server.server.refused == 1 and server.service.started == 0
+
+
+def read_error(dealer: "zmq.Socket[bytes]", number: int) -> BlendHubError:
+    frame = memoryview(dealer.recv())
+    header = frames.read_header(frame)
+    assert header.kind == frames.ERROR and header.number == number
+    return decode_error(frames.message(frame))
