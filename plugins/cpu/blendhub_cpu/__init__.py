@@ -1,4 +1,4 @@
-"""The CPU device of BlendHub. This module is what the entry point names; it imports nothing heavy."""
+"""The CPU device of BlendHub. The entry point names this module, so it imports nothing heavy."""
 
 from importlib.util import find_spec
 from typing import Any
@@ -14,7 +14,7 @@ def _cpu(options: Any) -> Device:
     return CpuDevice(options)
 
 
-def _needs() -> Unavailable | None:
+def _probe() -> Unavailable | None:
     for module, wanted in (("torch", "torch>=2.4"), ("numba", "numba>=0.61")):
         if not find_spec(module):
             return Unavailable(f"{module} is not installed", f"pip install '{wanted}'")
@@ -28,9 +28,9 @@ def blendhub_plugins() -> list[PluginSpec]:
             kind="device",
             name="cpu",
             api=1,
-            summary="copies and turns KV in this machine's memory, with threads of its own",
+            summary="copies and rotates KV in host memory, on its own threads",
             factory=_cpu,
             options=CpuOptions,
-            probe=_needs,
+            probe=_probe,
         ),
     ]

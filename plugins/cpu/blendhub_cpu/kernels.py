@@ -1,7 +1,7 @@
-"""Compiled copies between rows of the arena and blocks of pages, which the interpreter's lock does not hold up.
+"""Compiled copies between rows of the arena and blocks of pages; they release the GIL.
 
-They work on addresses, because one call serves the tensors of all layers. Nothing is checked here: what reaches a
-kernel was checked by :mod:`blendhub_cpu.pieces` and :mod:`blendhub_cpu.pages`. Strides are in bytes.
+Kernels work on addresses, because one call serves the tensors of all layers. They check nothing: their input was
+checked by :mod:`blendhub_cpu.block_spans` and :mod:`blendhub_cpu.pages`. Strides are in bytes.
 """
 
 import hashlib
@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from blendhub_cpu import items, memory, turning
+from blendhub_cpu import dtypes, memory, rotation
 from blendhub_cpu.memory import copy_rows, transpose
-from blendhub_cpu.turning import angles_between, turn
+from blendhub_cpu.rotation import angles_between, rotate
 
 PLANE_RECORD = np.dtype(
     [
@@ -21,17 +21,17 @@ PLANE_RECORD = np.dtype(
         ("block_stride", np.int64),
         ("head_stride", np.int64),
         ("token_stride", np.int64),
-        ("heads", np.int64),  # heads that lie side by side are one
+        ("heads", np.int64),  # contiguous heads count as one
         ("width", np.int64),  # items of a head
-        ("transposed", np.int64),  # 0, or how far a head's items are apart; its tokens adjoin then
-        ("part", np.int64),  # where the rows begin in a shard
+        ("transposed", np.int64),  # 0, or the distance of a head's items; its tokens are contiguous then
+        ("shard_offset", np.int64),  # of the first row in a shard
         ("row_bytes", np.int64),
-        ("rotation", np.int64),  # index in the array of rotations; NONE: these rows never turn
+        ("rotation", np.int64),  # index in the array of rotations; NONE: these rows are never rotated
     ]
 )
 ROTATION_RECORD = np.dtype(
     [
-        ("address", np.int64),  # of cos_sin, whose rows adjoin
+        ("address", np.int64),  # of cos_sin, whose rows are contiguous
         ("half", np.int64),  # angles of a row
         ("neox", np.int64),
         ("offset", np.int64),
@@ -39,7 +39,7 @@ ROTATION_RECORD = np.dtype(
         ("width", np.int64),  # items of a key
     ]
 )
-PIECE_RECORD = np.dtype(
+BLOCK_SPAN_RECORD = np.dtype(
     [
         ("shard", np.int64),  # offset in the arena
         ("row", np.int64),
@@ -47,68 +47,68 @@ PIECE_RECORD = np.dtype(
         ("block", np.int64),
         ("slot", np.int64),  # of the first token in the block
         ("position", np.int64),
-        ("source", np.int64),  # the position that its keys are turned for
+        ("source", np.int64),  # the position that its first key is stored for
     ]
 )
 NONE = -1
 
 
 def _digest_of_sources() -> str:
-    sources = (Path(module.__file__).read_bytes() for module in (items, memory, turning) if module.__file__)
+    sources = (Path(module.__file__).read_bytes() for module in (dtypes, memory, rotation) if module.__file__)
     return hashlib.blake2b(b"".join(sources)).hexdigest()
 
 
 def _compiled(sources: str) -> tuple[Any, Any]:
-    """The kernels. Numba's cache on disk would not notice that a file they call into has changed; it does compare what
-    a kernel closes over, and so they close over ``sources``.
+    """The kernels. Numba's disk cache does not notice changes of the other modules whose functions a kernel calls. It
+    does compare closure variables, so the kernels close over ``sources``, a digest of those modules.
     """
 
     @njit(nogil=True, cache=True)
-    def rows_to_pages(arena, pieces, planes, rotations, turned, angles):
-        """Copy each piece's rows to its block, in every plane.
+    def rows_to_pages(arena, spans, planes, rotations, rotated, angles):
+        """Copy each block span's rows to its block, in every plane.
 
-        ``turned`` has room for the keys of one block, and its type is the items' carrier; ``angles`` has room for
-        the rotated width of as many tokens.
+        ``rotated`` is a buffer for the keys of one block, of the carrier's type; ``angles`` is one for the
+        cosines and sines of as many tokens.
         """
         sources  # noqa: B018
-        size = turned.itemsize
-        for piece in pieces:
-            current = NONE  # the rotation whose angles are computed
+        size = rotated.itemsize
+        for span in spans:
+            current = NONE  # the rotation that ``angles`` holds
             for plane in planes:
-                source = arena + piece.shard + plane.part + piece.row * plane.row_bytes
-                if plane.rotation != NONE and piece.source != piece.position:
+                source = arena + span.shard + plane.shard_offset + span.row * plane.row_bytes
+                if plane.rotation != NONE and span.source != span.position:
                     rotation = rotations[plane.rotation]
                     if plane.rotation != current:
                         current = plane.rotation
-                        angles_between(angles.ctypes.data, rotation, piece)
-                    turn(turned.ctypes.data, source, angles.ctypes.data, rotation, piece.count, turned)
-                    source = np.int64(turned.ctypes.data)
-                page = plane.address + piece.block * plane.block_stride + piece.slot * plane.token_stride
+                        angles_between(angles.ctypes.data, rotation, span)
+                    rotate(rotated.ctypes.data, source, angles.ctypes.data, rotation, span.count, rotated)
+                    source = np.int64(rotated.ctypes.data)
+                page = plane.address + span.block * plane.block_stride + span.slot * plane.token_stride
                 nbytes = plane.width * size
                 for head in range(plane.heads):
                     target = page + head * plane.head_stride
                     rows = source + head * nbytes
                     if plane.transposed:
-                        transpose(target, plane.transposed, rows, plane.row_bytes, piece.count, plane.width, turned)
+                        transpose(target, plane.transposed, rows, plane.row_bytes, span.count, plane.width, rotated)
                     else:
-                        copy_rows(target, plane.token_stride, rows, plane.row_bytes, piece.count, nbytes)
+                        copy_rows(target, plane.token_stride, rows, plane.row_bytes, span.count, nbytes)
 
     @njit(nogil=True, cache=True)
-    def pages_to_rows(arena, pieces, planes, like):
-        """Copy each piece's tokens from its block to its rows, in every plane; the type of ``like`` is the carrier."""
+    def pages_to_rows(arena, spans, planes, like):
+        """Copy each block span's tokens from its block to its rows, in every plane; ``like`` has the carrier's type."""
         sources  # noqa: B018
-        for piece in pieces:
+        for span in spans:
             for plane in planes:
-                page = plane.address + piece.block * plane.block_stride + piece.slot * plane.token_stride
-                first = arena + piece.shard + plane.part + piece.row * plane.row_bytes
+                page = plane.address + span.block * plane.block_stride + span.slot * plane.token_stride
+                first = arena + span.shard + plane.shard_offset + span.row * plane.row_bytes
                 nbytes = plane.width * like.itemsize
                 for head in range(plane.heads):
                     source = page + head * plane.head_stride
                     rows = first + head * nbytes
                     if plane.transposed:
-                        transpose(rows, plane.row_bytes, source, plane.transposed, plane.width, piece.count, like)
+                        transpose(rows, plane.row_bytes, source, plane.transposed, plane.width, span.count, like)
                     else:
-                        copy_rows(rows, plane.row_bytes, source, plane.token_stride, piece.count, nbytes)
+                        copy_rows(rows, plane.row_bytes, source, plane.token_stride, span.count, nbytes)
 
     return rows_to_pages, pages_to_rows
 

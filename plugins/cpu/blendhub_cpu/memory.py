@@ -1,11 +1,11 @@
-"""Compiled moves of bytes by address, contiguous, in rows and across. Strides are in bytes."""
+"""Compiled copies and transposes by address. Strides are in bytes."""
 
 from llvmlite import ir
 from numba import carray, njit, types
 from numba.extending import intrinsic
 
-inlined = njit(nogil=True)
-"""For what kernels call; it is part of their entries in the cache on disk, and has none of its own."""
+device_function = njit(nogil=True)
+"""For functions that kernels call: Numba caches them with the kernel, not separately."""
 
 
 @intrinsic
@@ -34,7 +34,7 @@ def copy_bytes(typing_context, target, source, nbytes):  # type: ignore[no-untyp
 
 @intrinsic
 def _transpose_tile(typing_context, target, target_stride, source, source_stride, item):  # type: ignore[no-untyped-def]
-    """A square as wide as 16 bytes hold items: row i of the source becomes column i of the target."""
+    """A square tile of 16 bytes of items a side: row i of the source becomes column i of the target."""
     size = item.bitwidth // 8
 
     def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -46,8 +46,8 @@ def _transpose_tile(typing_context, target, target_stride, source, source_stride
             return builder.inttoptr(builder.add(start, builder.mul(stride, word(index))), vector)
 
         def interleave(one, other, first):  # type: ignore[no-untyped-def]
-            lanes = [lane for index in range(first, first + n // 2) for lane in (index, index + n)]
-            return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), n), lanes))
+            order = [item for index in range(first, first + n // 2) for item in (index, index + n)]
+            return builder.shuffle_vector(one, other, ir.Constant(ir.VectorType(ir.IntType(32), n), order))
 
         rows = [builder.load(at(source, source_stride, index), align=1) for index in range(n)]
         for _stage in range(n.bit_length() - 1):
@@ -60,9 +60,9 @@ def _transpose_tile(typing_context, target, target_stride, source, source_stride
     return types.void(types.int64, types.int64, types.int64, types.int64, item), generate
 
 
-@inlined
+@device_function
 def transpose(target, target_stride, source, source_stride, n_rows, n_columns, items):
-    """Row r, column c of the source becomes row c, column r of the target; both have adjoining items in a row."""
+    """Row r, column c of the source becomes row c, column r of the target. Items of a row are contiguous."""
     size = items.itemsize
     n = 16 // size
     whole_rows, whole_columns = n_rows // n * n, n_columns // n * n
@@ -81,7 +81,7 @@ def transpose(target, target_stride, source, source_stride, n_rows, n_columns, i
             carray(pointer(target + column * target_stride), n_rows, items.dtype)[row] = read[column]
 
 
-@inlined
+@device_function
 def copy_rows(target, target_stride, source, source_stride, count, nbytes):
     if target_stride == nbytes and source_stride == nbytes:
         copy_bytes(target, source, count * nbytes)

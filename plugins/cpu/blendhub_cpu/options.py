@@ -1,4 +1,4 @@
-"""What can be set on the CPU device. Kept apart so that listing it imports nothing else."""
+"""Options of the CPU device, in a module of their own so that listing them imports nothing else."""
 
 from typing import Annotated
 

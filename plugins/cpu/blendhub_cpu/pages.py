@@ -1,4 +1,4 @@
-"""The engine's pages as planes: whatever their format, four strides say where a token's key or value lies."""
+"""The engine's pages as planes: for every format, four strides give the address of a token's key or value."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple, get_args
@@ -15,22 +15,24 @@ from blendhub_cpu.kernels import NONE, PLANE_RECORD, ROTATION_RECORD
 
 
 class Pages(NamedTuple):
-    """All layers' pages, as kernels see them."""
+    """All layers' pages as tables for the kernels."""
 
     planes: npt.NDArray[Any]
     rotations: npt.NDArray[Any]
     n_blocks: int
     n_positions: int | None
-    """How many positions all rotations know; None: no layer turns its keys."""
-    keep: tuple[object, ...]
-    """What the addresses lead to."""
+    """The positions that every rotation table covers; None: no layer has a rotation."""
+    keep_alive: tuple[object, ...]
+    """The tensors that the addresses point to."""
 
 
 def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> Pages:
-    """Check the layers against the layout, and describe them to kernels."""
+    """Check the layers against the layout, and make the kernels' tables."""
     place = check_pages(layers, block_size, layout, get_args(PageFormat))
     if place.type != "cpu":
-        raise Unsupported(f"the pages lie on {place}, but device 'cpu' serves only a CPU's; choose another device")
+        raise Unsupported(
+            f"the pages lie on {place}, but device 'cpu' supports only pages in host memory; choose another device"
+        )
     rotations = _Rotations(layout)
     records: list[tuple[int, ...]] = []
     for index, layer in enumerate(layers):
@@ -39,7 +41,7 @@ def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) 
             _plane_record(
                 keys,
                 transposed=layer.format == "packed_transposed",
-                part=layout.keys_at(index),
+                shard_offset=layout.keys_at(index),
                 row_bytes=layout.key_row_bytes,
                 rotation=rotations.index_of(layer),
             )
@@ -49,12 +51,12 @@ def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) 
                 _plane_record(
                     values,
                     transposed=False,
-                    part=layout.values_at(index),
+                    shard_offset=layout.values_at(index),
                     row_bytes=layout.value_row_bytes,
                     rotation=NONE,
                 )
             )
-    records.sort(key=lambda record: record[-1])  # so that the angles of a rotation are computed once a piece
+    records.sort(key=lambda record: record[-1])  # by rotation: its angles are then computed once for each block span
     return Pages(
         np.array(records, PLANE_RECORD),
         np.array(rotations.records, ROTATION_RECORD),
@@ -65,7 +67,7 @@ def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) 
 
 
 def _plane_record(
-    plane: torch.Tensor, *, transposed: bool, part: int, row_bytes: int, rotation: int
+    plane: torch.Tensor, *, transposed: bool, shard_offset: int, row_bytes: int, rotation: int
 ) -> tuple[int, ...]:
     _, heads, _, width = plane.shape
     block_stride, head_stride, token_stride, item_stride = (stride * plane.itemsize for stride in plane.stride())
@@ -79,14 +81,14 @@ def _plane_record(
         heads,
         width,
         item_stride if transposed else 0,
-        part,
+        shard_offset,
         row_bytes,
         rotation,
     )
 
 
 class _Rotations:
-    """The different rotations of all layers; most models have one, and its angles are then computed once."""
+    """The distinct rotations of all layers; most models have one, whose angles are then computed once."""
 
     def __init__(self, layout: KVLayout) -> None:
         self.records: list[tuple[int, ...]] = []
@@ -95,7 +97,7 @@ class _Rotations:
         self._known: dict[tuple[object, ...], int] = {}
 
     def index_of(self, layer: PagedLayer) -> int:
-        """The index of a layer's rotation in the records, to which it is added if it is new."""
+        """The index of a layer's rotation in ``records``; adds it if it is new."""
         rotation = layer.rotation
         if rotation is None:
             return NONE

@@ -1,4 +1,4 @@
-"""The conformance suite of devices, run on this one."""
+"""The conformance suite of devices, run on the CPU device."""
 
 from blendhub_cpu.device import CpuDevice
 from blendhub_cpu.options import CpuOptions

@@ -1,4 +1,4 @@
-"""What is this device's own: its options, its threads, and what it refuses beyond the contract."""
+"""Options, threads and errors of the CPU device that the contract does not cover."""
 
 import os
 import threading
@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import pytest
 from blendhub_cpu import device as module
-from blendhub_cpu.device import CpuDevice, run_on, usable_cores
+from blendhub_cpu.device import CpuDevice, set_affinity, usable_cores
 from blendhub_cpu.options import CpuOptions
 
 from blendhub.errors import Unsupported
@@ -49,7 +49,7 @@ def test_shards_may_begin_at_any_byte(harness):
     np.testing.assert_array_equal(keys, harness.layers[0].tensors[0][block, :, slot, :12].numpy().ravel())
 
 
-def test_a_copy_that_failed_raises_where_it_is_waited_for(harness, monkeypatch):
+def test_wait_raises_the_error_of_a_failed_copy(harness, monkeypatch):
     def fail(*_):
         raise MemoryError("no room for a block of keys")
 
@@ -61,7 +61,7 @@ def test_a_copy_that_failed_raises_where_it_is_waited_for(harness, monkeypatch):
     assert transfer.done()
 
 
-def test_pages_that_are_not_a_cpu_s_are_refused():
+def test_pages_on_another_device_are_refused():
     harness = harness_of()
     harness.device.close()
     layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in harness.layers]
@@ -70,7 +70,7 @@ def test_pages_that_are_not_a_cpu_s_are_refused():
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity of threads")
-def test_threads_run_where_any_thread_of_the_process_may():
+def test_threads_use_the_cores_of_all_threads_of_the_process():
     allowed = os.sched_getaffinity(0)
     if len(allowed) < 2:
         pytest.skip("there is one core only")
@@ -80,7 +80,7 @@ def test_threads_run_where_any_thread_of_the_process_may():
     try:
         os.sched_setaffinity(0, {min(allowed)})
         assert usable_cores() == allowed
-        pinned = threading.Thread(target=lambda: (run_on(allowed), found.append(os.sched_getaffinity(0))))
+        pinned = threading.Thread(target=lambda: (set_affinity(allowed), found.append(os.sched_getaffinity(0))))
         pinned.start()
         pinned.join()
     finally:

@@ -1,10 +1,10 @@
-"""What the conformance suite does not see: every number of each format, odd sizes and addresses, Numba's cache."""
+"""Beyond the conformance suite: every number of each dtype, odd sizes and addresses, Numba's disk cache."""
 
 import numpy as np
 import pytest
 import torch
 from blendhub_cpu import kernels
-from blendhub_cpu.items import CARRIERS, decode, encode
+from blendhub_cpu.dtypes import CARRIERS, decode, encode
 from blendhub_cpu.memory import transpose
 from numba import njit
 
@@ -15,7 +15,7 @@ TYPES = {
     "float8_e4m3": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-SMALL = ["float8_e4m3", "float8_e5m2"]
+FLOAT8 = ["float8_e4m3", "float8_e5m2"]
 
 
 @njit
@@ -43,7 +43,7 @@ def encoded(numbers, dtype):
 
 
 def patterns(dtype):
-    """All of them, or of float32 a million."""
+    """All bit patterns; of float32 a million random ones."""
     size = CARRIERS[dtype].itemsize
     if size == 4:
         return np.random.default_rng(1).integers(0, 2**32, 2**20, np.uint32)
@@ -65,13 +65,13 @@ def test_every_pattern_is_decoded_as_torch_does(dtype):
 def test_decoding_and_encoding_returns_the_same_bits(dtype):
     items = patterns(dtype)
     numbers = by_torch(items, dtype)
-    known = np.isfinite(numbers) if dtype in SMALL else ~np.isnan(numbers)
+    known = np.isfinite(numbers) if dtype in FLOAT8 else ~np.isnan(numbers)
     np.testing.assert_array_equal(encoded(numbers[known], dtype), items[known])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_numbers_are_rounded_as_torch_does(dtype):
-    """Between all neighbours, also exactly in the middle; and what is too small or too large."""
+    """Midpoints of all neighbouring numbers, values next to them, and values out of range."""
     exact = by_torch(patterns(dtype), dtype)
     exact = np.unique(exact[np.isfinite(exact)]).astype(np.float64)
     middles = ((exact[1:] + exact[:-1]) / 2).astype(np.float32)
@@ -82,7 +82,7 @@ def test_numbers_are_rounded_as_torch_does(dtype):
     np.testing.assert_array_equal(by_torch(encoded(numbers, dtype), dtype), wanted)
 
 
-@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("dtype", FLOAT8)
 def test_values_too_large_for_8_bits_saturate(dtype):
     largest = torch.finfo(TYPES[dtype]).max
     numbers = np.array([largest * 1.2, -largest * 1.2, 1e30, -1e30, np.inf, -np.inf], np.float32)
@@ -99,7 +99,7 @@ def test_nan_stays_nan(dtype):
 @pytest.mark.parametrize("shape", [(1, 1), (4, 4), (8, 8), (16, 16), (7, 33), (32, 64), (17, 5), (1, 20), (20, 1)])
 @pytest.mark.parametrize("carrier", [np.uint8, np.uint16, np.uint32])
 def test_transposing(carrier, shape, offset):
-    """Any shape, at any address, and nothing beside it."""
+    """Any shape at any address; bytes around the target stay as they are."""
     size = np.dtype(carrier).itemsize
     n_rows, n_columns = shape
     random = np.random.default_rng(1)
@@ -121,7 +121,7 @@ def test_transposing(carrier, shape, offset):
 
 
 @pytest.mark.parametrize("kernel", [kernels.rows_to_pages, kernels.pages_to_rows], ids=["load", "save"])
-def test_the_cache_on_disk_knows_all_sources(kernel):
-    """Numba itself looks only at the file that the kernel stands in."""
+def test_the_disk_cache_depends_on_all_sources(kernel):
+    """Numba itself checks only the file that defines the kernel."""
     closed_over = [cell.cell_contents for cell in kernel.py_func.__closure__]
     assert kernels._digest_of_sources() in closed_over

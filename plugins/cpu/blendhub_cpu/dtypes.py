@@ -1,6 +1,7 @@
-"""How compiled code sees one number of a cache: as its carrier, an integer of the same size.
+"""Conversions between a cache's items and float32, in compiled code.
 
-The carrier's type tells the number's format, so that one kernel compiles to the right code for each format.
+Kernels handle an item as its carrier: an integer of the same size whose type selects the conversion, so one kernel
+compiles to the right code for each dtype.
 """
 
 from typing import Any, NamedTuple
@@ -16,20 +17,20 @@ CARRIERS: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype(np.uint16),
     "float8_e4m3": np.dtype(np.uint8),
     "float8_e5m2": np.dtype(np.int8),
-    "int8": np.dtype(np.uint8),  # copied only, never turned
+    "int8": np.dtype(np.uint8),  # copied only, never rotated
 }
 
 
 def decode(item):  # type: ignore[no-untyped-def]
-    """The number that a carrier holds, as float32."""
+    """The value of a carrier as float32."""
     raise NotImplementedError("for compiled code only")
 
 
 def encode(value, carrier):  # type: ignore[no-untyped-def]
-    """A float32 in the format of ``carrier``, whose value plays no part: rounded to nearest, ties to even.
+    """A float32 in the format of ``carrier``, whose value is ignored: rounded to nearest, ties to even.
 
-    What is too large for a format of 8 bits becomes its largest number. Without that, turning a large key would
-    make it not a number, and with it all attention to it.
+    Values too large for an 8-bit format saturate to its largest number. Otherwise rotating a large key could make it
+    NaN, and with it all attention to that key.
     """
     raise NotImplementedError("for compiled code only")
 
@@ -66,31 +67,31 @@ def _narrow_half(typing_context, value):  # type: ignore[no-untyped-def]
     return types.int16(types.float32), generate
 
 
-class _Small(NamedTuple):
+class _Float8(NamedTuple):
     """A float of 8 bits."""
 
     mantissa: int
     bias: int
     largest: float
     infinite: bool
-    """Whether the pattern after the largest is infinity; all others beyond it are not numbers."""
+    """Whether the pattern after the largest number is infinity; all patterns beyond are NaN."""
 
 
-_E4M3 = _Small(mantissa=3, bias=7, largest=448.0, infinite=False)
-_E5M2 = _Small(mantissa=2, bias=15, largest=57344.0, infinite=True)
+_E4M3 = _Float8(mantissa=3, bias=7, largest=448.0, infinite=False)
+_E5M2 = _Float8(mantissa=2, bias=15, largest=57344.0, infinite=True)
 
 
-# Numba widens 32-bit integers at each operation. Cast back at once, twice as many fit in a vector.
+# Numba widens 32-bit integers at each operation. Casting back at once fits twice as many in a vector register.
 
 
-def _decoder(small: _Small):  # type: ignore[no-untyped-def]
-    shift = np.uint32(23 - small.mantissa)
-    exponents_differ = np.uint32((127 - small.bias) << 23)
-    first_normal = np.uint32(1 << small.mantissa)
-    smallest = np.float32(2.0 ** (1 - small.bias - small.mantissa))
-    beyond = np.uint32(0x7C if small.infinite else 0x7F)
+def _decoder(float8: _Float8):  # type: ignore[no-untyped-def]
+    shift = np.uint32(23 - float8.mantissa)
+    exponents_differ = np.uint32((127 - float8.bias) << 23)
+    first_normal = np.uint32(1 << float8.mantissa)
+    smallest = np.float32(2.0 ** (1 - float8.bias - float8.mantissa))
+    beyond = np.uint32(0x7C if float8.infinite else 0x7F)
     infinity, not_a_number = np.uint32(0x7F800000), np.uint32(0x7FC00000)
-    after_beyond = infinity if small.infinite else not_a_number
+    after_beyond = infinity if float8.infinite else not_a_number
 
     def decode(item):  # type: ignore[no-untyped-def]
         pattern = np.uint32(np.uint32(item) & np.uint32(0x7F))
@@ -105,15 +106,15 @@ def _decoder(small: _Small):  # type: ignore[no-untyped-def]
     return decode
 
 
-def _encoder(small: _Small):  # type: ignore[no-untyped-def]
-    shift = np.uint32(23 - small.mantissa)
-    half_less_one = np.uint32((1 << (22 - small.mantissa)) - 1)
-    smallest_normal = np.float32(2.0 ** (1 - small.bias))
-    # Adding it to a number leaves the number's multiple of the smallest step in the lowest bits, rounded.
-    aligner = np.float32(2.0 ** (24 - small.bias - small.mantissa))
+def _encoder(float8: _Float8):  # type: ignore[no-untyped-def]
+    shift = np.uint32(23 - float8.mantissa)
+    half_less_one = np.uint32((1 << (22 - float8.mantissa)) - 1)
+    smallest_normal = np.float32(2.0 ** (1 - float8.bias))
+    # The sum of this and a number has the number in its lowest bits, as a rounded multiple of the smallest step.
+    aligner = np.float32(2.0 ** (24 - float8.bias - float8.mantissa))
     aligner_bits = np.uint32(np.float32(aligner).view(np.uint32))
-    exponents_differ = np.uint32((127 - small.bias) << small.mantissa)
-    largest = np.float32(small.largest)
+    exponents_differ = np.uint32((127 - float8.bias) << float8.mantissa)
+    largest = np.float32(float8.largest)
 
     def encode(value, carrier):  # type: ignore[no-untyped-def]
         sign = np.uint32(_bits_of(value) & np.uint32(0x80000000))
@@ -135,7 +136,7 @@ def _encode_bfloat16(value, carrier):  # type: ignore[no-untyped-def]
     bits = _bits_of(value)
     odd = np.uint32(np.uint32(bits >> np.uint32(16)) & np.uint32(1))
     rounded = np.uint32(np.uint32(bits + np.uint32(0x7FFF)) + odd)
-    if value != value:  # rounding its bits could carry into an infinity
+    if value != value:  # rounding the bits of NaN could carry into infinity
         rounded = np.uint32(bits | np.uint32(0x400000))
     return np.uint16(np.uint32(rounded >> np.uint32(16)))
 

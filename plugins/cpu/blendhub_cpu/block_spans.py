@@ -1,4 +1,4 @@
-"""Segments cut at the borders of blocks: arithmetic without I/O."""
+"""Splits segments at block borders: arithmetic without I/O."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,13 +7,13 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
-from blendhub_cpu.kernels import PIECE_RECORD
+from blendhub_cpu.kernels import BLOCK_SPAN_RECORD
 
 
-def pieces_of(
+def split_at_blocks(
     segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], block_size: int, skip_prefix_n_tokens: int = 0
 ) -> npt.NDArray[Any]:
-    """The tokens of the segments from ``skip_prefix_n_tokens`` on, one record for each stretch within a block."""
+    """The segments' tokens from ``skip_prefix_n_tokens`` on, one record for each range of tokens within a block."""
     rows = [(s.span.start, s.span.end, s.shard, s.row, s.source_start) for s in segments]
     begin, end, shard, row, source = np.array(rows, np.int64).reshape(-1, 5).T
     start = np.maximum(begin, skip_prefix_n_tokens)
@@ -25,14 +25,14 @@ def pieces_of(
     ordinal = np.arange(len(owner)) - np.repeat(np.cumsum(n_blocks) - n_blocks, n_blocks)
     block = np.repeat(first_block, n_blocks) + ordinal
     position = np.maximum(block * block_size, start[owner])
-    gone = position - begin[owner]
+    n_skipped = position - begin[owner]
 
-    pieces = np.empty(len(owner), PIECE_RECORD)
-    pieces["shard"] = shard[owner]
-    pieces["row"] = row[owner] + gone
-    pieces["count"] = np.minimum((block + 1) * block_size, end[owner]) - position
-    pieces["block"] = block_ids[block]
-    pieces["slot"] = position - block * block_size
-    pieces["position"] = position
-    pieces["source"] = source[owner] + gone
-    return pieces
+    spans = np.empty(len(owner), BLOCK_SPAN_RECORD)
+    spans["shard"] = shard[owner]
+    spans["row"] = row[owner] + n_skipped
+    spans["count"] = np.minimum((block + 1) * block_size, end[owner]) - position
+    spans["block"] = block_ids[block]
+    spans["slot"] = position - block * block_size
+    spans["position"] = position
+    spans["source"] = source[owner] + n_skipped
+    return spans
