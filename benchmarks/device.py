@@ -1,4 +1,4 @@
-"""How near the CUDA device comes to what the bus and the GPU's memory allow. Needs a GPU; without one, nothing is told.
+"""The CUDA device's rates relative to the limits of the bus and of GPU memory. Without a GPU, every row is missing.
 
 Everything is a ratio of two things measured in turn, in one run: the KV of a model of 32 layers, each with 8 heads of
 128 numbers in bfloat16, in chunks of 256 tokens, 32 MiB each.
@@ -20,7 +20,7 @@ LAYERS, HEADS, WIDTH, CHUNK, BLOCK = 32, 8, 128, 256, 16
 POSITIONS = 32_768
 LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=CHUNK)
 MOVED = 1000
-"""How far keys are turned."""
+"""The distance between the keys' old and new positions."""
 
 BARS: dict[str, tuple[str, str, float, Any]] = {
     "load_vs_dma": ("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),
@@ -119,7 +119,7 @@ def on_the_gpu(chunks: int, repeats: int) -> dict[str, list[float]]:
 
 
 def beside_torch(chunks: int, repeats: int) -> dict[str, list[float]]:
-    """One chunk that is on the GPU already, as an engine without kernels of its own would bring it to its pages."""
+    """One chunk in GPU memory, written to pages by the kernel, and layer by layer with torch."""
     bench = Bench(1, "kv_first")
     staging = torch.zeros(LAYOUT.shard_bytes, dtype=torch.uint8, device="cuda")
     staged = staging.view(torch.bfloat16).reshape(LAYERS, 2, CHUNK, HEADS, WIDTH)
@@ -132,8 +132,8 @@ def beside_torch(chunks: int, repeats: int) -> dict[str, list[float]]:
         sin = (sin_new * cos_old - cos_new * sin_old)[:, None]
         for layer, pages in enumerate(bench.pages):
             one, other = staged[layer, 0].float().chunk(2, 2)
-            turned = torch.cat([one * cos - other * sin, other * cos + one * sin], 2).bfloat16()
-            pages[0].view(-1, HEADS, WIDTH).index_copy_(0, slots, turned)
+            rotated = torch.cat([one * cos - other * sin, other * cos + one * sin], 2).bfloat16()
+            pages[0].view(-1, HEADS, WIDTH).index_copy_(0, slots, rotated)
             pages[1].view(-1, HEADS, WIDTH).index_copy_(0, slots, staged[layer, 1])
 
     kernel = StagedKernel(bench, staging)
@@ -143,7 +143,7 @@ def beside_torch(chunks: int, repeats: int) -> dict[str, list[float]]:
 
 
 class Bench:
-    """A device between pages on the GPU and a pinned arena, with the segments of ``chunks`` moved chunks."""
+    """A device between pages in GPU memory and a pinned arena, with the segments of ``chunks`` moved chunks."""
 
     def __init__(self, chunks: int, format: PageFormat = "packed_heads") -> None:
         from blendhub_cuda.device import CudaDevice
@@ -171,32 +171,32 @@ class Bench:
 
 
 class StagedKernel:
-    """The device's kernel alone, from chunks that lie in the GPU's memory to pages, on the engine's stream."""
+    """The device's kernel alone, from chunks in GPU memory to pages, on the engine's stream."""
 
     def __init__(self, bench: Bench, staging: torch.Tensor) -> None:
         from blendhub_cuda.launcher import Launcher
         from blendhub_cuda.pages import read_pages
         from blendhub_cuda.runtime import CudaRuntime
-        from blendhub_cuda.tiles import Cutter
+        from blendhub_cuda.tiles import BatchPlanner
 
         self._bench = bench
         self._staging = staging
-        self._cutter = Cutter(LAYOUT, BLOCK, staging.numel() + 2**20)
+        self._planner = BatchPlanner(LAYOUT, BLOCK, staging.numel() + 2**20)
         runtime = CudaRuntime(staging.device)
         pages = read_pages(bench.layers, BLOCK, LAYOUT)
-        self._launcher = Launcher(runtime, pages, self._cutter, BLOCK, staging.device)
+        self._launcher = Launcher(runtime, pages, self._planner, BLOCK, staging.device)
 
     def of_blocks(self, blocks: Any) -> Callable[[], object]:
         """A launch that writes all chunks to these blocks."""
-        (work,) = self._cutter.work(self._bench.segments, blocks, 0, True)
-        (batch,) = work.batches
-        table = self._launcher.table(work).cuda()
+        (group,) = self._planner.batch_groups(self._bench.segments, blocks, 0, True)
+        (batch,) = group.batches
+        table = self._launcher.table(group).cuda()
         stream, base = torch.cuda.current_stream(), self._staging.data_ptr()
-        return lambda: self._launcher.rows_to_pages(stream, base, table, work, batch)
+        return lambda: self._launcher.rows_to_pages(stream, base, table, group, batch)
 
 
 def in_turn(repeats: int, jobs: Mapping[str, Callable[[], object]], on_gpu: bool = False) -> dict[str, list[float]]:
-    """Seconds of each job, over and over in turn; the first round warms up. ``on_gpu``: without the host's part."""
+    """Seconds of each job, repeated in turn; the first round warms up. ``on_gpu``: without the host's time."""
     found: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats + 1):
         for name, job in jobs.items():
@@ -213,7 +213,7 @@ def host_seconds(job: Callable[[], object]) -> float:
 
 
 def gpu_seconds(job: Callable[[], object]) -> float:
-    """Between two marks in the stream, kept busy meanwhile so that the host is ahead of it."""
+    """Between two events of the stream. A sleep before them lets the host submit all work in advance."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(20_000_000)
     start.record()

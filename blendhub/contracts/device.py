@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 import numpy as np
@@ -147,7 +147,3 @@ class Device(ABC):
     @abstractmethod
     def close(self) -> None:
         """Wait for what is under way, and let go of arena and pages. Closing twice is fine."""
-
-    def describe(self) -> dict[str, Any]:
-        """Facts for a person who asks how this device works here, such as threads or staging bytes."""
-        return {}

@@ -3,7 +3,6 @@
 import gc
 import mmap
 import weakref
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -142,8 +141,3 @@ class LifecycleTests(DeviceTests):
     def test_block_tokens_is_a_number_of_tokens(self, device: Device) -> None:
         assert isinstance(device.block_tokens, int)
         assert device.block_tokens >= 1
-
-    def test_a_person_can_be_told_how_it_works(self, harness: DeviceHarness, device: Device) -> None:
-        for told in (harness.device.describe(), device.describe()):
-            facts: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(told))
-            assert facts == told

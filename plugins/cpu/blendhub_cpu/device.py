@@ -107,11 +107,6 @@ class CpuDevice(Device):
         self._closed = True
         self._attached = self._arena = None
 
-    def describe(self) -> dict[str, Any]:
-        if not self._attached:
-            return {}
-        return {"threads": self._attached.threads, "blocks": self._attached.pages.n_blocks}
-
     def _ready(self) -> tuple[_Attached, npt.NDArray[np.uint8]]:
         if self._attached is None or self._arena is None:
             problem = "is closed" if self._closed else "needs attach and pin before it can copy"

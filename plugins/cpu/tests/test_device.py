@@ -30,7 +30,8 @@ def harness():
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_any_number_of_threads(threads):
     harness = harness_of(Setup(rotations=(Rotary(), None)), threads=threads)
-    assert harness.device.describe() == {"threads": threads, "blocks": harness.setup.n_blocks}
+    assert harness.device._attached.threads == threads
+    assert harness.device._attached.pages.n_blocks == harness.setup.n_blocks
     harness.load(harness.chunks(3, 60, source=100))
     harness.save(harness.chunks(3, 60))
     harness.device.close()

@@ -1,4 +1,4 @@
-"""The CUDA device of BlendHub. This module is what the entry point names; it imports nothing heavy."""
+"""The CUDA device of BlendHub. The entry point names this module, so it imports nothing heavy."""
 
 import sys
 from importlib.util import find_spec
@@ -10,7 +10,7 @@ from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cuda.options import CudaOptions
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
-"""What NVIDIA's and AMD's drivers leave in the file system, and Windows' in its Linux."""
+"""Device nodes of NVIDIA's driver, of AMD's, and of Windows' in WSL."""
 
 
 def _cuda(options: Any) -> Device:
@@ -19,11 +19,11 @@ def _cuda(options: Any) -> Device:
     return CudaDevice(options)
 
 
-def _needs() -> Unavailable | None:
+def _probe() -> Unavailable | None:
     if not find_spec("torch"):
         return Unavailable("torch is not installed", "pip install 'torch>=2.6'")
     if "torch" not in sys.modules and not any(Path(node).exists() for node in DRIVERS):
-        # Importing torch takes seconds, and whoever lists plugins would wait for it in vain.
+        # Importing torch takes seconds, which would delay every listing of the plugins.
         return Unavailable("no driver of a GPU is loaded here", "nvidia-smi")
     import torch
 
@@ -43,9 +43,9 @@ def blendhub_plugins() -> list[PluginSpec]:
             kind="device",
             name="cuda",
             api=1,
-            summary="copies and turns KV between this machine's memory and a GPU's, beside the engine's work",
+            summary="copies and rotates KV between host and GPU memory, beside the engine's work",
             factory=_cuda,
             options=CudaOptions,
-            probe=_needs,
+            probe=_probe,
         ),
     ]

@@ -1,9 +1,9 @@
 """Kernels that copy between rows of the arena, or of staging, and blocks of pages: all layers, keys and values at once.
 
-They work on addresses, because one launch serves the tensors of all layers. Nothing is checked here: what reaches a
+They group on addresses, because one launch serves the tensors of all layers. Nothing is checked here: what reaches a
 kernel was checked by :mod:`blendhub.devices`.
 
-A program copies one tile, at most ``TOKENS`` tokens of one segment, of one layer's keys or values. The masks keep
+A program copies one tile, at most ``TOKENS`` tokens of one segment, of one layer's keys or values. The masks keep_alive
 it from everything else, so what is skipped is never touched: no program is started for it.
 """
 
@@ -11,12 +11,12 @@ import triton
 import triton.language as tl
 
 from blendhub_cuda import records
-from blendhub_cuda.numbers import decode, encode
+from blendhub_cuda.dtypes import decode, encode
 
 PLANE_WORDS = tl.constexpr(records.PLANE_WORDS)
 ADDRESS, BLOCK_STRIDE = tl.constexpr(records.ADDRESS), tl.constexpr(records.BLOCK_STRIDE)
 HEAD_STRIDE, TOKEN_STRIDE = tl.constexpr(records.HEAD_STRIDE), tl.constexpr(records.TOKEN_STRIDE)
-PART, ROW_ITEMS = tl.constexpr(records.PART), tl.constexpr(records.ROW_ITEMS)
+SHARD_OFFSET, ROW_ITEMS = tl.constexpr(records.SHARD_OFFSET), tl.constexpr(records.ROW_ITEMS)
 TABLE, HALF = tl.constexpr(records.TABLE), tl.constexpr(records.HALF)
 NEOX, OFFSET = tl.constexpr(records.NEOX), tl.constexpr(records.OFFSET)
 COUNT, SLOT = tl.constexpr(records.COUNT), tl.constexpr(records.SLOT)
@@ -24,11 +24,11 @@ POSITION, SOURCE = tl.constexpr(records.POSITION), tl.constexpr(records.SOURCE)
 ORIGIN, ROW, BLOCKS = tl.constexpr(records.ORIGIN), tl.constexpr(records.ROW), tl.constexpr(records.BLOCKS)
 
 NOT_SPECIAL = ["base", "tiles", "planes"]
-"""Arguments that change from launch to launch and must not have the kernel compiled anew."""
+"""Arguments that differ between launches; specializing on them would compile the kernel again."""
 
 
 @triton.jit
-def _work(
+def _addresses(
     base,
     tiles,
     planes,
@@ -37,16 +37,16 @@ def _work(
     BLOCK_SIZE: tl.constexpr,
     ITEM: tl.constexpr,
 ):
-    """What this program copies: its tile and plane, which of its tokens there are, and where they lie on both sides.
+    """This program's tile and plane, the mask of its tokens, and their addresses in pages and in rows.
 
-    The grid is tiles and planes.
+    The grid has tiles on axis 0 and planes on axis 1.
     """
     tile = tiles.to(tl.pointer_type(tl.int64)) + tl.program_id(0).to(tl.int64) * TILE_WORDS
     plane = planes.to(tl.pointer_type(tl.int64)) + tl.program_id(1).to(tl.int64) * PLANE_WORDS
     tokens = tl.arange(0, TOKENS)
     alive = tokens < tl.load(tile + COUNT)
 
-    first_row = (base + tl.load(tile + ORIGIN) + tl.load(plane + PART)).to(tl.pointer_type(ITEM))
+    first_row = (base + tl.load(tile + ORIGIN) + tl.load(plane + SHARD_OFFSET)).to(tl.pointer_type(ITEM))
     rows = first_row + (tl.load(tile + ROW) + tokens) * tl.load(plane + ROW_ITEMS)
 
     slots = tl.load(tile + SLOT) + tokens
@@ -68,18 +68,18 @@ def _copy(
     COLUMNS: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Copy what the mask has, of tokens and items, of the vectors of all heads."""
+    """Copy the masked tokens and items of all heads."""
     columns = tl.arange(0, COLUMNS)[None, :]
     targets = targets[:, None] + columns
     sources = sources[:, None] + columns
     for head in tl.range(0, HEADS):
-        # Addresses tell the compiler nothing: without the hints each item would be an access of its own.
+        # The addresses are computed, so without these hints the compiler would access each item separately.
         items = tl.load(tl.multiple_of(sources + head * source_head, (1, ALIGN)), mask=mask)
         tl.store(tl.multiple_of(targets + head * target_head, (1, ALIGN)), items, mask=mask)
 
 
 @triton.jit
-def _turn_halves(
+def _rotate_neox(
     targets,
     target_head,
     sources,
@@ -93,7 +93,7 @@ def _turn_halves(
     DTYPE: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """The first half of a vector is paired with the second; each pair is turned by its angle."""
+    """Rotate pairs that consist of an item of the first half and one of the second half."""
     columns = tl.arange(0, HALF_COLUMNS)[None, :]
     mask = alive[:, None] & (columns < half)
     for head in tl.range(0, HEADS):
@@ -106,7 +106,7 @@ def _turn_halves(
 
 
 @triton.jit
-def _turn_neighbours(
+def _rotate_interleaved(
     targets,
     target_head,
     sources,
@@ -121,7 +121,7 @@ def _turn_neighbours(
     DTYPE: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Each two neighbours of a vector are turned by their angle."""
+    """Rotate pairs of neighbouring items."""
     columns = tl.arange(0, 2 * HALF_COLUMNS)[None, :]
     mask = alive[:, None] & (columns < 2 * half)
     for head in tl.range(0, HEADS):
@@ -129,13 +129,13 @@ def _turn_neighbours(
         target = targets + head * target_head + columns
         numbers = decode(tl.load(tl.multiple_of(source, (1, ALIGN)), mask=mask, other=0), DTYPE)
         one, other = tl.split(tl.reshape(numbers, (TOKENS, HALF_COLUMNS, 2)))
-        turned = tl.join(one * cos - other * sin, other * cos + one * sin)
-        items = encode(tl.reshape(turned, (TOKENS, 2 * HALF_COLUMNS)), DTYPE)
+        rotated = tl.join(one * cos - other * sin, other * cos + one * sin)
+        items = encode(tl.reshape(rotated, (TOKENS, 2 * HALF_COLUMNS)), DTYPE)
         tl.store(tl.multiple_of(target, (1, ALIGN)), items, mask=mask)
 
 
 @triton.jit
-def _turn(
+def _rotate(
     targets,
     target_head,
     sources,
@@ -147,12 +147,12 @@ def _turn(
     TOKENS: tl.constexpr,
     HALF_COLUMNS: tl.constexpr,
     DTYPE: tl.constexpr,
-    TURN_ITEMS: tl.constexpr,
+    ROTATED_ITEMS: tl.constexpr,
     ALIGN: tl.constexpr,
     TABLE_ALIGN: tl.constexpr,
 ):
-    """Write the part of each key that turns, turned from the position it was stored for to its new one."""
-    half = tl.multiple_of(tl.load(plane + HALF), TURN_ITEMS)
+    """Write the rotated part of each key, from the position it was stored for to its new one."""
+    half = tl.multiple_of(tl.load(plane + HALF), ROTATED_ITEMS)
     table = tl.load(plane + TABLE).to(tl.pointer_type(tl.float32))
     tokens = tl.arange(0, TOKENS)
     angles = tl.arange(0, HALF_COLUMNS)[None, :]
@@ -171,11 +171,11 @@ def _turn(
     sources = sources[:, None] + start
     targets = targets[:, None] + start
     if tl.load(plane + NEOX) != 0:
-        _turn_halves(
+        _rotate_neox(
             targets, target_head, sources, source_head, alive, half, cos, sin, HEADS, HALF_COLUMNS, DTYPE, ALIGN
         )
     else:
-        _turn_neighbours(
+        _rotate_interleaved(
             targets, target_head, sources, source_head, alive, half, cos, sin, HEADS, TOKENS, HALF_COLUMNS, DTYPE, ALIGN
         )
 
@@ -198,27 +198,27 @@ def rows_to_pages(
     ALIGN: tl.constexpr,
     DTYPE: tl.constexpr,
     HALF_COLUMNS: tl.constexpr,
-    TURN_ITEMS: tl.constexpr,
-    TURN_ALIGN: tl.constexpr,
+    ROTATED_ITEMS: tl.constexpr,
+    ROTATED_ALIGN: tl.constexpr,
     TABLE_ALIGN: tl.constexpr,
 ):
-    """Copy tiles from rows to pages, and turn keys that move.
+    """Copy tiles from rows to pages, and rotate moved keys.
 
-    ``KINDS`` 2: planes are keys and values in turn; 1: they are keys. ``HALF_COLUMNS`` 0: no layer turns its keys.
+    ``KINDS`` 2: planes alternate between keys and values; 1: all are keys. ``HALF_COLUMNS`` 0: no layer has a rotation.
     """
-    tile, plane, alive, pages, rows = _work(base, tiles, planes, TILE_WORDS, TOKENS, BLOCK_SIZE, ITEM)
+    tile, plane, alive, pages, rows = _addresses(base, tiles, planes, TILE_WORDS, TOKENS, BLOCK_SIZE, ITEM)
     page_head = tl.load(plane + HEAD_STRIDE)
     if tl.program_id(1) % KINDS == 0:
         columns = tl.arange(0, KEY_COLUMNS)[None, :]
         mask = alive[:, None] & (columns < KEY_WIDTH)
-        if HALF_COLUMNS:  # noqa: SIM102  # decided when this is compiled
+        if HALF_COLUMNS:  # noqa: SIM102  # decided at compile time
             if (tl.load(plane + TABLE) != 0) & (tl.load(tile + SOURCE) != tl.load(tile + POSITION)):
-                start = tl.multiple_of(tl.load(plane + OFFSET), TURN_ITEMS)
-                end = start + 2 * tl.multiple_of(tl.load(plane + HALF), TURN_ITEMS)
+                start = tl.multiple_of(tl.load(plane + OFFSET), ROTATED_ITEMS)
+                end = start + 2 * tl.multiple_of(tl.load(plane + HALF), ROTATED_ITEMS)
                 mask &= (columns < start) | (columns >= end)
-                _turn(
+                _rotate(
                     pages, page_head, rows, KEY_WIDTH, alive, plane, tile,
-                    HEADS, TOKENS, HALF_COLUMNS, DTYPE, TURN_ITEMS, TURN_ALIGN, TABLE_ALIGN,
+                    HEADS, TOKENS, HALF_COLUMNS, DTYPE, ROTATED_ITEMS, ROTATED_ALIGN, TABLE_ALIGN,
                 )  # fmt: skip
         _copy(pages, page_head, rows, KEY_WIDTH, mask, HEADS, KEY_COLUMNS, ALIGN)
     else:
@@ -243,8 +243,8 @@ def pages_to_rows(
     ITEM: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Copy tiles from pages to rows, as they are. Planes as in :func:`rows_to_pages`."""
-    _, plane, alive, pages, rows = _work(base, tiles, planes, TILE_WORDS, TOKENS, BLOCK_SIZE, ITEM)
+    """Copy tiles from pages to rows, without rotation. Planes as in :func:`rows_to_pages`."""
+    _, plane, alive, pages, rows = _addresses(base, tiles, planes, TILE_WORDS, TOKENS, BLOCK_SIZE, ITEM)
     page_head = tl.load(plane + HEAD_STRIDE)
     if tl.program_id(1) % KINDS == 0:
         mask = alive[:, None] & (tl.arange(0, KEY_COLUMNS)[None, :] < KEY_WIDTH)

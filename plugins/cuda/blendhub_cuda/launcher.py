@@ -1,72 +1,89 @@
-"""Starts kernels: what they must know of pages and layout, and the tiles of each batch."""
+"""Launches the kernels with their constants and the tiles of a batch."""
 
 from math import gcd
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from blendhub.devices import Runtime
 from blendhub.layout import ITEM_SIZES
 from blendhub_cuda import kernels
-from blendhub_cuda.numbers import ITEMS
+from blendhub_cuda.dtypes import ITEM_TYPES
 from blendhub_cuda.pages import Pages
-from blendhub_cuda.runtime import Runtime
-from blendhub_cuda.tiles import Batch, Cutter, Work
+from blendhub_cuda.tiles import Batch, BatchGroup, BatchPlanner
+
+
+class GridKernel(NamedTuple):
+    """A kernel of Triton's with its grid."""
+
+    kernel: Any
+    grid: tuple[int, int, int]
+
+    def __call__(self, **arguments: Any) -> None:
+        self.kernel[self.grid](**arguments)
 
 
 class Launcher:
-    def __init__(self, runtime: Runtime, pages: Pages, cutter: Cutter, block_size: int, device: torch.device) -> None:
-        layout = cutter.layout
+    def __init__(
+        self, runtime: Runtime, pages: Pages, planner: BatchPlanner, block_size: int, device: torch.device
+    ) -> None:
+        layout = planner.layout
         self._runtime = runtime
         self._pages = pages
         self._item_bytes = ITEM_SIZES[layout.dtype]
         self._layout = layout
-        self._tile_bytes = 8 * cutter.tile_words
+        self._tile_bytes = 8 * planner.tile_words
         self._kept_planes = torch.from_numpy(pages.planes).to(device)
         self._planes = self._kept_planes.data_ptr()
         self._layer_planes_bytes = pages.planes[0].nbytes
         self._kinds = pages.planes.shape[1]
-        self._same_always = {
-            "TILE_WORDS": cutter.tile_words,
-            "TOKENS": cutter.tile_tokens,
+        self._constants = {
+            "TILE_WORDS": planner.tile_words,
+            "TOKENS": planner.tile_tokens,
             "BLOCK_SIZE": block_size,
             "KINDS": self._kinds,
             "HEADS": layout.kv_heads,
             "KEY_WIDTH": layout.key_dim,
-            "KEY_COLUMNS": _next_power_of_2(layout.key_dim),
+            "KEY_COLUMNS": _ceil_power_of_2(layout.key_dim),
             "VALUE_WIDTH": layout.value_dim,
-            "VALUE_COLUMNS": _next_power_of_2(layout.value_dim),
-            "ITEM": ITEMS[layout.dtype],
+            "VALUE_COLUMNS": _ceil_power_of_2(layout.value_dim),
+            "ITEM": ITEM_TYPES[layout.dtype],
         }
-        self._turning = {
+        self._rotation_constants = {
             "DTYPE": layout.dtype,
-            "HALF_COLUMNS": _next_power_of_2(pages.widest_half) if pages.widest_half else 0,
+            "HALF_COLUMNS": _ceil_power_of_2(pages.widest_half) if pages.widest_half else 0,
             "TABLE_ALIGN": pages.table_align,
         }
 
-    def table(self, work: Work) -> torch.Tensor:
-        """The tiles of work, where the GPU can fetch them."""
-        pinned = self._runtime.pinned(work.tiles.nbytes)
-        pinned.numpy()[:] = work.tiles.view(np.uint8).reshape(-1)
+    def table(self, group: BatchGroup) -> torch.Tensor:
+        """The group's table of tiles in pinned memory."""
+        pinned = self._runtime.allocate_pinned(group.tiles.nbytes)
+        pinned.numpy()[:] = group.tiles.view(np.uint8).reshape(-1)
         return pinned
 
-    def rows_to_pages(self, stream: Any, base: int, table: torch.Tensor, work: Work, batch: Batch) -> None:
-        """Scatter the batch, which lies at ``base``; the GPU has the table of the work."""
-        align = self._align(base, work, batch)
-        turn_align = gcd(align, self._pages.turn_align)
-        turning = {**self._turning, "TURN_ALIGN": turn_align, "TURN_ITEMS": turn_align // self._item_bytes}
-        self._launch(stream, kernels.rows_to_pages, base, table, batch, {"ALIGN": align, **turning})
+    def rows_to_pages(self, stream: Any, base: int, table: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
+        """Scatter the batch at ``base`` to pages; ``table`` is the group's table in device memory."""
+        align = self._align(base, group, batch)
+        rotated_align = gcd(align, self._pages.rotated_align)
+        alignment = {
+            "ALIGN": align,
+            "ROTATED_ALIGN": rotated_align,
+            "ROTATED_ITEMS": rotated_align // self._item_bytes,
+        }
+        constants = {**alignment, **self._rotation_constants}
+        self._launch(stream, kernels.rows_to_pages, base, table, batch, constants)
 
-    def pages_to_rows(self, stream: Any, base: int, table: torch.Tensor, work: Work, batch: Batch) -> None:
-        """Gather the batch to ``base``; the GPU has the table of the work."""
-        align = self._align(base, work, batch)
+    def pages_to_rows(self, stream: Any, base: int, table: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
+        """Gather the batch from pages to ``base``; ``table`` is the group's table in device memory."""
+        align = self._align(base, group, batch)
         self._launch(stream, kernels.pages_to_rows, base, table, batch, {"ALIGN": align})
 
-    def _align(self, base: int, work: Work, batch: Batch) -> int:
-        return gcd(self._pages.align, self._layer_0(base, batch), work.align)
+    def _align(self, base: int, group: BatchGroup, batch: Batch) -> int:
+        return gcd(self._pages.align, self._layer_0(base, batch), group.align)
 
     def _layer_0(self, base: int, batch: Batch) -> int:
-        """Where the first layer of all would begin, if the batch's first one begins at ``base``."""
+        """The address of layer 0 if the batch's first layer is at ``base``."""
         return base - self._layout.keys_at(batch.first_layer)
 
     def _launch(
@@ -78,9 +95,9 @@ class Launcher:
             "planes": self._planes + batch.first_layer * self._layer_planes_bytes,
         }
         grid = (len(batch.tiles), batch.n_layers * self._kinds, 1)
-        self._runtime.launch(stream, kernel, grid, {**changing, **self._same_always, **others})
+        self._runtime.launch(stream, GridKernel(kernel, grid), {**changing, **self._constants, **others})
 
 
-def _next_power_of_2(number: int) -> int:
-    """The smallest that is not smaller."""
+def _ceil_power_of_2(number: int) -> int:
+    """The smallest power of 2 that is at least ``number``."""
     return 1 << max(number - 1, 0).bit_length()

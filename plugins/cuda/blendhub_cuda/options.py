@@ -1,4 +1,4 @@
-"""What can be set on the CUDA device. Kept apart so that listing it imports nothing else."""
+"""Options of the CUDA device, in a module of their own so that listing them imports nothing else."""
 
 from typing import Annotated
 
@@ -9,8 +9,12 @@ from msgspec import Meta
 class CudaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     staging_mib: Annotated[
         float,
-        Meta(gt=0, le=65536, description="device memory for KV on its way; a quarter must hold one layer of a chunk"),
+        Meta(
+            gt=0,
+            le=65536,
+            description="device memory that stages KV in transit; a quarter must hold one layer of a chunk",
+        ),
     ] = 64.0
     block_tokens: Annotated[
-        int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
+        int, Meta(ge=1, le=4096, description="neighbours that are recomputed chunks_per_batch when one of them is")
     ] = 32

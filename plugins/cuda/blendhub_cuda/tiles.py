@@ -1,4 +1,4 @@
-"""Segments as work for the GPU: slices that are copied, and tiles of tokens for kernels. Arithmetic without I/O."""
+"""Plans a transfer: slices for the copy engine, and tiles of tokens for kernels. Arithmetic without I/O."""
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,143 +13,154 @@ from blendhub.layout import KVLayout
 from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SOURCE
 
 TILE_BYTES = 16384
-"""What a program of a kernel copies, about: enough to use the memory's width, little enough for many programs."""
-MOST_TILE_TOKENS = 64
-MOST_TILES = 2048
-"""Of one table, unless one chunk has more; in a small lane there are fewer, to leave it to slices."""
+"""About the bytes that one program of a kernel copies: wide accesses, and still many programs."""
+MAX_TILE_TOKENS = 64
+MAX_TILES = 2048
+"""The most tiles of one table, unless one chunk has more. Small streams have fewer, to leave room for slices."""
 
 Tiles = npt.NDArray[np.int64]
 
 
 class Slice(NamedTuple):
-    """Some layers of a segment's shard, which lie side by side."""
+    """Some consecutive layers of a segment's shard."""
 
     at: int
-    """Where they begin in the arena."""
+    """Offset of the first of these layers in the arena."""
     staging_at: int
     row: int
     count: int
-    """Only these rows are the segment's."""
+    """Only rows ``[row, row + count)`` belong to the segment."""
 
 
 class Batch(NamedTuple):
-    """What one launch of a kernel does."""
+    """The work of one kernel launch."""
 
     tiles: range
-    """Which ones of the table."""
+    """Indices in the group's table."""
     first_layer: int
     n_layers: int
     slices: tuple[Slice, ...]
-    """What staging holds; empty: the kernel works on the arena itself."""
+    """The contents of staging; empty: the kernel reads and writes the arena itself."""
 
 
-class Work(NamedTuple):
-    """Batches that share a table of tiles, which travels to the GPU as a whole: each journey costs the host time."""
+class BatchGroup(NamedTuple):
+    """Batches that share one table of tiles, because each copy of a table costs the host time."""
 
     tiles: Tiles
     batches: Sequence[Batch]
     align: int
-    """What all places where layer 0 of a shard would begin are multiples of; 0: they are all 0."""
+    """The greatest common divisor of the tiles' origins; 0: all origins are 0."""
 
 
-class Cutter:
-    """Cuts transfers into batches, each of which finds room in one lane."""
+class BatchPlanner:
+    """Splits transfers into batches that each fit into the staging of one stream."""
 
-    def __init__(self, layout: KVLayout, block_size: int, lane_bytes: int) -> None:
+    def __init__(self, layout: KVLayout, block_size: int, stream_bytes: int) -> None:
         self.layout = layout
         self.layer_bytes = layout.keys_at(1)
         row_bytes = max(layout.key_row_bytes, layout.value_row_bytes)
-        self.tile_tokens = _power_of_2(min(max(TILE_BYTES // row_bytes, 1), MOST_TILE_TOKENS))
+        self.tile_tokens = _floor_power_of_2(min(max(TILE_BYTES // row_bytes, 1), MAX_TILE_TOKENS))
         self.tile_words = BLOCKS + (self.tile_tokens + block_size - 2) // block_size + 1
         self._block_size = block_size
         chunk_tiles = -(-layout.chunk_tokens // self.tile_tokens)
-        most_tiles = max(chunk_tiles, min(MOST_TILES, (lane_bytes - self.layer_bytes) // 8 // (8 * self.tile_words)))
-        self._most_parts = most_tiles // chunk_tiles
-        self.table_bytes = -(-most_tiles * self.tile_words * 8 // 256) * 256
-        """The first part of a lane, which holds a table."""
-        self.room = lane_bytes - self.table_bytes
-        """The rest of a lane, which holds the slices of a batch."""
+        max_tiles = max(chunk_tiles, min(MAX_TILES, (stream_bytes - self.layer_bytes) // 8 // (8 * self.tile_words)))
+        self._max_rests = max_tiles // chunk_tiles
+        self.table_bytes = -(-max_tiles * self.tile_words * 8 // 256) * 256
+        """Device memory of a stream for a table of tiles."""
+        self.staging_bytes = stream_bytes - self.table_bytes
+        """Device memory of a stream for the slices of a batch."""
 
     @property
-    def nothing(self) -> Work:
-        """A batch without tokens."""
-        return Work(np.empty((0, self.tile_words), np.int64), [Batch(range(0), 0, self.layout.layers, ())], 0)
+    def empty_group(self) -> BatchGroup:
+        """One batch without tokens."""
+        return BatchGroup(np.empty((0, self.tile_words), np.int64), [Batch(range(0), 0, self.layout.layers, ())], 0)
 
-    def work(
-        self, segments: Iterable[Segment], block_ids: npt.NDArray[np.int64], skipped: int, stage_parts: bool
-    ) -> Iterator[Work]:
-        """The tokens of the segments from ``skipped`` on. Whole chunks are staged; parts too if ``stage_parts``."""
+    def batch_groups(
+        self,
+        segments: Iterable[Segment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int,
+        stage_partial_chunks: bool,
+    ) -> Iterator[BatchGroup]:
+        """The segments' tokens from ``skip_prefix_n_tokens`` on.
+
+        Whole chunks go through staging; parts of chunks do so only if ``stage_partial_chunks``.
+        """
         staged, direct = [], []
         for segment in segments:
-            gone = min(max(skipped - segment.span.start, 0), len(segment.span))
-            count = len(segment.span) - gone
-            part = _Part(
-                segment.span.start + gone, count, segment.shard, segment.row + gone, segment.source_start + gone
+            n_skipped = min(max(skip_prefix_n_tokens - segment.span.start, 0), len(segment.span))
+            count = len(segment.span) - n_skipped
+            rest = _SegmentRest(
+                segment.span.start + n_skipped,
+                count,
+                segment.shard,
+                segment.row + n_skipped,
+                segment.source_start + n_skipped,
             )
             if count:
-                (staged if stage_parts or count == self.layout.chunk_tokens else direct).append(part)
-        for first in range(0, len(staged), self._most_parts):
-            yield self._staged(staged[first : first + self._most_parts], block_ids)
-        for first in range(0, len(direct), self._most_parts):
-            parts = direct[first : first + self._most_parts]
-            shards = [part.shard for part in parts]
-            tiles, _ = self._tiles(parts, shards, block_ids)
-            yield Work(tiles, [Batch(range(len(tiles)), 0, self.layout.layers, ())], gcd(*shards))
+                (staged if stage_partial_chunks or count == self.layout.chunk_tokens else direct).append(rest)
+        for first in range(0, len(staged), self._max_rests):
+            yield self._staged(staged[first : first + self._max_rests], block_ids)
+        for first in range(0, len(direct), self._max_rests):
+            rests = direct[first : first + self._max_rests]
+            shards = [rest.shard for rest in rests]
+            tiles, _ = self._tiles(rests, shards, block_ids)
+            yield BatchGroup(tiles, [Batch(range(len(tiles)), 0, self.layout.layers, ())], gcd(*shards))
 
-    def _staged(self, parts: Sequence["_Part"], block_ids: npt.NDArray[np.int64]) -> Work:
-        together = self.room // self.layout.shard_bytes
-        if not together:
-            tiles, ends = self._tiles(parts, [0] * len(parts), block_ids)
-            return Work(tiles, list(self._by_layers(parts, ends)), 0)
-        places = [number % together * self.layout.shard_bytes for number in range(len(parts))]
-        tiles, ends = self._tiles(parts, places, block_ids)
-        slices = [Slice(part.shard, place, part.row, part.count) for part, place in zip(parts, places, strict=True)]
+    def _staged(self, rests: Sequence["_SegmentRest"], block_ids: npt.NDArray[np.int64]) -> BatchGroup:
+        chunks_per_batch = self.staging_bytes // self.layout.shard_bytes
+        if not chunks_per_batch:
+            tiles, ends = self._tiles(rests, [0] * len(rests), block_ids)
+            return BatchGroup(tiles, list(self._by_layers(rests, ends)), 0)
+        places = [number % chunks_per_batch * self.layout.shard_bytes for number in range(len(rests))]
+        tiles, ends = self._tiles(rests, places, block_ids)
+        slices = [Slice(rest.shard, place, rest.row, rest.count) for rest, place in zip(rests, places, strict=True)]
         batches = []
-        for first in range(0, len(parts), together):
-            some = slices[first : first + together]
+        for first in range(0, len(rests), chunks_per_batch):
+            some = slices[first : first + chunks_per_batch]
             batches.append(Batch(range(ends[first], ends[first + len(some)]), 0, self.layout.layers, tuple(some)))
-        return Work(tiles, batches, gcd(*places))
+        return BatchGroup(tiles, batches, gcd(*places))
 
-    def _by_layers(self, parts: Sequence["_Part"], ends: Sequence[int]) -> Iterator[Batch]:
-        """Batches of some layers of one chunk, about equally many, each at the beginning of staging."""
+    def _by_layers(self, rests: Sequence["_SegmentRest"], ends: Sequence[int]) -> Iterator[Batch]:
+        """Batches of about equally many layers of one chunk, each at the beginning of staging."""
         layers = self.layout.layers
-        n_batches = -(-layers // (self.room // self.layer_bytes))
+        n_batches = -(-layers // (self.staging_bytes // self.layer_bytes))
         borders = [layers * number // n_batches for number in range(n_batches + 1)]
-        for number, part in enumerate(parts):
+        for number, rest in enumerate(rests):
             for layer, end in itertools.pairwise(borders):
-                one = Slice(part.shard + self.layout.keys_at(layer), 0, part.row, part.count)
+                one = Slice(rest.shard + self.layout.keys_at(layer), 0, rest.row, rest.count)
                 yield Batch(range(ends[number], ends[number + 1]), layer, end - layer, (one,))
 
     def _tiles(
-        self, parts: Sequence["_Part"], origins: Sequence[int], block_ids: npt.NDArray[np.int64]
+        self, rests: Sequence["_SegmentRest"], origins: Sequence[int], block_ids: npt.NDArray[np.int64]
     ) -> tuple[Tiles, list[int]]:
-        """The parts' tokens, and where the tiles of each part end, after a 0.
+        """The table of tiles of the rests' tokens, and the borders of each rest's tiles in it.
 
-        Layer 0 of a part's shard would begin at its origin.
+        ``origins`` has, for each rest, the offset at which layer 0 of its shard would begin.
         """
-        start, count, _, row, source = np.array(parts, np.int64).reshape(-1, 5).T
+        start, count, _, row, source = np.array(rests, np.int64).reshape(-1, 5).T
         n_tiles = -(-count // self.tile_tokens)
         ends = np.concatenate([[0], np.cumsum(n_tiles)])
-        owner = np.repeat(np.arange(len(parts)), n_tiles)
-        # Counts from 0 within each part.
-        gone = (np.arange(len(owner)) - ends[owner]) * self.tile_tokens
-        position = start[owner] + gone
+        owner = np.repeat(np.arange(len(rests)), n_tiles)
+        # Tokens of the rest before the tile.
+        n_before = (np.arange(len(owner)) - ends[owner]) * self.tile_tokens
+        position = start[owner] + n_before
         first_block = position // self._block_size
         tiles = np.empty((len(owner), self.tile_words), np.int64)
-        tiles[:, COUNT] = np.minimum(count[owner] - gone, self.tile_tokens)
+        tiles[:, COUNT] = np.minimum(count[owner] - n_before, self.tile_tokens)
         tiles[:, SLOT] = position - first_block * self._block_size
         tiles[:, POSITION] = position
-        tiles[:, SOURCE] = source[owner] + gone
+        tiles[:, SOURCE] = source[owner] + n_before
         tiles[:, ORIGIN] = np.array(origins, np.int64)[owner]
-        tiles[:, ROW] = row[owner] + gone
-        # A tile that ends early has no use for its last blocks, and the block table need not have them.
+        tiles[:, ROW] = row[owner] + n_before
+        # A short tile does not use its last blocks, and the block table may end before them.
         wanted = first_block[:, None] + np.arange(self.tile_words - BLOCKS)
         tiles[:, BLOCKS:] = block_ids[np.minimum(wanted, len(block_ids) - 1)]
         return tiles, ends.tolist()
 
 
-class _Part(NamedTuple):
-    """What is left of a segment."""
+class _SegmentRest(NamedTuple):
+    """A segment without its skipped tokens."""
 
     start: int
     count: int
@@ -158,6 +169,6 @@ class _Part(NamedTuple):
     source: int
 
 
-def _power_of_2(number: int) -> int:
-    """The largest that is not larger."""
+def _floor_power_of_2(number: int) -> int:
+    """The largest power of 2 that is at most ``number``."""
     return 1 << (number.bit_length() - 1)

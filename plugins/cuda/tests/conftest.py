@@ -1,11 +1,11 @@
-"""Without a GPU the kernels run in Triton's interpreter. It is decided when they are imported: here, and only here."""
+"""Without a GPU the kernels run in Triton's interpreter, which is decided here, where they are imported first."""
 
 import os
 from unittest import mock
 
 import pytest
 import torch
-import triton  # noqa: F401  # as it is: only our own kernels are to run in the interpreter
+import triton  # noqa: F401  # imported without the interpreter, which only our kernels use
 
 HAS_GPU = torch.cuda.is_available()
 

@@ -1,4 +1,4 @@
-"""The kernels compile for GPUs, also where there is none: the interpreter takes what the compiler refuses."""
+"""The kernels compile for GPUs, which needs none: the interpreter accepts code that the compiler refuses."""
 
 import json
 import os
@@ -15,7 +15,7 @@ SCRIPT = Path(__file__).parent / "compiling.py"
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory):
-    """In a process of its own, since here the kernels belong to the interpreter. Nothing comes from Triton's cache."""
+    """Runs in another process, because this one has the interpreter's kernels, and with an empty Triton cache."""
     here = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment = {
         **here,
@@ -41,6 +41,6 @@ def test_copies_access_16_bytes_at_once(compiled, target):
 
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_rotation_accesses_several_items_at_once(compiled, target):
-    """Half a head's numbers are half as many for each thread."""
+    """Each thread handles half of a head, so its accesses may be half as wide."""
     for case, targets in compiled.items():
         assert set(targets[target]["rows_to_pages"]) <= {"8", "16"}, case

@@ -1,14 +1,14 @@
-"""The conformance suite of devices, run on this one: on a GPU if there is one, else in Triton's interpreter."""
+"""The conformance suite of devices, run on the CUDA device: on a GPU if there is one, else in Triton's interpreter."""
 
 import pytest
 import torch
-from blendhub_cuda.deferred import DeferredRuntime
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
 from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
+from blendhub.testing.devices.deferred import DeferredRuntime
 
 HAS_GPU = torch.cuda.is_available()
 pytestmark = [] if HAS_GPU else [pytest.mark.slow]
@@ -19,4 +19,4 @@ class TestCuda(DeviceSuite):
     formats = CudaDevice.formats
 
     def create(self) -> Device:
-        return CudaDevice(CudaOptions(), CudaRuntime if HAS_GPU else DeferredRuntime)
+        return CudaDevice(CudaOptions(), CudaRuntime if HAS_GPU else lambda device: DeferredRuntime())

@@ -1,4 +1,4 @@
-"""What is this device's own: its options, and what it refuses beyond the contract."""
+"""Options and errors of the CUDA device that the contract does not cover."""
 
 from unittest import mock
 
@@ -7,12 +7,12 @@ import msgspec
 import numpy as np
 import pytest
 import torch
-from blendhub_cuda.deferred import DeferredRuntime
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
 from blendhub.errors import InvalidInput, Unsupported
+from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 HAS_GPU = torch.cuda.is_available()
@@ -23,7 +23,7 @@ replace = msgspec.structs.replace
 
 
 def device_of(**options):
-    return CudaDevice(CudaOptions(**options), RUNTIME)
+    return CudaDevice(CudaOptions(**options), CudaRuntime if HAS_GPU else lambda device: DeferredRuntime())
 
 
 def harness_of(setup=None, **options):
@@ -41,17 +41,25 @@ def test_block_tokens_is_an_option():
     assert device_of(block_tokens=5).block_tokens == 5
 
 
-def test_staging_is_bounded_by_its_option(harness):
-    told = harness.device.describe()
-    assert told["staging_bytes"] <= 64 * 2**20
-    assert told["arena"] == "pinned"
+def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
+    allocate, allocated = RUNTIME.allocate, []
+
+    def record(runtime, nbytes):
+        allocated.append(nbytes)
+        return allocate(runtime, nbytes)
+
+    monkeypatch.setattr(RUNTIME, "allocate", record)
+    harness = harness_of()
+    assert 0 < sum(allocated) <= 64 * 2**20
+    assert harness.device._arena.is_registered
+    harness.device.close()
 
 
-def test_too_little_staging_is_told_with_what_is_enough():
+def test_the_error_about_too_little_staging_names_a_sufficient_value():
     setup = Setup(chunk_tokens=256)
-    with pytest.raises(InvalidInput, match=r"staging_mib = 0\.1 is too little.*set it to") as told:
+    with pytest.raises(InvalidInput, match=r"staging_mib = 0\.1 is too little.*set it to") as raised:
         harness_of(setup, staging_mib=0.1)
-    enough = float(str(told.value).split("set it to ")[1].split()[0])
+    enough = float(str(raised.value).split("set it to ")[1].split()[0])
     harness = harness_of(setup, staging_mib=enough)
     harness.load(harness.chunks(0, 80))
     harness.device.close()
@@ -77,7 +85,7 @@ def test_an_arena_is_flat_bytes_at_an_even_address(harness, arena):
     harness.load(harness.chunks(3, 60))
 
 
-def test_what_is_refused_never_reaches_the_gpu(harness, monkeypatch):
+def test_refused_segments_launch_no_kernel(harness, monkeypatch):
     def launch(*_):
         raise AssertionError("a kernel was launched")
 
@@ -92,14 +100,14 @@ def test_what_is_refused_never_reaches_the_gpu(harness, monkeypatch):
 
 
 def test_pages_that_are_not_on_a_gpu_are_refused():
-    with pytest.raises(Unsupported, match="serves only GPUs"):
+    with pytest.raises(Unsupported, match="supports only pages in GPU memory"):
         DeviceHarness(CudaDevice(CudaOptions()), "cpu", Setup())
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3"])
 @pytest.mark.parametrize("offset", [0, 64])
 def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
-    """With accesses of 16 bytes, which small and odd widths do not have."""
+    """These widths allow accesses of 16 bytes; the widths of the other tests do not."""
     rotations = (
         Rotary(width=64, offset=offset),
         Rotary(width=128),
@@ -117,14 +125,14 @@ def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
 
 
 @pytest.mark.parametrize(
-    "cuda, hip, told, command",
+    "cuda, hip, reason, command",
     [
         (None, None, "for CPUs only", "pip install --force-reinstall 'torch>=2.6'"),
         ("12.8", None, "finds no GPU", "nvidia-smi"),
         (None, "6.4", "finds no GPU", "rocm-smi"),
     ],
 )
-def test_the_probe_says_why_it_cannot_run_here(cuda, hip, told, command):
+def test_the_probe_explains_why_the_device_is_unavailable(cuda, hip, reason, command):
     with (
         mock.patch.object(torch.cuda, "is_available", lambda: False),
         mock.patch.object(torch.version, "cuda", cuda),
@@ -132,10 +140,10 @@ def test_the_probe_says_why_it_cannot_run_here(cuda, hip, told, command):
     ):
         (spec,) = blendhub_cuda.blendhub_plugins()
         unavailable = spec.probe()
-    assert told in unavailable.reason and unavailable.command == command
+    assert reason in unavailable.reason and unavailable.command == command
 
 
-def test_the_probe_misses_triton(monkeypatch):
+def test_the_probe_reports_a_missing_triton(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(blendhub_cuda, "find_spec", lambda name: None if name == "triton" else name)
     (spec,) = blendhub_cuda.blendhub_plugins()

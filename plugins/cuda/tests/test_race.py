@@ -1,4 +1,4 @@
-"""On a GPU: an engine goes on reading what a load must not touch, while it runs."""
+"""On a GPU: the engine reads pages that a load must not change, while the load runs."""
 
 from itertools import count
 
@@ -39,13 +39,13 @@ def device_with_pages(layout):
 
 
 def checksums(pages, blocks, slots):
-    """Of these slots of these blocks, for each layer: equal if and only if no bit of them changed, or nearly so."""
+    """A checksum for each layer of these slots of these blocks, which changes when a bit of them changes."""
     bits = torch.stack([one[blocks][:, :, slots].contiguous().view(torch.int16).long() for one in pages])
     weights = torch.arange(bits[0].numel(), device=bits.device).reshape(bits[0].shape) * 2654435761 + 1
     return (bits * weights).flatten(1).sum(1)
 
 
-def test_what_others_read_never_changes():
+def test_pages_that_others_read_never_change():
     layout, arena = layout_and_arena()
     device, pages = device_with_pages(layout)
     device.pin(arena)
@@ -61,7 +61,7 @@ def test_what_others_read_never_changes():
     known = checksums(pages, read_only, everything), checksums(pages, shared, before)
     reader, seen = torch.cuda.Stream(), []
     torch.cuda.synchronize()
-    device.load(segments, blocks, skipped).wait()  # compiles the kernels, which would take all the time there is
+    device.load(segments, blocks, skipped).wait()  # compiles the kernels before the reads are timed against them
     for _ in range(5):
         transfer = device.load(segments, blocks, skipped)
         for reads in count():
@@ -77,7 +77,7 @@ def test_what_others_read_never_changes():
 
 
 def test_a_transfer_follows_work_that_the_engine_has_yet_to_do():
-    """Its stream is kept busy, then writes pages that were saved before that had begun."""
+    """The engine's stream is busy when it submits writes to pages and the device a save of them."""
     layout, arena = layout_and_arena()
     device, pages = device_with_pages(layout)
     device.pin(arena)

@@ -1,25 +1,26 @@
-"""Numbers of a cache, as bits, to float32 and back: for kernels.
+"""Conversions between a cache's items and float32, in kernels.
 
-Done with integers where Triton's own conversions differ between GPUs, or between a GPU and the interpreter.
+Integer arithmetic replaces Triton's own conversions where these differ between GPUs, or between a GPU and the
+interpreter.
 """
 
 import triton
 import triton.language as tl
 
-ITEMS = {
+ITEM_TYPES = {
     "float32": tl.int32,
     "float16": tl.int16,
     "bfloat16": tl.int16,
     "float8_e4m3": tl.int8,
     "float8_e5m2": tl.int8,
-    "int8": tl.int8,  # copied only, never turned
+    "int8": tl.int8,  # copied only, never rotated
 }
-"""An integer of the size of each type."""
+"""The integer type of each dtype's size, which kernels load and store."""
 
 
 @triton.jit
-def _decode_small(bits, MANTISSA: tl.constexpr, BIAS: tl.constexpr, BEYOND: tl.constexpr, AFTER_BEYOND: tl.constexpr):
-    """``BEYOND`` is the first pattern after the largest number, and ``AFTER_BEYOND`` what it is as float32."""
+def _decode_float8(bits, MANTISSA: tl.constexpr, BIAS: tl.constexpr, BEYOND: tl.constexpr, AFTER_BEYOND: tl.constexpr):
+    """``BEYOND`` is the first pattern after the largest number, and ``AFTER_BEYOND`` its bits as float32."""
     SMALLEST: tl.constexpr = 2.0 ** (1 - BIAS - MANTISSA)
     wide = bits.to(tl.int32)
     pattern = wide & 0x7F
@@ -31,9 +32,9 @@ def _decode_small(bits, MANTISSA: tl.constexpr, BIAS: tl.constexpr, BEYOND: tl.c
 
 
 @triton.jit
-def _encode_small(value, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr):
+def _encode_float8(value, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr):
     SHIFT: tl.constexpr = 23 - MANTISSA
-    # Adding it to a number leaves the number's multiple of the smallest step in the lowest bits, rounded.
+    # The sum of this and a number has the number in its lowest bits, as a rounded multiple of the smallest step.
     ALIGNER: tl.constexpr = 2.0 ** (24 - BIAS - MANTISSA)
     ALIGNER_BITS: tl.constexpr = (127 + 24 - BIAS - MANTISSA) << 23
     SMALLEST_NORMAL: tl.constexpr = 2.0 ** (1 - BIAS)
@@ -53,7 +54,7 @@ def _encode_small(value, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl
 @triton.jit
 def _encode_bfloat16(value):
     bits = value.to(tl.int32, bitcast=True)
-    # Rounding the bits of what is not a number could carry into an infinity.
+    # Rounding the bits of NaN could carry into infinity.
     size = tl.where(value == value, bits & 0x7FFFFFFF, 0x7FC00000)
     rounded = (size + 0x7FFF + ((size >> 16) & 1)) >> 16
     return (rounded | ((bits >> 16) & 0x8000)).to(tl.int16)
@@ -61,7 +62,7 @@ def _encode_bfloat16(value):
 
 @triton.jit
 def decode(bits, DTYPE: tl.constexpr):
-    """The numbers that these bits are, as float32."""
+    """The values of these items as float32."""
     if DTYPE == "float32":
         value = bits.to(tl.float32, bitcast=True)
     elif DTYPE == "float16":
@@ -69,17 +70,17 @@ def decode(bits, DTYPE: tl.constexpr):
     elif DTYPE == "bfloat16":
         value = (bits.to(tl.int32) << 16).to(tl.float32, bitcast=True)
     elif DTYPE == "float8_e4m3":
-        value = _decode_small(bits, 3, 7, 0x7F, 0x7FC00000)
+        value = _decode_float8(bits, 3, 7, 0x7F, 0x7FC00000)
     else:
-        value = _decode_small(bits, 2, 15, 0x7C, 0x7F800000)
+        value = _decode_float8(bits, 2, 15, 0x7C, 0x7F800000)
     return value
 
 
 @triton.jit
 def encode(value, DTYPE: tl.constexpr):
-    """Bits of float32 numbers, rounded to nearest, ties to even; what is too large for 8 bits becomes the largest.
+    """Float32 numbers as items, rounded to nearest, ties to even. Values too large for 8 bits saturate.
 
-    Without that, turning a large key would make it not a number, and with it all attention to it.
+    Otherwise rotating a large key could make it NaN, and with it all attention to that key.
     """
     if DTYPE == "float32":
         bits = value.to(tl.int32, bitcast=True)
@@ -88,7 +89,7 @@ def encode(value, DTYPE: tl.constexpr):
     elif DTYPE == "bfloat16":
         bits = _encode_bfloat16(value)
     elif DTYPE == "float8_e4m3":
-        bits = _encode_small(value, 3, 7, 448.0)
+        bits = _encode_float8(value, 3, 7, 448.0)
     else:
-        bits = _encode_small(value, 2, 15, 57344.0)
+        bits = _encode_float8(value, 2, 15, 57344.0)
     return bits

@@ -1,4 +1,4 @@
-"""Every number of each format, by kernels, beside torch."""
+"""Every number of each dtype, converted by kernels and by torch."""
 
 import os
 from unittest import mock
@@ -19,12 +19,12 @@ TYPES = {
     "float8_e4m3": torch.float8_e4m3fn,
     "float8_e5m2": torch.float8_e5m2,
 }
-SMALL = ["float8_e4m3", "float8_e5m2"]
+FLOAT8 = ["float8_e4m3", "float8_e5m2"]
 SIGNED = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 
 
 def like_kernels(function):
-    """Compiled, or run by the interpreter, as the kernels are here."""
+    """Compiled on a GPU, else run by the interpreter, as the device's kernels are."""
     with mock.patch.dict(os.environ, {} if HAS_GPU else {"TRITON_INTERPRET": "1"}):
         return triton.jit(function)
 
@@ -42,7 +42,7 @@ def encode_all(numbers, items, DTYPE: tl.constexpr, COUNT: tl.constexpr):
 
 
 def run(kernel, given, made, dtype):
-    """``made``, by as many programs as it takes; there is no mask, so all are padded."""
+    """The kernel's result of dtype ``made``. The input is padded, because the kernel has no mask."""
     count = min(65536, triton.next_power_of_2(len(given)))
     rest = -len(given) % count
     given = torch.nn.functional.pad(given, (0, rest)).to(DEVICE)
@@ -61,7 +61,7 @@ def encoded(numbers, dtype):
 
 
 def patterns(dtype):
-    """All of them, or of float32 a million."""
+    """All bit patterns; of float32 a million random ones."""
     size = TYPES[dtype].itemsize
     if size == 4:
         return torch.from_numpy(np.random.default_rng(1).integers(-(2**31), 2**31, 2**20, np.int32))
@@ -85,13 +85,13 @@ def test_every_pattern_is_decoded_as_torch_does(dtype):
 def test_decoding_and_encoding_returns_the_same_bits(dtype):
     items = patterns(dtype)
     numbers = by_torch(items, dtype)
-    known = numbers.isfinite() if dtype in SMALL else ~numbers.isnan()
+    known = numbers.isfinite() if dtype in FLOAT8 else ~numbers.isnan()
     equal(encoded(numbers[known], dtype), items[known])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_numbers_are_rounded_as_torch_does(dtype):
-    """Between all neighbours, also exactly in the middle."""
+    """Midpoints of all neighbouring numbers, and values next to them."""
     exact = by_torch(patterns(dtype), dtype)
     exact = np.unique(exact[exact.isfinite()].numpy()).astype(np.float64)
     middles = ((exact[1:] + exact[:-1]) / 2).astype(np.float32)
@@ -100,7 +100,7 @@ def test_numbers_are_rounded_as_torch_does(dtype):
     equal(by_torch(encoded(numbers, dtype), dtype), numbers.to(TYPES[dtype]).float())
 
 
-@pytest.mark.parametrize("dtype", SMALL)
+@pytest.mark.parametrize("dtype", FLOAT8)
 def test_values_too_large_for_8_bits_saturate(dtype):
     largest = torch.finfo(TYPES[dtype]).max
     numbers = torch.tensor([largest * 1.2, -largest * 1.2, 1e30, -1e30, torch.inf, -torch.inf])

@@ -1,0 +1,61 @@
+"""The part of an accelerator's runtime that devices with streams use. Tests replace it by a deferred one."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+class Runtime(ABC):
+    """Streams, events, copies, kernel launches and memory. Only ``synchronize`` blocks the calling thread.
+
+    Streams and events are the accelerator's own objects. A device that does all its work through this interface can be
+    tested without the accelerator, by :class:`blendhub.testing.devices.streams.StreamSuite`.
+    """
+
+    @abstractmethod
+    def create_stream(self) -> Any:
+        """A new stream beside the engine's. Work that is submitted to one stream runs in order."""
+
+    @abstractmethod
+    def record_event(self, stream: Any = None) -> Any:
+        """An event at the end of the stream's work so far; without a stream, of the engine's current stream."""
+
+    @abstractmethod
+    def wait_event(self, stream: Any, event: Any) -> None:
+        """Work that is submitted to the stream from now on begins after the event."""
+
+    @abstractmethod
+    def query(self, event: Any) -> bool:
+        """Whether the event has been reached. Never blocks."""
+
+    @abstractmethod
+    def synchronize(self, event: Any) -> None:
+        """Block until the event is reached. The host, and work submitted later, then see all work before it."""
+
+    @abstractmethod
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """Device memory."""
+
+    @abstractmethod
+    def allocate_pinned(self, nbytes: int) -> torch.Tensor:
+        """Page-locked host memory. Once freed, it is reused only after the copies that were submitted with it."""
+
+    @abstractmethod
+    def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
+        """Page-lock the arena, so that the device accesses it at its host address. Returns the reason of a failure."""
+
+    @abstractmethod
+    def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
+        """Undo ``register``. No transfer may be pending."""
+
+    @abstractmethod
+    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy bytes between page-locked and device memory."""
+
+    @abstractmethod
+    def launch(self, stream: Any, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        """Call ``kernel(**arguments)`` so that its work runs in the stream."""

@@ -1,0 +1,117 @@
+"""A runtime without an accelerator that defers all work until something waits for it. Needs torch."""
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blendhub.devices import Runtime
+
+
+class Task:
+    """Work that was submitted to a stream. It serves as its own event."""
+
+    def __init__(self, stream: "DeferredStream", run: Callable[[], object], after: "Task | None" = None) -> None:
+        self.stream = stream
+        self.run = run
+        self.after = after
+        self.done = False
+
+
+class DeferredStream:
+    def __init__(self) -> None:
+        self.pending: deque[Task] = deque()
+
+    def submit(self, run: Callable[[], object], after: Task | None = None) -> Task:
+        task = Task(self, run, after)
+        self.pending.append(task)
+        return task
+
+
+class DeferredRuntime(Runtime):
+    """Runs copies and kernels on the CPU, and each only when an event that depends on it is waited for.
+
+    So a device that forgets to wait reads unchanged bytes every time, and one that reuses a buffer too early changes
+    what a pending copy has yet to read. Memory is host memory. Kernels must run on the host, for example in Triton's
+    interpreter.
+    """
+
+    _lock: ClassVar = threading.RLock()
+    """Tasks run one at a time in the whole process: interpreters of kernels are not thread-safe."""
+
+    def __init__(self, register_error: str | None = None) -> None:
+        self.engine = DeferredStream()
+        """The engine's stream. Tests submit the engine's work to it."""
+        self.registered: list[int] = []
+        """Addresses of the arenas that are registered."""
+        self._register_error = register_error
+        self._streams: list[DeferredStream] = []
+
+    def create_stream(self) -> DeferredStream:
+        self._streams.append(DeferredStream())
+        return self._streams[-1]
+
+    def record_event(self, stream: DeferredStream | None = None) -> Task:
+        with self._lock:
+            return (stream or self.engine).submit(_do_nothing)
+
+    def wait_event(self, stream: DeferredStream, event: Task) -> None:
+        with self._lock:
+            stream.submit(_do_nothing, event)
+
+    def query(self, event: Task) -> bool:
+        """Each query runs one task, so that polling ends."""
+        with self._lock:
+            if not event.done:
+                self._run_one_task_before(event)
+            return event.done
+
+    def synchronize(self, event: Task) -> None:
+        with self._lock:
+            while not event.done:
+                self._run_one_task_before(event)
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def allocate_pinned(self, nbytes: int) -> torch.Tensor:
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
+        if self._register_error is None:
+            self.registered.append(arena.ctypes.data)
+        return self._register_error
+
+    def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
+        assert not any(stream.pending for stream in self._streams), "copies of the arena are still pending"
+        self.registered.remove(arena.ctypes.data)
+
+    def copy(self, stream: DeferredStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        with self._lock:
+            stream.submit(lambda: target.copy_(source))
+
+    def launch(self, stream: DeferredStream, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        def run() -> None:
+            # Interpreters compute masked items with NumPy, too, and these may be anything.
+            with np.errstate(all="ignore"):
+                kernel(**arguments)
+
+        with self._lock:
+            stream.submit(run)
+
+    def _run_one_task_before(self, event: Task) -> None:
+        """Run the first pending task that the event depends on."""
+        task = event.stream.pending[0]
+        while task.after is not None and not task.after.done:
+            task = task.after.stream.pending[0]
+        task.run()
+        task.done = True
+        task.stream.pending.popleft()
+
+
+def _do_nothing() -> None:
+    pass

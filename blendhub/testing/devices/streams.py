@@ -1,0 +1,192 @@
+"""The conformance suite of devices with streams: missing synchronisation shows every time. Needs torch."""
+
+import gc
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import pytest
+import torch
+
+from blendhub.contracts import Device, PageFormat
+from blendhub.testing.devices.deferred import DeferredRuntime
+from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+
+__all__ = ["DeferredRuntime", "StreamSuite"]
+
+Tensors: TypeAlias = list[list[torch.Tensor]]
+MakeHarness: TypeAlias = Callable[..., DeviceHarness]
+
+REGISTER_ERROR = "no more locked memory"
+
+
+class StreamSuite(ABC):
+    """Subclass it with a ``create`` that makes a device whose work all goes through the given runtime.
+
+    A device that stages KV should be tested with staging that is smaller than one chunk, so that transfers reuse it.
+    """
+
+    formats: ClassVar[tuple[PageFormat, ...]] = Device.formats
+    """The page formats that the device supports; the first is used where the format does not matter."""
+
+    @abstractmethod
+    def create(self, runtime: DeferredRuntime) -> Device:
+        """A new device on this runtime, not attached to anything."""
+
+    @pytest.fixture(params=[None, REGISTER_ERROR], ids=["pinned arena", "arena that cannot be pinned"])
+    def runtime(self, request: pytest.FixtureRequest) -> DeferredRuntime:
+        return DeferredRuntime(request.param)
+
+    @pytest.fixture
+    def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
+        """Makes harnesses of devices on ``runtime``; all are closed when the test ends."""
+        made: list[DeviceHarness] = []
+
+        def make(**fields: Any) -> DeviceHarness:
+            defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
+            sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
+            made.append(DeviceHarness(self.create(runtime), "cpu", Setup(**{**defaults, **sizes, **fields})))
+            return made[-1]
+
+        yield make
+        for harness in made:
+            harness.device.close()
+
+    @pytest.fixture
+    def harness(self, make_harness: MakeHarness) -> DeviceHarness:
+        return make_harness()
+
+    def test_a_save_follows_the_engine(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        save_pages_that_the_engine_has_yet_to_write(harness, runtime)
+
+    def test_a_load_follows_the_engine(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        load_pages_that_the_engine_has_yet_to_write(harness, runtime)
+
+    def test_wait_does_not_wait_for_later_engine_work(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        transfer = harness.start_save(harness.chunks(0, 160))
+        later = runtime.engine.submit(lambda: None)
+        transfer.wait()
+        harness.check()
+        assert not later.done
+
+    def test_pending_transfers_do_not_overwrite_each_other_s_staging(self, harness: DeviceHarness) -> None:
+        run_pending_transfers(harness)
+
+    @pytest.mark.parametrize("segment", [(0, 40, 0), (0, 40, 1), (7, 47, 0), (3, 20, 5), (3, 4, 39)])
+    @pytest.mark.parametrize(
+        "fields", [{}, {"format": "split", "value_dim": 5}, {"format": "latent"}], ids=["default", "split", "latent"]
+    )
+    def test_only_the_segment_s_rows_are_saved(
+        self, make_harness: MakeHarness, fields: dict[str, Any], segment: tuple[int, int, int]
+    ) -> None:
+        if fields.get("format", self.formats[0]) not in self.formats:
+            pytest.skip(f"this device does not support {fields['format']!r}")
+        start, end, row = segment
+        harness = make_harness(**fields)
+        harness.save([harness.segment(start, min(end, start + 40 - row), row=row, shard=2)])
+
+    def test_a_new_arena_is_pinned_after_pending_copies(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        first, expected = harness.arena, harness.expected_arena
+        harness.reference.save(harness.chunks(0, 160), harness.block_ids)
+        harness.device.save(harness.chunks(0, 160), harness.block_ids)
+        was_registered = bool(runtime.registered)
+        harness.pin_new_arena()  # ``unregister`` raises if copies of the first arena are still pending
+        assert np.array_equal(first, expected)
+        assert runtime.registered == ([harness.arena.ctypes.data] if was_registered else [])
+        harness.device.close()
+        assert not runtime.registered
+
+    def test_wait_raises_a_kernel_s_error_and_the_device_stays_usable(
+        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise RuntimeError("the accelerator is lost")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DeferredRuntime, "launch", fail)
+            transfer = harness.device.load(harness.chunks(0, 160), harness.block_ids)
+            for _ in range(2):
+                with pytest.raises(RuntimeError, match="lost"):
+                    transfer.wait()
+            assert transfer.done()
+        harness.load(harness.chunks(0, 160))
+
+    def test_a_failed_save_writes_nothing_later(self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+        """After ``wait`` has raised, the slots may belong to another writer."""
+        launch, n_launches = DeferredRuntime.launch, 0
+
+        def count(*arguments: Any) -> None:
+            nonlocal n_launches
+            n_launches += 1
+            launch(*arguments)
+
+        def fail_the_last(*arguments: Any) -> None:
+            nonlocal n_launches
+            n_launches -= 1
+            if not n_launches:
+                raise RuntimeError("the accelerator is lost")
+            launch(*arguments)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(DeferredRuntime, "launch", count)
+            harness.save(harness.chunks(0, 160))
+            harness.overwrite_pages()
+            patch.setattr(DeferredRuntime, "launch", fail_the_last)
+            with pytest.raises(RuntimeError, match="lost"):
+                harness.device.save(harness.chunks(0, 160), harness.block_ids).wait()
+        harness.arena[:] = harness.expected_arena
+        harness.save([harness.segment(200, 210, shard=7)])
+
+    def test_a_transfer_without_wait_releases_its_arena(self, harness: DeviceHarness) -> None:
+        harness.device.save(harness.chunks(0, 160), harness.block_ids)
+        watched = weakref.ref(harness.arena)
+        harness.device.close()
+        harness.arena = np.empty(0, np.uint8)
+        gc.collect()
+        assert watched() is None
+
+
+def save_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+    """Raises AssertionError if the save reads the pages before the engine's work that was submitted before it."""
+    _overwrite_pages_later(harness, runtime)
+    harness.start_save(harness.chunks(0, 160)).wait()
+    harness.check()
+
+
+def load_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+    """Raises AssertionError if the load writes the pages before the engine's work that was submitted before it."""
+    _overwrite_pages_later(harness, runtime)
+    harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+    runtime.synchronize(runtime.record_event())
+    harness.check()
+
+
+def run_pending_transfers(harness: DeviceHarness) -> None:
+    """Loads and saves of several chunks, pending at the same time."""
+    chunks = harness.chunks(0, 240, source=100)
+    transfers = [harness.start_load(chunks[:3], 10), harness.start_save([harness.segment(250, 290, shard=6)])]
+    transfers += [harness.start_load(chunks[3:]), harness.start_save([harness.segment(290, 303, shard=7, row=9)])]
+    for transfer in transfers[::-1]:
+        transfer.wait()
+    harness.check()
+
+
+def _overwrite_pages_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+    """Submit random writes of all pages to the engine's stream. The reference's pages change at once."""
+    before = _copies(harness)
+    harness.overwrite_pages()
+    after = _copies(harness)
+    _write(harness, before)
+    runtime.engine.submit(lambda: _write(harness, after))
+
+
+def _copies(harness: DeviceHarness) -> Tensors:
+    return [[tensor.clone() for tensor in layer.tensors] for layer in harness.layers]
+
+
+def _write(harness: DeviceHarness, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
+    for layer, values in zip(harness.layers, tensors, strict=True):
+        for tensor, value in zip(layer.tensors, values, strict=True):
+            tensor.copy_(value)
