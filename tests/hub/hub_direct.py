@@ -137,9 +137,9 @@ class DirectHub:
 
     def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
         """The reply's message; raises the error if there is one."""
-        return self.parcel(message, payload).message
+        return self.envelope(message, payload).message
 
-    def parcel(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Envelope:
+    def envelope(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Envelope:
         # Through the codec, which checks the bounds of peers' values.
         codec = self.service.codec
         decoded = codec.decode(codec.encode(message))
