@@ -20,6 +20,10 @@ class PluginError(BlendHubError):
     """A plugin cannot be used: it is missing, broken, ambiguous, or cannot run here."""
 
 
+class BrokenContract(PluginError):
+    """A plugin's method returned what its contract forbids. The host adds the plugin's name and the method."""
+
+
 class TransportError(BlendHubError):
     """A request did not get a proper reply."""
 

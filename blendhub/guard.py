@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from blendhub.contracts.device import Transfer
-from blendhub.errors import BlendHubError, PluginError
+from blendhub.errors import BlendHubError, BrokenContract, PluginError
 
 log = logging.getLogger(__name__)
 _ORIGIN = "__blendhub_origin__"
@@ -30,15 +30,6 @@ def guard(made: Any, contract: type, origin: str) -> Any:
         # Past the class's own __setattr__: objects may be frozen.
         object.__setattr__(made, "__class__", _guarded_class(own, contract, origin))
     return made
-
-
-def plugin_fault(plugin: object, method: str, fault: str) -> PluginError:
-    """For what a method returned against its contract."""
-    return _fault(getattr(type(plugin), _ORIGIN, type(plugin).__name__), method, fault)
-
-
-def _fault(origin: str, method: str, fault: str) -> PluginError:
-    return PluginError(f"{origin} failed in {method}: {fault}")
 
 
 @functools.cache
@@ -68,6 +59,8 @@ def _guarded(method: Callable[..., Any], name: str, origin: str) -> Callable[...
     def call(self: Any, *given: Any, **named: Any) -> Any:
         try:
             result = method(self, *given, **named)
+        except BrokenContract as error:
+            raise PluginError(f"{origin} failed in {name}: {error}") from error
         except BlendHubError:
             raise
         except Exception as error:
@@ -109,7 +102,7 @@ def _blaming(name: str, origin: str) -> Iterator[None]:
 
 
 def _noted(origin: str, name: str, error: Exception) -> PluginError:
-    fault = _fault(origin, name, f"{type(error).__name__}: {error}")
+    fault = PluginError(f"{origin} failed in {name}: {type(error).__name__}: {error}")
     if (origin, name, type(error)) not in _logged:
         _logged.add((origin, name, type(error)))
         log.error("%s", fault, exc_info=error)

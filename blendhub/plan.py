@@ -95,6 +95,15 @@ def gaps(whole: Span, covered: Iterable[Span]) -> Iterator[Span]:
         yield Span(at, whole.end)
 
 
+def join_spans(spans: Iterable[Span]) -> list[Span]:
+    """Ascending, disjoint spans, with those that touch made one."""
+    joined: list[Span] = []
+    for span in spans:
+        start = joined.pop().start if joined and joined[-1].end == span.start else span.start
+        joined.append(Span(start, span.end))
+    return joined
+
+
 def join(matches: Iterable[Match]) -> list[Match]:
     """Ascending matches, with neighbours that continue each other made one."""
     joined: list[Match] = []

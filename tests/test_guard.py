@@ -13,12 +13,15 @@ from blendhub import Span
 from blendhub.config import HubConfig, StoreChoice
 from blendhub.contracts import RunKey
 from blendhub.errors import InvalidInput, PluginError
-from blendhub.guard import plugin_fault
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+
+TOKENS = np.arange(64, dtype=np.uint32)
+SCORES = np.zeros(1, np.float32)
+KV = (np.zeros((1, 1, 1)),) * 2
 
 FAULTY = """
     import msgspec
@@ -31,7 +34,7 @@ FAULTY = """
         can_list: bool = False
 
     class FaultyMatcher(ReferenceMatcher):
-        def match(self, tokens):
+        def find(self, tokens):
             if len(tokens) == 7:
                 raise InvalidInput("seven is refused on purpose")
             return sorted([(1, 2), None])
@@ -50,10 +53,10 @@ FAULTY = """
         def __setattr__(self, name, value):
             raise AttributeError("frozen")
 
-        def score(self, fresh, stored):
+        def deviation(self, fresh, stored):
             return fresh / 0
 
-        def select(self, moved, ratio, block_tokens=1, scores=None):
+        def pick(self, moved, ratio, block_tokens, scores):
             return [1 / ratio]
 
     class LateTransfer(Transfer):
@@ -79,11 +82,11 @@ FAULTY = """
 
         def __init__(self, can_list):
             self.can_list = can_list
-        def save_run(self, run):
+        def write_run(self, run):
             return []
-        def save(self, run, span, shards):
+        def write(self, run, span, shards):
             raise KeyError(run.run[:0])
-        def load(self, run, span, into): ...
+        def read(self, run, span, into): ...
         def discard(self, run, span): ...
         def runs(self):
             yield from ()
@@ -114,14 +117,18 @@ FAULTY = """
 """
 
 CALLS = {
-    "selector.select": (lambda made: made.select([Span(0, 1)], 0), "ZeroDivisionError"),
-    "selector.score": (lambda made: made.score(1, 1), "ZeroDivisionError"),
-    "matcher.match": (lambda made: made.match([1]), "TypeError: '<' not supported"),
+    "selector.pick": (lambda made: made.select([Span(0, 1)], 0, scores=SCORES), "ZeroDivisionError"),
+    "selector.select": (
+        lambda made: made.select([Span(0, 1)], 1, scores=SCORES),
+        "it should return a list of Span of int, got [1.0]",
+    ),
+    "selector.deviation": (lambda made: made.score(KV, KV), "TypeError: unsupported operand type(s) for /"),
+    "matcher.find": (lambda made: made.match(TOKENS[:1]), "TypeError: '<' not supported"),
     "matcher.nbytes": (lambda made: made.nbytes, "KeyError: 'nbytes'"),
     "matcher.__len__": (len, "TypeError: object of type 'NoneType' has no len"),
     "device.pin": (lambda made: made.pin(np.zeros(4, np.uint8)), "AttributeError"),
     "device.wait": (lambda made: made.load([], []).wait(), "OSError: the card fell off"),
-    "store.save": (lambda made: made.save(RunKey("n", "r"), Span(0, 1), []), "KeyError"),
+    "store.write": (lambda made: made.save(RunKey("n", "r"), Span(0, 1), [b"1"]), "KeyError"),
     "store.runs": (lambda made: list(made.runs()), "ZeroDivisionError: in mid-iteration"),
     "transport.connect": (lambda made: made.connect("faulty://", None), "RuntimeError: no cable"),
     "transport.serve": (lambda made: asyncio.run(made.serve("faulty://", None)), "RuntimeError: no door"),
@@ -146,7 +153,7 @@ def test_an_error_of_a_plugin_s_code_names_plugin_distribution_and_method(host, 
 
 def test_what_the_contract_lets_a_method_raise_goes_through_as_it_is(host):
     with pytest.raises(InvalidInput, match=r"^seven is refused on purpose$"):
-        host.create("matcher", "faulty").match(range(7))
+        host.create("matcher", "faulty").match(TOKENS[:7])
 
 
 def test_the_object_stays_of_its_class_and_is_let_go_without_the_collector(host):
@@ -162,18 +169,13 @@ def test_the_object_stays_of_its_class_and_is_let_go_without_the_collector(host)
         gc.enable()
 
 
-def test_a_fault_in_what_was_returned_names_the_plugin_too(host):
-    fault = plugin_fault(host.create("selector", "faulty"), "select", "it returned nonsense")
-    assert str(fault) == "selector 'faulty' of faulty-things 0.7 failed in select: it returned nonsense"
-
-
 def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
     monkeypatch.setattr("blendhub.guard._logged", set())
     selector = host.create("selector", "faulty")
     with caplog.at_level(logging.ERROR, logger="blendhub"):
         for _ in range(3):
             with pytest.raises(PluginError):
-                selector.score(2, 2)
+                selector.select([Span(0, 1)], 0, scores=SCORES)
     assert sum("ZeroDivisionError" in (record.exc_text or "") for record in caplog.records) == 1
 
 
@@ -181,8 +183,8 @@ def test_a_matcher_s_fault_reaches_the_engine_with_the_matcher_s_name(host):
     space = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("faulty"),))
     with HubInThread(HubConfig(arena_gib=0.01, metrics="")) as hub, hub.connect() as client:
         client.register("e", space)
-        with pytest.raises(PluginError, match=r"^matcher 'faulty' of faulty-things 0.7 failed in match: TypeError"):
-            client.lookup(np.arange(64, dtype=np.uint32))
+        with pytest.raises(PluginError, match=r"^matcher 'faulty' of faulty-things 0.7 failed in find: TypeError"):
+            client.lookup(TOKENS)
 
 
 def test_a_store_that_fails_in_its_own_way_is_a_store_that_failed(host):
@@ -190,7 +192,7 @@ def test_a_store_that_fails_in_its_own_way_is_a_store_that_failed(host):
     config = HubConfig(arena_gib=0.01, metrics="", store=StoreChoice(name="faulty", options={"can_list": True}))
     with HubInThread(config) as hub, hub.connect() as client:
         client.register("e", Namespace(model="m", layout=LAYOUT), 0)
-        reserved = client.reserve(np.arange(64, dtype=np.uint32), Span(0, 64))
+        reserved = client.reserve(TOKENS, Span(0, 64))
         client.commit(reserved.right, 64)
         until = time.monotonic() + 10
         while (numbers := client.stats()).gauges["store_waiting_chunks"] and time.monotonic() < until:

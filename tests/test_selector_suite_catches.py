@@ -38,55 +38,26 @@ class Sound(Selector):
 
     probe_layer = 1
 
-    def score(self, fresh: Any, stored: Any) -> Any:
-        for new, old in zip(fresh, stored, strict=True):
-            if new.shape != old.shape:
-                raise InvalidInput(f"fresh tensors have the shape {new.shape}, but stored ones {old.shape}")
+    def deviation(self, fresh: Any, stored: Any) -> Any:
         return sum((new.float() - old.float()).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True))
 
-    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
+    def pick(self, moved: Any, ratio: float, block_tokens: int, scores: Any) -> list[Span]:
         question = Question(moved, ratio, block_tokens, scores)
-        self.check(question)
-        return self.answer(sorted(self.ranked(question)[: self.limit(question)]))
+        return [Span(at, at + 1) for at in sorted(self.ranked(question)[: self.limit(question)])]
 
     def limit(self, question: Question) -> int:
         return ceil(question.ratio * len(question.positions))
 
-    def check(self, question: Question) -> None:
-        end = 0
-        for span in question.moved:
-            if not isinstance(span, Span) or not end <= span.start < span.end:
-                raise InvalidInput(f"{span} is not a span that ends after {end}")
-            end = span.end
-        if not isinstance(question.ratio, int | float) or not 0 <= question.ratio <= 1:
-            raise InvalidInput(f"the ratio {question.ratio} is not from 0 to 1")
-        if not isinstance(question.block_tokens, int) or question.block_tokens < 1:
-            raise InvalidInput(f"block_tokens is {question.block_tokens}, not 1 or more")
-        self.check_scores(question.scores, end)
-
-    def check_scores(self, scores: Any, end: int) -> None:
-        if not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 1 or len(scores) < end:
-            raise InvalidInput(f"the scores {scores} are not float32 for {end} positions")
-
     def ranked(self, question: Question) -> list[int]:
         finite = np.nan_to_num(question.scores, nan=np.inf, neginf=np.inf)
         return sorted(question.positions, key=lambda position: -finite[position])
-
-    def answer(self, picked: list[int]) -> list[Span]:
-        return joined([Span(position, position + 1) for position in picked])
 
 
 class SoundWithoutProbe(Sound):
     """The first tokens of the prompt that moved."""
 
     probe_layer = 0
-
-    def score(self, fresh: Any, stored: Any) -> Any:
-        return Selector.score(self, fresh, stored)
-
-    def check_scores(self, scores: Any, end: int) -> None:
-        if scores is not None:
-            raise InvalidInput("scores were given, but nobody asked for them")
+    deviation = Selector.deviation
 
     def ranked(self, question: Question) -> list[int]:
         return question.positions
@@ -108,13 +79,15 @@ class AlwaysPicksOne(Sound):
 
 
 class DoesNotJoin(Sound):
-    def answer(self, picked: list[int]) -> list[Span]:
-        return [Span(position, position + 1) for position in picked]
+    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
+        picks = super().select(moved, ratio, block_tokens, scores)
+        return [Span(at, at + 1) for span in picks for at in range(span.start, span.end)]
 
 
 class AnswersInNumpy(Sound):
-    def answer(self, picked: list[int]) -> list[Span]:
-        return super().answer([np.int64(position) for position in picked])
+    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
+        picks = super().select(moved, ratio, block_tokens, scores)
+        return [Span(np.int64(span.start), np.int64(span.end)) for span in picks]
 
 
 class GivesUpAboveHalf(Sound):
@@ -165,53 +138,53 @@ class CleansTheCallersScores(Sound):
 
 
 class TrustsItsCaller(Sound):
-    def check(self, question: Question) -> None:
-        pass
+    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
+        return joined(self.pick(moved, ratio, block_tokens, scores))
 
 
 class TakesScoresOfAnyType(Sound):
-    def check_scores(self, scores: Any, end: int) -> None:
+    def _check_scores(self, scores: Any, end: int) -> None:
         if scores is None or np.size(scores) < end:
             raise InvalidInput(f"the scores {scores} are not {end} numbers")
 
 
 class TakesAnyScores(SoundWithoutProbe):
-    def check_scores(self, scores: Any, end: int) -> None:
+    def _check_scores(self, scores: Any, end: int) -> None:
         pass
 
 
 class AveragesHeads(Sound):
-    def score(self, fresh: Any, stored: Any) -> Any:
-        return super().score(fresh, stored) / fresh[0].shape[1]
+    def deviation(self, fresh: Any, stored: Any) -> Any:
+        return super().deviation(fresh, stored) / fresh[0].shape[1]
 
 
 class OverflowsInHalfPrecision(Sound):
-    def score(self, fresh: Any, stored: Any) -> Any:
-        super().score(fresh, stored)
+    def deviation(self, fresh: Any, stored: Any) -> Any:
         return sum((new - old).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True)).float()
 
 
 class ComparesNorms(Sound):
-    def score(self, fresh: Any, stored: Any) -> Any:
-        return super().score(fresh, [0 * old for old in stored]) - super().score(stored, [0 * old for old in stored])
+    def deviation(self, fresh: Any, stored: Any) -> Any:
+        nothing = [0 * old for old in stored]
+        return super().deviation(fresh, nothing) - super().deviation(stored, nothing)
 
 
 class LooksWhetherItIsZero(Sound):
-    def score(self, fresh: Any, stored: Any) -> Any:
-        score = super().score(fresh, stored)
+    def deviation(self, fresh: Any, stored: Any) -> Any:
+        score = super().deviation(fresh, stored)
         return score if score.any() else score * 0
 
 
 class SubtractsInPlace(Sound):
-    def score(self, fresh: Any, stored: Any) -> Any:
-        score = super().score(fresh, stored)
+    def deviation(self, fresh: Any, stored: Any) -> Any:
+        score = super().deviation(fresh, stored)
         fresh[0].sub_(stored[0])
         return score
 
 
 class StretchesTensors(Sound):
     def score(self, fresh: Any, stored: Any) -> Any:
-        return sum((new.float() - old.float()).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True))
+        return self.deviation(fresh, stored)
 
 
 IN_ORDER = "test_picks_are_in_order_and_within_the_budget"

@@ -3,14 +3,19 @@
 from abc import ABC, abstractmethod
 from typing import Literal
 
+from blendhub.errors import InvalidInput
 from blendhub.plan import Match, Span
-from blendhub.tokens import TokenBuffer
+from blendhub.tokens import TokenBuffer, Tokens, as_tokens
 
 Reach = Literal["prefix", "segments", "anywhere"]
 
 
 class Matcher(ABC):
     """An index of the tokens whose KV is stored, in one namespace.
+
+    Callers use ``add``, ``discard`` and ``match``, which check their arguments. A plugin implements ``insert``,
+    ``remove`` and ``find``, whose arguments are sound by themselves: tokens are arrays of uint32, spans are not empty
+    and end within the tokens, a run's id is an integer. Whether they fit what is stored is the plugin's to check.
 
     *Runs.* A run is a token sequence whose KV was computed in one go. Its id is an integer from 0 to
     2**63 - 1 that the caller chooses. A run is known while any token of it is stored; when the last one
@@ -26,7 +31,7 @@ class Matcher(ABC):
 
     *Errors.* Bad input raises :class:`blendhub.errors.InvalidInput` and changes nothing.
 
-    *Memory.* The index grows as needed. What is discarded is reclaimed: storing and discarding for ever
+    *Memory.* The index grows as needed. What is discarded is reclaimed: storing and discarding without end
     holds no more memory than the largest amount stored at a time.
 
     *Determinism.* The same calls give the same matches, whatever the secret and ``PYTHONHASHSEED``.
@@ -46,24 +51,24 @@ class Matcher(ABC):
         """The length from which reuse within reach is certain to be found; shorter reuse may be."""
 
     @abstractmethod
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
         """The KV of ``tokens[span]`` is now stored; it was computed with ``tokens[:span.start]`` before it.
 
         ``tokens`` is the whole sequence from position 0 and may go on after the span; the matcher keeps
         its own copy of what it needs. ``exact=False`` says that part of the prefix was blended. A known
         run grows at its end only: the span of a later call starts where the last one ended, even if that
-        one was discarded meanwhile. An empty span is refused, and so is one that ends after the tokens.
+        one was discarded meanwhile. Any other span is refused.
         """
 
     @abstractmethod
-    def discard(self, run: int, span: Span) -> None:
+    def remove(self, run: int, span: Span) -> None:
         """The KV of ``span`` of the run is gone; no later match names any token of it.
 
         The whole span must be stored. What is left of the run on both sides stays matchable.
         """
 
     @abstractmethod
-    def match(self, tokens: TokenBuffer) -> list[Match]:
+    def find(self, tokens: Tokens) -> list[Match]:
         """The stored tokens that this prompt repeats, within the matcher's reach."""
 
     @abstractmethod
@@ -74,3 +79,29 @@ class Matcher(ABC):
     @abstractmethod
     def nbytes(self) -> int:
         """The memory that the index holds, tokens included, in bytes."""
+
+    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+        """``insert``, with tokens in any buffer. An empty span is refused, and so is one that ends after the tokens."""
+        sequence = as_tokens(tokens)
+        _check_run(run)
+        if not len(span) or span.end > sequence.size:
+            raise InvalidInput(
+                f"add needs a span that is not empty and ends by the last of {sequence.size} tokens, got {span}"
+            )
+        self.insert(run, sequence, span, exact)
+
+    def discard(self, run: int, span: Span) -> None:
+        """``remove``. An empty span is refused."""
+        _check_run(run)
+        if not len(span):
+            raise InvalidInput(f"discard needs a span that is not empty, got {span} of run {run}")
+        self.remove(run, span)
+
+    def match(self, tokens: TokenBuffer) -> list[Match]:
+        """``find``, with tokens in any buffer."""
+        return self.find(as_tokens(tokens))
+
+
+def _check_run(run: object) -> None:
+    if type(run) is not int or not 0 <= run < 2**63:
+        raise InvalidInput(f"a run is named by an integer from 0 to 2**63 - 1, not by {run!r}")

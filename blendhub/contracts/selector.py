@@ -2,13 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.errors import Unsupported
-from blendhub.plan import Span
+from blendhub.errors import BrokenContract, InvalidInput, Unsupported
+from blendhub.plan import Span, join_spans
 
 if TYPE_CHECKING:
     import torch
@@ -16,17 +17,22 @@ if TYPE_CHECKING:
     KeysAndValues = tuple[torch.Tensor, torch.Tensor]
     """K and V of n tokens, each ``[n, heads, width]``."""
 
+Scores = npt.NDArray[np.float32]
+
 
 class Selector(ABC):
-    """Picks moved tokens to recompute. Holes are recomputed anyway and are none of its business.
+    """Picks moved tokens to recompute. Holes are recomputed in any case; a selector does not see them.
 
-    A selector either decides from the plan alone, or wants to see first how far the stored KV of an early layer is
+    Callers use ``select`` and ``score``, which check arguments and results. A plugin implements ``pick``, and
+    ``deviation`` if it probes: their arguments are sound.
+
+    A selector either decides from the plan alone, or first sees how far the stored KV of an early layer is
     from what the model computes now. All ranks of a tensor-parallel group must pick the same tokens, so a selector
     is deterministic: the same input gives the same answer in every object with the same options, in every process,
     whatever was asked before. Scores are summed over the group before they come to ``select``.
 
-    *Capabilities.* ``own_ratio``: between 0 and 1 a rule of its own, such as a fixed number a span, takes the place
-    of the budget. ``no_ratio``: the ratio plays no part at all, not even 0 and 1.
+    *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
+    place of the budget. ``no_ratio``: the ratio plays no part at all, not even 0 and 1.
     """
 
     probe_layer: int = 0
@@ -37,34 +43,112 @@ class Selector(ABC):
     """How much of the moved text is probed, above 0 and at most 1: of every group of neighbours the first ones. The
     others of the group get their mean as score."""
 
-    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
-        """How far n tokens' stored KV is from the fresh one, at the probed layer: float32 ``[n]``, never negative.
-
-        Keys are compared after they were turned to their new positions. The sum over all ranks, which hold different
-        heads, must be the score of the whole model; equal KV has the score 0. Stays on the tensors' device, never waits
-        for it, and changes no tensor. Fresh and stored tensors of different shapes raise InvalidInput.
-        """
-        raise Unsupported(f"{type(self).__name__} asks for no probe, so it has no score")
-
     @abstractmethod
-    def select(
-        self,
-        moved: Sequence[Span],
-        ratio: float,
-        block_tokens: int = 1,
-        scores: npt.NDArray[np.float32] | None = None,
-    ) -> list[Span]:
-        """Parts of ``moved`` to recompute: disjoint, ascending, not empty, and joined where they touch.
+    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
+        """Parts of ``moved`` to recompute: a list of spans of int, disjoint, ascending and not empty.
 
         ``moved`` is disjoint, ascending and without empty spans. Spans may touch: they come from different places, and
         a selector that picks by span treats each by itself. ``ratio``, from 0 to 1, is the share of the moved tokens
         that may be picked: none at 0, all at 1, at most ``ceil(ratio * tokens)`` between. A larger one never picks
         fewer. The capability ``own_ratio`` lifts the limit between 0 and 1, ``no_ratio`` all three. ``block_tokens``,
-        at least 1, is the number of neighbours that the device likes to compute together.
+        at least 1, is the number of neighbours that the device prefers to compute together.
 
-        ``scores[p]`` belongs to position ``p`` of the prompt, at least up to the last moved one, and is given if and
-        only if ``probe_layer`` is not 0. The higher it is, the more is gained from picking ``p``; scores that are not
-        finite count as the highest. Outside of ``moved`` scores mean nothing.
-
-        Bad input raises InvalidInput. Arguments are not changed.
+        ``scores[p]`` belongs to position ``p`` of the prompt, at least up to the last moved one; None if
+        ``probe_layer`` is 0. The higher it is, the more is gained from picking ``p``; scores that are not
+        finite count as the highest. Outside of ``moved`` scores mean nothing. Arguments are not changed.
         """
+
+    def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
+        """How far n tokens' stored KV is from the fresh one, at the probed layer: float32 ``[n]``, never negative.
+
+        Fresh and stored tensors have the same shapes. Keys are compared after they were rotated to their new
+        positions. The sum over all ranks, which hold different heads, must be the score of the whole model; equal KV
+        has the score 0. Stays on the tensors' device, never waits for it, and changes no tensor.
+        """
+        raise Unsupported(f"{type(self).__name__} asks for no probe, so it has no score")
+
+    def select(
+        self, moved: Sequence[Span], ratio: float, block_tokens: int = 1, scores: Scores | None = None
+    ) -> list[Span]:
+        """What ``pick`` answers, with spans that touch made one.
+
+        ``scores`` is given if and only if ``probe_layer`` is not 0. Bad input raises InvalidInput. A result that is
+        not what ``pick`` promises raises BrokenContract.
+        """
+        end = _checked_end(moved)
+        # Written so that a ratio that is not a number fails too.
+        if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+            raise InvalidInput(f"ratio is {ratio!r}, but must be a number from 0 to 1")
+        if not isinstance(block_tokens, int) or block_tokens < 1:
+            raise InvalidInput(f"block_tokens is {block_tokens!r}, but must be an integer of at least 1")
+        self._check_scores(scores, end)
+        return _checked_picks(self.pick(moved, ratio, block_tokens, scores), moved)
+
+    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
+        """What ``deviation`` answers; tensors of different shapes raise InvalidInput, for torch would stretch them."""
+        for name, new, old in zip(("keys", "values"), fresh, stored, strict=True):
+            if new.shape != old.shape or len(new.shape) != 3:
+                raise InvalidInput(
+                    f"fresh {name} have the shape {tuple(new.shape)} and stored ones {tuple(old.shape)}, "
+                    "but both must be [tokens, heads, width]; compare the same tokens and heads"
+                )
+        return self.deviation(fresh, stored)
+
+    def _check_scores(self, scores: object, end: int) -> None:
+        if self.probe_layer == 0:
+            if scores is not None:
+                raise InvalidInput(f"{type(self).__name__} asks for no probe, but was given scores; leave them out")
+        elif not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 1:
+            raise InvalidInput(
+                f"scores must be a float32 array of one dimension, got {_described(scores)}; "
+                f"take them at layer {self.probe_layer}"
+            )
+        elif len(scores) < end:
+            raise InvalidInput(
+                f"there are {len(scores)} scores, but moved tokens up to {end}; give one for each position"
+            )
+
+
+def _checked_end(moved: Sequence[Span]) -> int:
+    """Where the last of the moved spans ends."""
+    end = 0
+    for span in moved:
+        if not isinstance(span, Span):
+            raise InvalidInput(f"moved has {span!r} in it, but must hold spans only")
+        if span.start < end or not len(span):
+            raise InvalidInput(f"moved has {span} in it, which must not be empty, and start at {end} or later")
+        end = span.end
+    return end
+
+
+def _described(scores: object) -> str:
+    if isinstance(scores, np.ndarray):
+        return f"{scores.dtype} of shape {scores.shape}"
+    return type(scores).__name__
+
+
+def _checked_picks(picks: object, moved: Sequence[Span]) -> list[Span]:
+    """The picks, joined. What is picked is computed and written, so it must lie in what the request may write."""
+    if not isinstance(picks, list) or not all(map(_is_span, picks)):
+        raise BrokenContract(f"it should return a list of Span of int, got {picks!r:.100}")
+    ascend = all(map(len, picks)) and all(one.end <= other.start for one, other in pairwise(picks))
+    joined = join_spans(picks) if ascend else []
+    if not ascend or not _lie_in(joined, join_spans(moved)):
+        raise BrokenContract(f"it should pick ascending, disjoint parts of {list(moved)!r:.200}, got {picks!r:.200}")
+    return joined
+
+
+def _is_span(span: object) -> bool:
+    # NumPy's numbers would get into messages, which do not take them.
+    return isinstance(span, Span) and type(span.start) is type(span.end) is int
+
+
+def _lie_in(spans: list[Span], places: list[Span]) -> bool:
+    """Whether each span lies in one of the places; both ascend."""
+    at = 0
+    for span in spans:
+        while at < len(places) and places[at].end < span.end:
+            at += 1
+        if at == len(places) or span.start < places[at].start:
+            return False
+    return True

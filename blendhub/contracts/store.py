@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from blendhub.contracts.transport import Buffer
+from blendhub.errors import InvalidInput
 from blendhub.plan import Span
 
 
@@ -34,6 +35,9 @@ class StoredRun(msgspec.Struct, frozen=True):
 class Store(ABC):
     """A second tier. All methods block, and may be called from several threads at once.
 
+    Callers use ``save_run``, ``save`` and ``load``, which check their arguments. A plugin implements ``write_run``,
+    ``write`` and ``read``: spans are not empty, buffers are flat views of bytes, and those to fill can be written.
+
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
     its chunks go with it.
@@ -54,25 +58,23 @@ class Store(ABC):
     """
 
     @abstractmethod
-    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         """Keep a run's tokens and description; replaces an earlier version. ``run.chunks`` is ignored.
 
         Returns what was dropped to make room. The tokens must cover the chunks that are stored already.
         """
 
     @abstractmethod
-    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
         """Keep the bytes of a chunk, one buffer a rank; returns what was dropped to make room.
 
-        Replaces an earlier version. The run must have been saved before, with tokens that cover the span,
-        which is not empty. Raises StoreFailed when it cannot be written, and when it and its run are larger
-        than ``capacity``.
+        Replaces an earlier version. The run must have been saved before, with tokens that cover the span. Raises
+        StoreFailed when it cannot be written, and when it and its run are larger than ``capacity``.
         """
 
     @abstractmethod
-    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         """Fill the buffers, one a rank, with a chunk's bytes. False: it is not there or no longer whole;
-
         what the buffers hold then is undefined. Their sizes must be those that were saved.
         """
 
@@ -105,4 +107,36 @@ class Store(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Finish writes and let go of the files. Closing twice is fine."""
+        """Finish writes and close the files. Closing twice is fine."""
+
+    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        """``write_run``. Tokens that are cut within one are refused."""
+        if len(run.tokens) % 4:
+            raise InvalidInput(f"tokens are uint32, 4 bytes each, but the run has {len(run.tokens)} bytes of them")
+        return self.write_run(run)
+
+    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
+        """``write``, with buffers of any shape and type that are contiguous. A chunk without shards is refused."""
+        if not len(span) or not shards:
+            raise InvalidInput(f"a chunk needs tokens and one buffer a rank, got {span} and {len(shards)} buffers")
+        return self.write(run, span, [_flat(shard) for shard in shards])
+
+    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        """``read``, into contiguous buffers. One that is read-only is refused."""
+        views = [_flat(view) for view in into]
+        if any(view.readonly for view in views):
+            raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
+        return self.read(run, span, views)
+
+
+def _flat(buffer: Buffer) -> memoryview:
+    """The bytes of any contiguous buffer."""
+    try:
+        view = memoryview(buffer)
+    except TypeError:
+        raise InvalidInput(f"a store keeps bytes, bytearrays and memoryviews, got {type(buffer).__name__}") from None
+    if not view.nbytes:
+        return memoryview(bytearray())  # views of no bytes and several dimensions cannot be cast
+    if not view.c_contiguous:
+        raise InvalidInput(f"a store needs contiguous buffers, got one with strides {view.strides}; copy it first")
+    return view.cast("B")

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from blendhub.contracts.matcher import Matcher, Reach
 from blendhub.errors import InvalidInput
 from blendhub.plan import Match, Span
-from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+from blendhub.tokens import Tokens
 
 Flags = npt.NDArray[np.bool_]
 
@@ -62,34 +62,28 @@ class ReferenceMatcher(Matcher):
     def guaranteed_tokens(self) -> int:
         return self._guaranteed
 
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
-        array = as_tokens(tokens)
-        if type(run) is not int or not 0 <= run < 2**63:
-            raise InvalidInput(f"a run id is an integer from 0 to 2**63 - 1, got {run!r}")
-        if not len(span) or span.end > len(array):
-            raise InvalidInput(f"{span} must not be empty and must end within the {len(array)} tokens")
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
         with self._lock:
             known = self.runs.get(run)
             if known and span.start != known.end:
                 raise InvalidInput(f"run {run} ends at {known.end} and cannot grow by {span}; start there")
-            grown = known or ReferenceRun(array, span.start)
-            grown.grow(array, span, exact)
+            grown = known or ReferenceRun(tokens, span.start)
+            grown.grow(tokens, span, exact)
             self.runs[run] = grown
 
-    def discard(self, run: int, span: Span) -> None:
+    def remove(self, run: int, span: Span) -> None:
         with self._lock:
-            known = self.runs.get(run) if type(run) is int else None
+            known = self.runs.get(run)
             if known is None or not known.holds(span):
                 raise InvalidInput(f"{span} of run {run!r} is not stored; discard only what was added")
             known.stored[span.start : span.end] = False
             if not known.stored.any():
                 del self.runs[run]
 
-    def match(self, tokens: TokenBuffer) -> list[Match]:
-        prompt = as_tokens(tokens)
+    def find(self, tokens: Tokens) -> list[Match]:
         with self._lock:
-            chosen = _furthest_first(self.candidates(prompt))
-            return [piece for match in chosen for piece in self._split_by_exactness(match, prompt)]
+            chosen = _furthest_first(self.candidates(tokens))
+            return [piece for match in chosen for piece in self._split_by_exactness(match, tokens)]
 
     def __len__(self) -> int:
         return sum(int(run.stored.sum()) for run in self.runs.values())

@@ -79,11 +79,11 @@ from blendhub import PluginSpec, hookimpl
 from blendhub.contracts import Selector
 
 class Tuples(Selector):
-    def select(self, moved, ratio, block_tokens=1, scores=None):
+    def pick(self, moved, ratio, block_tokens, scores):
         return [(span.start, span.end) for span in moved]
 
 class Raising(Selector):
-    def select(self, moved, ratio, block_tokens=1, scores=None):
+    def pick(self, moved, ratio, block_tokens, scores):
         return sorted([*moved, (0, 1)])
 
 @hookimpl
@@ -98,7 +98,10 @@ def blendhub_plugins():
 
 @pytest.mark.parametrize(
     "name, fault",
-    [("tuples", "it should return a list of Span of int, got [("), ("raising", "TypeError: '<' not supported between")],
+    [
+        ("tuples", "select: it should return a list of Span of int, got [("),
+        ("raising", "pick: TypeError: '<' not supported between"),
+    ],
 )
 def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, tmp_path, name, fault):
     site = Site(tmp_path)
@@ -110,5 +113,5 @@ def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, p
         engine.one(document)
         engine.forget()
         answer = engine.one(prompt)
-    assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in select: {fault}" in answer.told["reason"]
+    assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in {fault}" in answer.told["reason"]
     assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE

@@ -10,8 +10,9 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import PluginHost, Span
-from blendhub.contracts import PagedLayer
+from blendhub.contracts import PagedLayer, Selector
 from blendhub.errors import PluginError
+from blendhub.guard import guard
 from blendhub.layout import KVLayout
 from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
@@ -63,13 +64,14 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
 
 
-class Picking:
+class Picking(Selector):
     """A selector that always picks the same."""
 
-    probe_layer = 0
-
     def __init__(self, picked: object) -> None:
-        self.select = lambda *asked: picked
+        self._picked = picked
+
+    def pick(self, moved, ratio, block_tokens, scores):
+        return self._picked
 
 
 @pytest.mark.parametrize(
@@ -92,15 +94,16 @@ class Picking:
 )
 def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_text(picked, complaint):
     computed = []
+    selector = guard(Picking(picked), Selector, "selector 'picking'")
     model = SimpleNamespace(max_tokens=4096, max_runs=64, forward=lambda tokens, blocks, runs: computed.extend(runs))
-    engine = Engine(model, [], LAYOUT, SimpleNamespace(block_tokens=1), Picking(picked), lambda scores: scores)
+    engine = Engine(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, lambda scores: scores)
     matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
     decision = Decision(10, 50, matches, 0.5)
     blend = Blend(engine, Load("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))
     if complaint:
         with pytest.raises(PluginError) as raised:
             blend.step(1000)
-        assert f"Picking failed in select: {complaint}" in str(raised.value) and not computed
+        assert f"selector 'picking' failed in select: {complaint}" in str(raised.value) and not computed
     else:
         while blend.outcome is None:
             blend.step(1000)

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from blendhub import Match, Span
 from blendhub.contracts import Matcher
-from blendhub.errors import InvalidInput
-from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+from blendhub.run_table import RunTable
+from blendhub.tokens import Tokens
 
 BYTES_PER_WINDOW = 400
 """What a window costs beside its tokens: two dictionary entries, a bytes object, a tuple, an inner dictionary."""
@@ -50,9 +50,9 @@ class NgramMatcher(Matcher):
 
     def __init__(self, options: NgramOptions) -> None:
         self._window = options.window_tokens
+        self._table = RunTable()
         self._runs: dict[int, StoredTokens] = {}
         self._places: dict[bytes, dict[tuple[int, int], None]] = {}
-        self._n_stored = 0
         self._n_windows = 0
         self._n_kept = 0
         self._lock = threading.Lock()
@@ -62,50 +62,38 @@ class NgramMatcher(Matcher):
         # Wherever a stretch of this length begins, it holds one whole window of its run.
         return 2 * self._window - 1
 
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
-        array = as_tokens(tokens)
-        if type(run) is not int or not 0 <= run < 2**63:
-            raise InvalidInput(f"a run id is an integer from 0 to 2**63 - 1, got {run!r}")
-        if not len(span) or span.end > len(array):
-            raise InvalidInput(f"{span} must hold at least one of the {len(array)} tokens and end among them")
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
         with self._lock:
-            known = self._runs.get(run)
-            if known and span.start != len(known):
-                raise InvalidInput(
-                    f"run {run} ends at {len(known)}; let the next span start there, not at {span.start}"
-                )
-            grown = known or StoredTokens(span.start)
-            before = len(grown)
-            grown.grow(array, span, exact)
-            self._runs[run] = grown
-            self._n_stored += len(span)
-            self._n_kept += len(grown) - before
+            self._table.check_add(run, span)
+            self._table.add(run, span)
+            known = self._runs.setdefault(run, StoredTokens(span.start))
+            before = len(known)
+            known.grow(tokens, span, exact)
+            self._n_kept += len(known) - before
             # The window that this span completes may have begun before it.
-            self._index(run, Span(max(grown.start, span.start - self._window + 1), span.end))
+            self._index(run, Span(max(known.start, span.start - self._window + 1), span.end))
 
-    def discard(self, run: int, span: Span) -> None:
+    def remove(self, run: int, span: Span) -> None:
         with self._lock:
-            known = self._runs.get(run) if type(run) is int else None
-            if known is None or span.end > len(known) or not known.stored[span.start : span.end].all():
-                raise InvalidInput(f"{span} of run {run!r} is not stored; discard only what was added")
+            self._table.check_discard(run, span)
+            self._table.discard(run, span)
+            known = self._runs[run]
             around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
             self._forget(run, around)
             known.stored[span.start : span.end] = False
-            self._n_stored -= len(span)
-            if not known.stored.any():
+            if run not in self._table:
                 self._n_kept -= len(known)
                 del self._runs[run]
 
-    def match(self, tokens: TokenBuffer) -> list[Match]:
-        prompt = as_tokens(tokens)
-        text = prompt.tobytes()
+    def find(self, tokens: Tokens) -> list[Match]:
+        text = tokens.tobytes()
         found: list[Match] = []
         at = covered = 0
         with self._lock:
-            while at + self._window <= len(prompt):
+            while at + self._window <= len(tokens):
                 places = self._places.get(text[4 * at : 4 * (at + self._window)])
                 if places:
-                    stretches = (self._stretch(run, source, prompt, at, covered) for run, source in places)
+                    stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
                     found.append(max(stretches, key=lambda match: len(match.span)))
                     at = covered = found[-1].span.end
                 else:
@@ -113,7 +101,7 @@ class NgramMatcher(Matcher):
         return found
 
     def __len__(self) -> int:
-        return self._n_stored
+        return self._table.tokens
 
     @property
     def nbytes(self) -> int:

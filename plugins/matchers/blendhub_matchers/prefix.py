@@ -14,9 +14,9 @@ from typing import NamedTuple
 from blendhub.contracts import Matcher
 from blendhub.errors import InvalidInput
 from blendhub.plan import Match, Span, gaps, join
-from blendhub.tokens import TokenBuffer, as_tokens
+from blendhub.run_table import RunTable
+from blendhub.tokens import Tokens
 from blendhub_matchers.options import PrefixOptions
-from blendhub_matchers.runs import Runs
 
 TOKEN_BYTES = 4
 NODE_BYTES = 450
@@ -117,7 +117,7 @@ class PrefixMatcher(Matcher):
         self._chunk = options.chunk_tokens
         self._lock = threading.Lock()
         self._root = Node(None, b"")
-        self._runs = Runs()
+        self._runs = RunTable()
         self._nodes: dict[int, dict[int, Node]] = {}
         """Of each run and chunk, the node that holds its pieces."""
         self._tree_bytes = 0
@@ -126,11 +126,10 @@ class PrefixMatcher(Matcher):
     def guaranteed_tokens(self) -> int:
         return 1
 
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
-        sequence = as_tokens(tokens)
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+        data = tokens[: span.end].tobytes()
         with self._lock:
-            self._runs.check_add(run, sequence.size, span)
-            data = sequence[: span.end].tobytes()
+            self._runs.check_add(run, span)
             self._check_growth(run, data, span)
             self._runs.add(run, span)
             nodes = self._nodes.setdefault(run, {})
@@ -144,7 +143,7 @@ class PrefixMatcher(Matcher):
                     self._own(run, nodes, index, node, Piece(held, exact))
                 parent = node
 
-    def discard(self, run: int, span: Span) -> None:
+    def remove(self, run: int, span: Span) -> None:
         with self._lock:
             self._runs.check_discard(run, span)
             self._runs.discard(run, span)
@@ -162,8 +161,8 @@ class PrefixMatcher(Matcher):
             if not nodes:
                 del self._nodes[run]
 
-    def match(self, tokens: TokenBuffer) -> list[Match]:
-        data = as_tokens(tokens).tobytes()
+    def find(self, tokens: Tokens) -> list[Match]:
+        data = tokens.tobytes()
         matches: list[Match] = []
         with self._lock:
             node: Node | None = self._root

@@ -10,12 +10,11 @@ import numpy as np
 from blendhub.contracts import Matcher
 from blendhub.errors import InvalidInput
 from blendhub.plan import Match, Span, join
-from blendhub.tokens import TokenBuffer, as_tokens
+from blendhub.tokens import Tokens
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_kernels import ENTRIES, FREE_PAGE, FREE_PAGES, NONE, PAGE
 from blendhub_matchers.rolling_storage import GrowingArray
-from blendhub_matchers.runs import check_run
 
 HASH_BITS = 32
 MAX_POSITION = 2**63 - 1
@@ -51,30 +50,23 @@ class RollingHashMatcher(Matcher):
         # Any stretch of 63 tokens holds a whole page, wherever the pages begin.
         return max(self._options.min_match_tokens, 2 * PAGE - 1)
 
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
-        sequence = as_tokens(tokens)
-        check_run(run)
-        if not len(span) or span.end > sequence.size:
-            raise InvalidInput(
-                f"add needs a span that is not empty and ends by the last of {sequence.size} tokens, got {span}"
-            )
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
         with self._lock:
             self._make_room(len(span) // PAGE + 2)
             slot = self._slots.get(run)
             if slot is None:
                 slot = self._open_run(run, span.start)
-            added = sequence[span.start : span.end]
+            added = tokens[span.start : span.end]
             if not kernels.store(*self._index, slot, added, span.start, exact, self._base, self._tag_mask):
                 end = self._runs.view[slot]["end"]
                 raise InvalidInput(f"run {run} grows at its end only, at {end}, not at {span.start}")
             self._stored += len(span)
 
-    def discard(self, run: int, span: Span) -> None:
-        check_run(run)
+    def remove(self, run: int, span: Span) -> None:
         with self._lock:
             slot = self._slots.get(run)
             left = NONE
-            if slot is not None and len(span):
+            if slot is not None:
                 left = kernels.forget(*self._index[1:], slot, span.start, span.end)
             if left == NONE:
                 raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
@@ -85,11 +77,10 @@ class RollingHashMatcher(Matcher):
                 if not self._slots:
                     self._clear()
 
-    def match(self, tokens: TokenBuffer) -> list[Match]:
-        prompt = as_tokens(tokens)
-        if prompt.size < PAGE:
+    def find(self, tokens: Tokens) -> list[Match]:
+        if tokens.size < PAGE:
             return []
-        stretches = np.empty((prompt.size + 2, 4), np.int64)
+        stretches = np.empty((tokens.size + 2, 4), np.int64)
         with self._lock:
             found = kernels.find_stretches(
                 self._tokens.view,
@@ -97,7 +88,7 @@ class RollingHashMatcher(Matcher):
                 self._table.view,
                 self._homes.view,
                 self._runs.view,
-                prompt,
+                tokens,
                 self._base,
                 self._tag_mask,
                 self._options.max_candidates,

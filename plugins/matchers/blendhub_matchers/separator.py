@@ -11,9 +11,9 @@ import numpy as np
 
 from blendhub.contracts import Matcher
 from blendhub.plan import Match, Span, join
-from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+from blendhub.run_table import RunTable
+from blendhub.tokens import Tokens
 from blendhub_matchers.options import SeparatorOptions
-from blendhub_matchers.runs import Runs
 
 SEGMENT_BYTES = 450
 OWNER_BYTES = 350
@@ -43,7 +43,7 @@ class SeparatorMatcher(Matcher):
         self._separator = np.array(options.separator, np.uint32)
         self._min = options.min_match_tokens
         self._lock = threading.Lock()
-        self._runs = Runs()
+        self._runs = RunTable()
         self._texts: dict[int, Text] = {}
         self._index: dict[bytes, dict[tuple[int, int], None]] = {}
         """Of each content, its owners (run, start), the newest last."""
@@ -53,10 +53,9 @@ class SeparatorMatcher(Matcher):
     def guaranteed_tokens(self) -> int:
         return self._min
 
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
-        sequence = as_tokens(tokens)
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
         with self._lock:
-            self._runs.check_add(run, sequence.size, span)
+            self._runs.check_add(run, span)
             self._runs.add(run, span)
             text = self._texts.setdefault(run, Text())
             if not exact and text.inexact_from is None:
@@ -65,11 +64,11 @@ class SeparatorMatcher(Matcher):
             while text.spans and text.spans[-1].end > span.start - len(self._separator):
                 self._forget(run, text, len(text.spans) - 1)
             known_until = text.spans[-1].end if text.spans else 0
-            for segment in self._segments(sequence[: span.end]):
+            for segment in self._segments(tokens[: span.end]):
                 if segment.start >= known_until and self._runs.holds(run, segment):
-                    self._learn(run, text, segment, sequence)
+                    self._learn(run, text, segment, tokens)
 
-    def discard(self, run: int, span: Span) -> None:
+    def remove(self, run: int, span: Span) -> None:
         with self._lock:
             self._runs.check_discard(run, span)
             self._runs.discard(run, span)
@@ -81,12 +80,11 @@ class SeparatorMatcher(Matcher):
             if run not in self._runs:
                 del self._texts[run]
 
-    def match(self, tokens: TokenBuffer) -> list[Match]:
-        prompt = as_tokens(tokens)
+    def find(self, tokens: Tokens) -> list[Match]:
         matches: list[Match] = []
         with self._lock:
-            for segment in self._segments(prompt):
-                owners = self._index.get(prompt[segment.start : segment.end].tobytes())
+            for segment in self._segments(tokens):
+                owners = self._index.get(tokens[segment.start : segment.end].tobytes())
                 if owners:
                     matches += self._reuse(segment, owners, matches[-1] if matches else None)
         return join(matches)

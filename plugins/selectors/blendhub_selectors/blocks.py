@@ -39,10 +39,6 @@ class Blocks(msgspec.Struct, frozen=True, eq=False):
         starts = np.repeat(self.starts, counts) + index * width
         return Blocks(starts, np.minimum(starts + width, np.repeat(self.ends, counts)))
 
-    def up_to(self, width: int) -> "Blocks":
-        """The first ``width`` tokens of each block."""
-        return Blocks(self.starts, np.minimum(self.starts + width, self.ends))
-
     def within(self, budget: int, order: Positions) -> "Blocks":
         """The first blocks in ``order``, as many as the budget pays for; the last one is cut to use it up."""
         starts, lengths = self.starts[order], self.lengths[order]

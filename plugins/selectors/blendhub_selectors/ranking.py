@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts import Selector
-from blendhub.errors import InvalidInput
+from blendhub.contracts.selector import Scores, Selector
 from blendhub.plan import Span
 from blendhub_selectors.blocks import Blocks, Positions
-from blendhub_selectors.checking import check_input
 from blendhub_selectors.options import HkvdOptions, RandomOptions
 
 if TYPE_CHECKING:
     import torch
 
     from blendhub.contracts.selector import KeysAndValues
-
-Scores = npt.NDArray[np.float32]
 
 
 class RankingSelector(Selector):
@@ -33,10 +29,7 @@ class RankingSelector(Selector):
     def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
         """The indices of all blocks, best first. The same whatever the budget, so that more of it only adds."""
 
-    def select(
-        self, moved: Sequence[Span], ratio: float, block_tokens: int = 1, scores: Scores | None = None
-    ) -> list[Span]:
-        check_input(self, moved, ratio, block_tokens, scores)
+    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
         spans = Blocks.of(moved)
         blocks = spans.split(self._block_tokens or block_tokens)
         budget = ceil(ratio * int(spans.lengths.sum()))
@@ -52,14 +45,12 @@ class HkvdSelector(RankingSelector):
         self.probe_share = options.probe_share
         self._signal = options.signal
 
-    def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
-        for name, new, old in zip(("keys", "values"), fresh, stored, strict=True):
-            _check_shapes(name, new, old)
+    def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         compared = (pair for name, *pair in zip("kv", fresh, stored, strict=True) if name in self._signal)
         return sum(_squared_distance(new, old) for new, old in compared)
 
     def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
-        assert scores is not None, "check_input lets no call without scores pass"
+        assert scores is not None, "Selector.select refuses calls without scores"
         return np.argsort(-_means(blocks, scores), kind="stable")
 
 
@@ -90,12 +81,3 @@ def _means(blocks: Blocks, scores: Scores) -> npt.NDArray[np.float64]:
 def _squared_distance(fresh: "torch.Tensor", stored: "torch.Tensor") -> "torch.Tensor":
     # In float32: squares of half precision overflow, and sums of them lose the small ones.
     return (fresh.float() - stored.float()).square_().sum((1, 2))
-
-
-def _check_shapes(name: str, fresh: "torch.Tensor", stored: "torch.Tensor") -> None:
-    """Torch would stretch the smaller one to fit."""
-    if fresh.shape != stored.shape or fresh.dim() != 3:
-        raise InvalidInput(
-            f"fresh {name} have the shape {tuple(fresh.shape)} and stored ones {tuple(stored.shape)}, "
-            "but both must be [tokens, heads, width]; compare the same tokens and heads"
-        )

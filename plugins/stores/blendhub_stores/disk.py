@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.contracts.transport import Buffer
 from blendhub.errors import InvalidInput, StoreFailed
 from blendhub.plan import Span
 from blendhub_stores.catalogue import Catalogue, Entry, EntryVersion
 from blendhub_stores.directory import Directory, failed
-from blendhub_stores.file_format import Damaged, StoreFile, file_size, flat, new_header, write
+from blendhub_stores.file_format import Damaged, StoreFile, file_size, new_header, write
 from blendhub_stores.options import DiskOptions
 from blendhub_stores.scan import scan
 
@@ -46,22 +45,14 @@ class DiskStore(Store):
                 raise failed("read the directory", self._directory.path, error) from error
             raise
 
-    def save_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
-        tokens = flat(run.tokens)
-        if len(tokens) % 4:
-            raise InvalidInput(f"tokens are uint32, 4 bytes each, but the run's tokens have {len(tokens)} bytes")
-        return self._keep((run.key, None), [tokens, flat(run.description)])
+    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        return self._keep((run.key, None), [memoryview(run.tokens), memoryview(run.description)])
 
-    def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
-        if not len(span) or not shards:
-            raise InvalidInput(f"a chunk needs tokens and one buffer a rank, got {span} and {len(shards)} buffers")
-        return self._keep((run, span), [flat(shard) for shard in shards])
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+        return self._keep((run, span), shards)
 
-    def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
-        views = [flat(view) for view in into]
-        if any(view.readonly for view in views):
-            raise InvalidInput("load fills the given buffers, and one of them is read-only; pass writable ones")
-        if self._read((run, span), lambda file: file.fill(views)) is None:
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        if self._read((run, span), lambda file: file.fill(into)) is None:
             return False
         with self._changed:
             if self._catalogue.version((run, span)):
@@ -116,7 +107,7 @@ class DiskStore(Store):
                 self._writes_under_way -= 1
                 self._changed.notify_all()
 
-    def _keep(self, entry: Entry, sections: list[memoryview]) -> list[tuple[RunKey, Span]]:
+    def _keep(self, entry: Entry, sections: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
         header = new_header(*entry, sections)
         nbytes, n_tokens = file_size(header), header.sizes[0] // 4
         with self._writing():

@@ -11,7 +11,6 @@ import struct
 import time
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any
 
 import msgspec
 import xxhash
@@ -46,19 +45,6 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
 
 
 _decoder = msgspec.msgpack.Decoder(Header)
-
-
-def flat(buffer: Any) -> memoryview:
-    """Any contiguous buffer as a flat view of its bytes."""
-    try:
-        view = memoryview(buffer)
-    except TypeError:
-        raise InvalidInput(f"a store keeps bytes, bytearrays and memoryviews, got {type(buffer).__name__}") from None
-    if not view.nbytes:
-        return memoryview(bytearray())  # views of no bytes and several dimensions cannot be cast
-    if not view.c_contiguous:
-        raise InvalidInput(f"a store needs contiguous buffers, got one with strides {view.strides}; copy it first")
-    return view.cast("B")
 
 
 def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> Header:

@@ -1,4 +1,7 @@
-"""Which tokens of which runs are stored: the bookkeeping that the contract asks of every matcher."""
+"""Which tokens of which runs are stored: bookkeeping that the contract asks of every matcher.
+
+A helper for authors of matchers; one that tracks its runs in another way does not need it.
+"""
 
 from bisect import bisect_right
 
@@ -14,7 +17,7 @@ class Run:
         self.parts: list[Span] = []
 
 
-class Runs:
+class RunTable:
     """All runs of a matcher. Every check comes before the first change, so an error leaves all as it was."""
 
     def __init__(self) -> None:
@@ -27,13 +30,8 @@ class Runs:
     def __contains__(self, run: int) -> bool:
         return run in self._runs
 
-    def check_add(self, run: int, length: int, span: Span) -> None:
-        """Whether ``span`` of a sequence of ``length`` tokens may be added to a run."""
-        check_run(run)
-        if not len(span) or span.end > length:
-            raise InvalidInput(
-                f"add needs a span that is not empty and ends by the last of {length} tokens, got {span}"
-            )
+    def check_add(self, run: int, span: Span) -> None:
+        """Raise InvalidInput unless the run is new or ends where ``span`` starts."""
         known = self._runs.get(run)
         if known and span.start != known.end:
             raise InvalidInput(f"run {run} grows at its end only, at {known.end}, not at {span.start}")
@@ -48,8 +46,8 @@ class Runs:
         self.tokens += len(span)
 
     def check_discard(self, run: int, span: Span) -> None:
-        check_run(run)
-        if not len(span) or not self.holds(run, span):
+        """Raise InvalidInput unless all of ``span`` is stored."""
+        if not self.holds(run, span):
             raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
 
     def discard(self, run: int, span: Span) -> None:
@@ -73,9 +71,3 @@ class Runs:
     @staticmethod
     def _part(known: Run, position: int) -> int:
         return bisect_right(known.parts, position, key=lambda part: part.start) - 1
-
-
-def check_run(run: int) -> None:
-    """A run's name must fit the index of every matcher."""
-    if type(run) is not int or not 0 <= run < 2**63:
-        raise InvalidInput(f"a run is named by an integer from 0 to 2**63 - 1, not by {run!r}")

@@ -1,0 +1,178 @@
+"""The base classes of the contracts: they check arguments once, before a plugin's method sees them, and its results."""
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import Span
+from blendhub.contracts import Matcher, RunKey, Selector, Store, StoredRun
+from blendhub.errors import BrokenContract, InvalidInput
+
+MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
+TOKENS = np.arange(20, dtype=np.uint32)
+KEY = RunKey("space", "run")
+
+
+class Picking(Selector):
+    """Picks what it is given, and keeps what it was asked."""
+
+    def __init__(self, picks: object) -> None:
+        self.picks = picks
+        self.asked = []
+
+    def pick(self, *asked):
+        self.asked.append(asked)
+        return self.picks
+
+
+class Recorder:
+    """Keeps the arguments of every call of a plugin's methods."""
+
+    nbytes = 1
+
+    def __init__(self) -> None:
+        self.calls = []
+
+    def record(self, *given):
+        self.calls.append(given)
+
+
+class RecordingMatcher(Recorder, Matcher):
+    guaranteed_tokens = 1
+    insert = remove = find = Recorder.record
+
+    def __len__(self):
+        return 0
+
+
+class RecordingStore(Recorder, Store):
+    capacity = corrupted = 1
+    write_run = write = read = discard = runs = close = Recorder.record
+
+
+def test_the_picks_of_a_selector_are_joined_where_they_touch():
+    selector = Picking([Span(12, 20), Span(20, 22), Span(22, 30), Span(40, 41)])
+    assert selector.select(MOVED, 0.5) == [Span(12, 30), Span(40, 41)]
+    assert selector.asked == [(MOVED, 0.5, 1, None)]
+
+
+@pytest.mark.parametrize(
+    "picks, complaint",
+    [
+        (None, "it should return a list of Span of int, got None"),
+        ([(10, 20)], "it should return a list of Span of int, got [(10, 20)]"),
+        ([Span(np.int64(10), 20)], "it should return a list of Span of int, got [Span("),
+        ((Span(10, 20),), "it should return a list of Span of int, got (Span("),
+        ([Span(9, 20)], "it should pick ascending, disjoint parts of"),
+        ([Span(25, 45)], "it should pick ascending, disjoint parts of"),
+        ([Span(49, 60)], "it should pick ascending, disjoint parts of"),
+        ([Span(60, 70)], "it should pick ascending, disjoint parts of"),
+        ([Span(31, 35)], "it should pick ascending, disjoint parts of"),
+        ([Span(40, 50), Span(10, 20)], "it should pick ascending, disjoint parts of"),
+        ([Span(10, 15), Span(12, 20)], "it should pick ascending, disjoint parts of"),
+        ([Span(10, 10)], "it should pick ascending, disjoint parts of"),
+    ],
+)
+def test_picks_that_break_the_contract_are_refused(picks, complaint):
+    with pytest.raises(BrokenContract) as raised:
+        Picking(picks).select(MOVED, 0.5)
+    assert complaint in str(raised.value)
+
+
+@given(st.lists(st.integers(0, 60), min_size=2, max_size=8, unique=True), st.sets(st.integers(0, 60)))
+def test_picks_pass_if_and_only_if_every_token_of_them_moved(borders, moved):
+    """Held against sets of positions."""
+    ordered = sorted(borders)
+    picks = [Span(start, end) for start, end in zip(ordered[::2], ordered[1::2], strict=False)]
+    ascending = [Span(at, at + 1) for at in sorted(moved)]
+    picked = {at for span in picks for at in range(span.start, span.end)}
+    if picked <= moved:
+        chosen = Picking(picks).select(ascending, 0.5)
+        assert {at for span in chosen for at in range(span.start, span.end)} == picked
+        assert all(one.end < other.start for one, other in pairwise(chosen))
+    else:
+        with pytest.raises(BrokenContract):
+            Picking(picks).select(ascending, 0.5)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"moved": [Span(0, 10), Span(9, 20)]},
+        {"moved": [(0, 10)]},
+        {"ratio": 2},
+        {"ratio": float("nan")},
+        {"block_tokens": 0},
+        {"scores": np.zeros(99, np.float32)},
+    ],
+    ids=str,
+)
+def test_a_selector_s_method_never_sees_bad_arguments(bad):
+    selector = Picking([])
+    with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+        selector.select(**{"moved": MOVED, "ratio": 0.5, **bad})
+    assert not selector.asked
+
+
+def test_a_matcher_s_methods_see_arrays_of_tokens():
+    matcher = RecordingMatcher()
+    matcher.add(1, TOKENS.tobytes(), Span(0, 20))
+    matcher.match(bytearray(TOKENS))
+    matcher.discard(1, Span(3, 4))
+    (run, added, *rest), (matched,), discarded = matcher.calls
+    assert (run, rest, discarded) == (1, [Span(0, 20), True], (1, Span(3, 4)))
+    for tokens in (added, matched):
+        assert tokens.dtype == np.uint32 and tokens.tolist() == TOKENS.tolist() and not tokens.flags.writeable
+
+
+BAD_TOKENS = {
+    "a list of tokens to match": lambda matcher: matcher.match([1, 2]),
+    "a list of tokens to add": lambda matcher: matcher.add(1, [1, 2], Span(0, 1)),
+    "a run that is a bool": lambda matcher: matcher.add(True, TOKENS, Span(0, 1)),
+    "a run beyond 63 bits": lambda matcher: matcher.discard(2**63, Span(0, 1)),
+    "an empty span to add": lambda matcher: matcher.add(1, TOKENS, Span(4, 4)),
+    "a span that ends after the tokens": lambda matcher: matcher.add(1, TOKENS, Span(4, 21)),
+    "an empty span to discard": lambda matcher: matcher.discard(1, Span(4, 4)),
+}
+
+
+@pytest.mark.parametrize("call", BAD_TOKENS.values(), ids=BAD_TOKENS)
+def test_a_matcher_s_methods_never_see_bad_arguments(call):
+    matcher = RecordingMatcher()
+    with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+        call(matcher)
+    assert not matcher.calls
+
+
+def test_a_store_s_methods_see_flat_views():
+    store = RecordingStore()
+    numbers = np.arange(6, dtype=np.float32).reshape(2, 3)
+    store.save(KEY, Span(0, 4), [numbers, b"ab"])
+    store.load(KEY, Span(0, 4), [memoryview(numbers)])
+    (_, _, saved), (_, _, into) = store.calls
+    assert [bytes(view) for view in saved] == [numbers.tobytes(), b"ab"]
+    assert all((view.format, view.ndim) == ("B", 1) for view in (*saved, *into))
+    into[0][:] = bytes(24)
+    assert not numbers.any()
+
+
+BAD_CHUNKS = {
+    "tokens cut within one": lambda store: store.save_run(StoredRun(KEY, bytes(13), b"", ())),
+    "a chunk of no tokens": lambda store: store.save(KEY, Span(4, 4), [b"1"]),
+    "a chunk of no shards": lambda store: store.save(KEY, Span(4, 5), []),
+    "a shard with gaps": lambda store: store.save(KEY, Span(4, 5), [memoryview(bytes(8))[::2]]),
+    "a shard that is no buffer": lambda store: store.save(KEY, Span(4, 5), ["text"]),
+    "a buffer that cannot be written": lambda store: store.load(KEY, Span(4, 5), [memoryview(b"1")]),
+    "a buffer with gaps": lambda store: store.load(KEY, Span(4, 5), [memoryview(bytearray(8))[::2]]),
+}
+
+
+@pytest.mark.parametrize("call", BAD_CHUNKS.values(), ids=BAD_CHUNKS)
+def test_a_store_s_methods_never_see_bad_arguments(call):
+    store = RecordingStore()
+    with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+        call(store)
+    assert not store.calls
