@@ -1,11 +1,14 @@
 """What can be wrong with a plugin's spec, found before anything uses it."""
 
+import re
 from typing import Any
 
 import msgspec
 
 from blendhub.hookspecs import PluginSpec
 from blendhub.options import describe_options
+
+FACTORY_NAME = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
 
 
 def fault_of(spec: PluginSpec) -> str | None:
@@ -18,7 +21,7 @@ def fault_of(spec: PluginSpec) -> str | None:
         ("name", isinstance(spec.name, str) and bool(spec.name), "a string that is not empty"),
         ("api", type(spec.api) is int, "an integer"),
         ("summary", isinstance(spec.summary, str), "a string"),
-        ("factory", callable(spec.factory), "something to call with the options"),
+        ("factory", _is_factory(spec.factory), "something to call with the options, or its name as 'module:Class'"),
         ("options", _is_struct(spec.options), "a subclass of msgspec.Struct"),
         ("capabilities", _are_words(spec.capabilities), "a tuple of strings"),
         ("probe", callable(spec.probe), "something to call without arguments"),
@@ -38,6 +41,10 @@ def _fault_of_options(options: type[msgspec.Struct]) -> str | None:
     except Exception as error:  # a stranger's types: whatever msgspec raises about them is the fault
         return f"its options {options.__name__} cannot be described: {type(error).__name__}: {error}"
     return None
+
+
+def _is_factory(factory: Any) -> bool:
+    return callable(factory) or (isinstance(factory, str) and FACTORY_NAME.fullmatch(factory) is not None)
 
 
 def _is_struct(options: Any) -> bool:

@@ -40,7 +40,7 @@ def available_everywhere() -> None:
 class PluginSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One object that a distribution offers.
 
-    Building the spec must be cheap: import what is heavy in ``factory``, not at the module's top.
+    Building the spec must be cheap: name a factory that is heavy to import as ``"module:Class"``.
     """
 
     kind: Kind
@@ -50,10 +50,11 @@ class PluginSpec(msgspec.Struct, frozen=True, kw_only=True):
     """The :data:`API_VERSION` that the plugin was written for: a number, never the imported constant."""
     summary: str
     """One line for ``blendhub plugins``."""
-    factory: Callable[[Any], Any]
-    """Makes the object from an instance of ``options``; it must meet the contract of its kind."""
+    factory: Callable[..., Any] | str
+    """Makes the object from an instance of ``options``, or from nothing where there are none; it must meet the contract
+    of its kind. A string names it as ``"module:Class"`` and is imported when the first object is made."""
     options: type[msgspec.Struct] = NoOptions
-    """The options: every field has a default and a ``msgspec.Meta`` with a description and its bounds."""
+    """Every field has a default and a ``msgspec.Meta`` with a description and its bounds."""
     capabilities: tuple[str, ...] = ()
     """What it can do beyond the contract, in words that the contract of its kind defines."""
     probe: Callable[[], Unavailable | None] = available_everywhere

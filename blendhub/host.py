@@ -4,7 +4,8 @@ Nothing is hard-wired: the plugins of this repository are found through entry po
 plugin that is broken in any way becomes a :class:`Plugin` with a reason; it never takes others down.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 from typing import Any
@@ -18,7 +19,7 @@ from blendhub.errors import BlendHubError, PluginError
 from blendhub.faults import fault_of
 from blendhub.guard import guard
 from blendhub.homes import install_command, owner_of, same_distribution
-from blendhub.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
+from blendhub.hookspecs import API_VERSION, PROJECT, NoOptions, PluginSpec, Unavailable
 from blendhub.options import describe_options, parse_options
 from blendhub.suggest import did_you_mean
 
@@ -105,19 +106,21 @@ class PluginHost:
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Make the object called ``name`` from what a person wrote as its options."""
         offer, spec = self._usable(kind, name)
+        origin = f"{kind} {name!r} of {offer.distribution} {offer.version}"
         parsed = parse_options(f"{kind} {name!r}", spec.options, options)
+        factory = _import_factory(spec.factory, origin) if isinstance(spec.factory, str) else spec.factory
         try:
-            made = spec.factory(parsed)
+            made = factory() if spec.options is NoOptions else factory(parsed)
         except BlendHubError:
             raise
         except STRANGE as error:
-            raise PluginError(f"{kind} {name!r}: its factory failed: {_short(error)}") from error
+            raise PluginError(f"{origin}: its factory failed: {_short(error)}") from error
         if not isinstance(made, CONTRACTS[kind]):
             raise PluginError(
-                f"{kind} {name!r}: its factory made a {type(made).__name__}, "
+                f"{origin}: its factory made a {type(made).__name__}, "
                 f"which is not a blendhub.contracts.{CONTRACTS[kind].__name__}"
             )
-        return guard(made, CONTRACTS[kind], f"{kind} {name!r} of {offer.distribution} {offer.version}")
+        return guard(made, CONTRACTS[kind], origin)
 
     def _usable(self, kind: str, name: str) -> "tuple[_Offer, PluginSpec]":
         """The offer behind a name, and its spec; raises PluginError with the reason if it cannot be used here."""
@@ -194,6 +197,28 @@ class _Offer(msgspec.Struct, frozen=True, kw_only=True):
             capabilities=self.spec.capabilities if self.spec else (),
             options=describe_options(self.spec.options) if self.spec else [],
         )
+
+
+def _import_factory(named: str, origin: str) -> Callable[..., Any]:
+    """The factory called ``module:Class``; raises PluginError naming the plugin, the module and what is wrong."""
+    module_name, attribute = named.split(":")
+    try:
+        module = import_module(module_name)
+    except STRANGE as error:
+        raise PluginError(
+            f"{origin}: its factory {named!r} cannot be used: import of {module_name} failed: {_short(error)}"
+        ) from error
+    try:
+        factory = getattr(module, attribute)
+    except AttributeError:
+        hint = did_you_mean(attribute, vars(module))
+        raise PluginError(
+            f"{origin}: its factory {named!r} cannot be used: module {module_name} has no {attribute!r}{hint}"
+        ) from None
+    if not callable(factory):
+        raise PluginError(f"{origin}: its factory {named!r} is {factory!r}, which cannot be called")
+    called: Callable[..., Any] = factory
+    return called
 
 
 def _read(manager: pluggy.PluginManager, entry: EntryPoint) -> list[_Offer]:

@@ -25,8 +25,8 @@ MATCHER = """
     @hookimpl
     def blendhub_plugins():
         return [
-            spec("sound", factory=lambda options: ReferenceMatcher("anywhere", 16)),
-            spec("forgetful", factory=lambda options: Forgetful("anywhere", 16)),
+            spec("sound", factory=lambda: ReferenceMatcher("anywhere", 16)),
+            spec("forgetful", factory=lambda: Forgetful("anywhere", 16)),
             spec("absent", factory=Forgetful, probe=lambda: Unavailable("no [such] card", "pip install a-card")),
         ]
 """

@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import sys
 import tomllib
 from pathlib import Path
 
@@ -23,6 +24,9 @@ GOOD = """
 
     def make(options):
         return ReferenceMatcher("anywhere", options.least)
+
+    class Bare(ReferenceMatcher):
+        pass
 
     def spec(**changes):
         given = dict(kind="matcher", name="mine", api=1, summary="a matcher", factory=make, options=Options)
@@ -113,7 +117,10 @@ BROKEN_SPECS = {
     "an API that is no number": ("spec(api='1')", "api = '1', which should be an integer"),
     "a name that is empty": ("spec(name='')", "name = '', which should be a string"),
     "a summary that is no text": ("spec(summary=None)", "summary = None"),
-    "a factory that cannot be called": ("spec(factory='make')", "factory = 'make'"),
+    "a factory that cannot be called": ("spec(factory=7)", "factory = 7"),
+    "a factory without a module": ("spec(factory='make')", "factory = 'make', which should be something to call"),
+    "a factory with two names": ("spec(factory='a:b:c')", "or its name as 'module:Class'"),
+    "a factory in no module's name": ("spec(factory='a-b:c')", "or its name as 'module:Class'"),
     "options that are a dictionary": ("spec(options={})", "options = {}"),
     "options that are an instance": ("spec(options=Options())", "which should be a subclass of msgspec.Struct"),
     "options without a default": (
@@ -187,7 +194,42 @@ FACTORIES = {
 @pytest.mark.parametrize("factory, reason", FACTORIES.values(), ids=FACTORIES)
 def test_a_factory_that(site, factory, reason):
     site.install("mine-plugin", offering(f"[spec(factory={factory})]"))
-    with pytest.raises(PluginError, match=f"matcher 'mine': {reason}"):
+    with pytest.raises(PluginError, match=f"matcher 'mine' of mine-plugin 1.0: {reason}"):
+        site.host().create("matcher", "mine")
+
+
+def test_a_factory_may_be_named_and_is_imported_on_first_use(site):
+    site.install("mine-plugin", offering("[spec(factory='mine_late:Late')]"))
+    (site.path / "mine_late.py").write_text(
+        "from blendhub.testing import ReferenceMatcher\n"
+        "class Late(ReferenceMatcher):\n"
+        "    def __init__(self, options): super().__init__('anywhere', options.least)\n"
+    )
+    host = site.host()
+    assert only(host).available and "mine_late" not in sys.modules
+    assert host.create("matcher", "mine", {"least": 9}).guaranteed_tokens == 9
+    assert sys.modules["mine_late"].Late
+
+
+def test_a_factory_without_options_is_called_without_arguments(site):
+    site.install("mine-plugin", offering("[PluginSpec(kind='matcher', name='bare', api=1, summary='', factory=Bare)]"))
+    assert site.host().create("matcher", "bare").guaranteed_tokens == 1
+
+
+NAMED_FACTORIES = {
+    "is in no module": ("nowhere_at_all:Late", "import of nowhere_at_all failed: ModuleNotFoundError"),
+    "is in a broken module": ("mine_broken:Late", "import of mine_broken failed: ZeroDivisionError: division by zero"),
+    "is not in the module": ("mine_late:Lte", r"module mine_late has no 'Lte' \(did you mean 'Late'\?\)"),
+    "cannot be called": ("mine_late:number", "is 7, which cannot be called"),
+}
+
+
+@pytest.mark.parametrize("factory, reason", NAMED_FACTORIES.values(), ids=NAMED_FACTORIES)
+def test_a_named_factory_that(site, factory, reason):
+    site.install("mine-plugin", offering(f"[spec(factory={factory!r})]"), version="0.3")
+    (site.path / "mine_late.py").write_text("Late = dict\nnumber = 7\n")
+    (site.path / "mine_broken.py").write_text("1 / 0")
+    with pytest.raises(PluginError, match=f"^matcher 'mine' of mine-plugin 0.3: its factory '{factory}' .*{reason}"):
         site.host().create("matcher", "mine")
 
 

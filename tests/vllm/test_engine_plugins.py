@@ -90,7 +90,7 @@ class Raising(Selector):
 def blendhub_plugins():
     made = {"tuples": Tuples, "raising": Raising}
     return [
-        PluginSpec(kind="selector", name=name, api=1, summary="", factory=lambda options, one=one: one())
+        PluginSpec(kind="selector", name=name, api=1, summary="", factory=one)
         for name, one in made.items()
     ]
 """

@@ -1,18 +1,10 @@
-"""What this distribution offers. BlendHub imports this module to list it, so what is heavy waits in a factory."""
+"""What this distribution offers. BlendHub imports this module to list it, so what is heavy to import is named, not imported."""
 
 from importlib.util import find_spec
-from typing import Any
 
 from blendhub import PluginSpec, Unavailable, hookimpl
-from blendhub.contracts import Device
 from blendhub_example.edges import EdgesOptions, EdgesSelector
 from blendhub_example.ngram import NgramMatcher, NgramOptions
-
-
-def _plain(_: Any) -> Device:
-    from blendhub_example.plain import PlainDevice
-
-    return PlainDevice()
 
 
 def _needs_torch() -> Unavailable | None:
@@ -45,7 +37,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="plain",
             api=1,
             summary="copies and turns KV with nothing but torch, while the engine waits",
-            factory=_plain,
+            factory="blendhub_example.plain:PlainDevice",
             probe=_needs_torch,
         ),
     ]

@@ -1,17 +1,9 @@
 """The CPU device of BlendHub. The entry point names this module, so it imports nothing heavy."""
 
 from importlib.util import find_spec
-from typing import Any
 
-from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cpu.options import CpuOptions
-
-
-def _cpu(options: Any) -> Device:
-    from blendhub_cpu.device import CpuDevice
-
-    return CpuDevice(options)
 
 
 def _probe() -> Unavailable | None:
@@ -29,7 +21,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="cpu",
             api=1,
             summary="copies and rotates KV in host memory, on its own threads",
-            factory=_cpu,
+            factory="blendhub_cpu.device:CpuDevice",
             options=CpuOptions,
             probe=_probe,
         ),

@@ -3,20 +3,12 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cuda.options import CudaOptions
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device nodes of NVIDIA's driver, of AMD's, and of Windows' in WSL."""
-
-
-def _cuda(options: Any) -> Device:
-    from blendhub_cuda.device import CudaDevice
-
-    return CudaDevice(options)
 
 
 def _probe() -> Unavailable | None:
@@ -44,7 +36,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="cuda",
             api=1,
             summary="copies and rotates KV between host and GPU memory, beside the engine's work",
-            factory=_cuda,
+            factory="blendhub_cuda.device:CudaDevice",
             options=CudaOptions,
             probe=_probe,
         ),

@@ -1,28 +1,7 @@
 """The matchers of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
-from typing import Any
-
-from blendhub.contracts import Matcher
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_matchers.options import PrefixOptions, RollingHashOptions, SeparatorOptions
-
-
-def _prefix(options: Any) -> Matcher:
-    from blendhub_matchers.prefix import PrefixMatcher
-
-    return PrefixMatcher(options)
-
-
-def _separator(options: Any) -> Matcher:
-    from blendhub_matchers.separator import SeparatorMatcher
-
-    return SeparatorMatcher(options)
-
-
-def _rolling_hash(options: Any) -> Matcher:
-    from blendhub_matchers.rolling_hash import RollingHashMatcher
-
-    return RollingHashMatcher(options)
 
 
 def _needs_numba() -> Unavailable | None:
@@ -41,7 +20,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="prefix",
             api=1,
             summary="exact reuse of a prompt's beginning, down to the token",
-            factory=_prefix,
+            factory="blendhub_matchers.prefix:PrefixMatcher",
             options=PrefixOptions,
             capabilities=("prefix",),
         ),
@@ -50,7 +29,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="separator",
             api=1,
             summary="reuse of whole segments between separators, in any order",
-            factory=_separator,
+            factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
             capabilities=("segments",),
         ),
@@ -59,7 +38,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="rolling_hash",
             api=1,
             summary="reuse at any offset, in any order, without separators",
-            factory=_rolling_hash,
+            factory="blendhub_matchers.rolling_hash:RollingHashMatcher",
             options=RollingHashOptions,
             capabilities=("anywhere",),
             probe=_needs_numba,

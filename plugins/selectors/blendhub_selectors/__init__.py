@@ -1,40 +1,7 @@
 """The selectors of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
-from typing import Any
-
-from blendhub.contracts import Selector
 from blendhub.hookspecs import PluginSpec, hookimpl
 from blendhub_selectors.options import FirstKOptions, HkvdOptions, RandomOptions
-
-
-def _hkvd(options: Any) -> Selector:
-    from blendhub_selectors.ranking import HkvdSelector
-
-    return HkvdSelector(options)
-
-
-def _random(options: Any) -> Selector:
-    from blendhub_selectors.ranking import RandomSelector
-
-    return RandomSelector(options)
-
-
-def _first_k(options: Any) -> Selector:
-    from blendhub_selectors.fixed import FirstKSelector
-
-    return FirstKSelector(options)
-
-
-def _all(_: Any) -> Selector:
-    from blendhub_selectors.fixed import AllSelector
-
-    return AllSelector()
-
-
-def _none(_: Any) -> Selector:
-    from blendhub_selectors.fixed import NoneSelector
-
-    return NoneSelector()
 
 
 @hookimpl
@@ -45,7 +12,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="hkvd",
             api=1,
             summary="blocks whose KV at an early layer deviates most from what the model computes now",
-            factory=_hkvd,
+            factory="blendhub_selectors.ranking:HkvdSelector",
             options=HkvdOptions,
         ),
         PluginSpec(
@@ -53,7 +20,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="first_k",
             api=1,
             summary="the first tokens of every moved span",
-            factory=_first_k,
+            factory="blendhub_selectors.fixed:FirstKSelector",
             options=FirstKOptions,
             capabilities=("own_ratio",),
         ),
@@ -62,7 +29,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="random",
             api=1,
             summary="blocks at random, to compare other selectors with",
-            factory=_random,
+            factory="blendhub_selectors.ranking:RandomSelector",
             options=RandomOptions,
         ),
         PluginSpec(
@@ -70,7 +37,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="all",
             api=1,
             summary="every moved token: as slow and as exact as no reuse",
-            factory=_all,
+            factory="blendhub_selectors.fixed:AllSelector",
             capabilities=("no_ratio",),
         ),
         PluginSpec(
@@ -78,7 +45,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="none",
             api=1,
             summary="no token: as fast as it gets",
-            factory=_none,
+            factory="blendhub_selectors.fixed:NoneSelector",
             capabilities=("no_ratio",),
         ),
     ]

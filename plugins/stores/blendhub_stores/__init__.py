@@ -1,16 +1,7 @@
 """The stores of BlendHub. The entry point names this module, which imports nothing heavy."""
 
-from typing import Any
-
-from blendhub.contracts import Store
 from blendhub.hookspecs import PluginSpec, hookimpl
 from blendhub_stores.options import DiskOptions
-
-
-def _disk(options: Any) -> Store:
-    from blendhub_stores.disk import DiskStore
-
-    return DiskStore(options)
 
 
 @hookimpl
@@ -21,7 +12,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="disk",
             api=1,
             summary="plain files with checksums below one directory; drops the least recently used",
-            factory=_disk,
+            factory="blendhub_stores.disk:DiskStore",
             options=DiskOptions,
         ),
     ]

@@ -1,22 +1,7 @@
 """The transports of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
-from typing import Any
-
-from blendhub.contracts.transport import Transport
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_transports.options import InprocOptions, ZmqOptions
-
-
-def _inproc(options: Any) -> Transport:
-    from blendhub_transports.inproc import InprocTransport
-
-    return InprocTransport(options)
-
-
-def _zmq(options: Any) -> Transport:
-    from blendhub_transports.zmq_transport import ZmqTransport
-
-    return ZmqTransport(options)
 
 
 def _needs_zmq() -> Unavailable | None:
@@ -35,7 +20,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="inproc",
             api=1,
             summary="requests within one process, passed by reference",
-            factory=_inproc,
+            factory="blendhub_transports.inproc:InprocTransport",
             options=InprocOptions,
             capabilities=("inproc://",),
         ),
@@ -44,7 +29,7 @@ def blendhub_plugins() -> list[PluginSpec]:
             name="zmq",
             api=1,
             summary="requests between processes of one machine, or between machines with keys",
-            factory=_zmq,
+            factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=ZmqOptions,
             capabilities=("ipc://", "tcp://"),
             probe=_needs_zmq,
