@@ -86,8 +86,8 @@ def as_toml(config: HubConfig) -> str:
         value = msgspec.to_builtins(getattr(config, name))
         about = f"# {facts['description']}"
         if name == "listen":
-            for door in value:
-                tables += ["", about, "[[listen]]", *_pairs(door)]
+            for listen in value:
+                tables += ["", about, "[[listen]]", *_pairs(listen)]
             if not value:
                 tables += ["", about, "# [[listen]]", *(f"# {pair}" for pair in _pairs(_example(Listen)))]
         elif name == "store":

@@ -78,7 +78,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """KV that may be mixed. Two namespaces that differ in anything share nothing.
 
     What an engine does not have stays empty. ``weights`` is a fingerprint of the weights as loaded, so that a
-    fine-tune at the same path is told apart.
+    fine-tune at the same path has another digest.
     """
 
     model: Text

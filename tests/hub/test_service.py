@@ -492,7 +492,7 @@ def test_long_prompts_are_matched_in_a_thread(make_hub, monkeypatch):
     hub.state.check_integrity()
 
 
-def test_a_namespace_that_nobody_needs_is_forgotten(hub):
+def test_an_unused_namespace_is_forgotten(hub):
     member, text = hub.join(), tokens(1, 64)
     reserved = member.store(text)
     hub.service.tick()
