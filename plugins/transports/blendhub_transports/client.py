@@ -27,6 +27,7 @@ from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.error_codec import decode_error
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.socket_file import why_unreachable
+from blendhub_transports.sockets import readable
 from blendhub_transports.wakeup import Wakeup
 
 log = logging.getLogger("blendhub.transports")
@@ -64,7 +65,8 @@ class ZmqConnection(Connection):
         self._process = os.getpid()
         self._numbers = itertools.count(1)
         # Held for moments only, never while a socket is used; it guards the next four.
-        self._changed = threading.Condition()
+        self._state = threading.RLock()
+        self._changed = threading.Condition(self._state)
         self._led = False
         self._closed = False
         self._pending: dict[int, ZmqPending] = {}
@@ -82,7 +84,7 @@ class ZmqConnection(Connection):
         frame = self._encode(request, pending)
         if len(self._pending) >= self._options.max_pending:
             self._make_room()
-        with self._changed:
+        with self._state:
             if self._closed:
                 raise PeerGone(f"this connection to {self._endpoint} was closed")
             if len(self._pending) >= self._options.max_pending:
@@ -97,12 +99,12 @@ class ZmqConnection(Connection):
     def close(self) -> None:
         if os.getpid() != self._process:  # the leader may be a thread that the fork does not have
             return
-        with self._changed:
+        with self._state:
             self._closed = True
             self._settle_all(f"this connection to {self._endpoint} was closed")
         while not self._take_lead():
             self._wakeup.notify()
-            with self._changed:
+            with self._state:
                 self._changed.wait_for(lambda: not self._led)
         try:
             self._drop_dealer()
@@ -130,7 +132,7 @@ class ZmqConnection(Connection):
             finally:
                 self._step_down()
             return
-        with self._changed:
+        with self._state:
             if self._led and pending.outcome is None:
                 self._changed.wait(pending.deadline - time.monotonic())
         self._expire_if_late(pending)
@@ -149,7 +151,7 @@ class ZmqConnection(Connection):
 
     def _take_lead(self) -> bool:
         """Whether this thread leads from now on; if so, it must call ``_step_down``."""
-        with self._changed:
+        with self._state:
             if self._led:
                 return False
             self._led = True
@@ -169,7 +171,7 @@ class ZmqConnection(Connection):
                 self._release_lead()
 
     def _release_lead(self) -> None:
-        with self._changed:
+        with self._state:
             self._led = False
             self._changed.notify_all()
 
@@ -210,11 +212,8 @@ class ZmqConnection(Connection):
 
     def _receive(self, pending: ZmqPending) -> None:
         """Settle what is answered, up to ``pending``: the answers behind it are for the next leader."""
-        while pending.outcome is None:
-            try:
-                frame, payload = frames.receive(self._connected().socket)
-            except zmq.Again:
-                return
+        while pending.outcome is None and readable(self._connected().socket):
+            frame, payload = frames.receive(self._connected().socket)
             try:
                 header = frames.read_header(frame.buffer)
             except ProtocolError as error:
@@ -242,13 +241,13 @@ class ZmqConnection(Connection):
 
     def _settle(self, pending: ZmqPending, outcome: Answer | BlendHubError) -> None:
         """The first outcome counts."""
-        with self._changed:
+        with self._state:
             if self._pending.pop(pending.number, None):
                 pending.outcome = outcome
                 self._changed.notify_all()
 
     def _settle_all(self, why: str) -> None:
-        with self._changed:
+        with self._state:
             for pending in list(self._pending.values()):
                 self._settle(pending, PeerGone(why))
 
@@ -261,7 +260,7 @@ class ZmqConnection(Connection):
 
     def _make_room(self) -> None:
         """Expire late requests that no thread waits for."""
-        with self._changed:
+        with self._state:
             pending = list(self._pending.values())
         for one in pending:
             self._expire_if_late(one)

@@ -85,7 +85,7 @@ class Dealer:
     def wait(self, seconds: float) -> bool:
         """Wait until ``socket`` or the wakeup may have changed; returns whether ``why_gone`` may have.
 
-        Correct only right after ``socket`` was read until zmq.Again.
+        Correct only right after ``socket`` was read until nothing waited.
         """
         milliseconds = math.ceil(min(seconds, LONGEST_WAIT_S) * 1000)
         ready = {descriptor for descriptor, _ in self._poll.poll(milliseconds)}

@@ -116,7 +116,7 @@ def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -
 def receive(socket: "zmq.Socket[bytes]", most: int = sys.maxsize) -> tuple[zmq.Frame, list[memoryview]]:
     """The next frame, and the payload behind it, of which one frame more than ``most`` is kept at most.
 
-    Frames are not copied; such a frame also knows whether another one follows. Raises zmq.Again if nothing waits.
+    Frames are not copied; such a frame also knows whether another one follows.
     """
     first = part = socket.recv(LAST, copy=False)
     payload: list[memoryview] = []

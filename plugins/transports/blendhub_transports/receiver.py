@@ -18,7 +18,7 @@ def do_nothing() -> None:
 class Receiver:
     """Calls ``read`` for each message that waits at ``socket``, then ``drained`` when none is left.
 
-    ``read`` takes one message off the socket without waiting, and raises zmq.Again if there is none.
+    ``read`` takes one message off the socket.
 
     ZeroMQ's descriptor signals a change once, and any use of the socket may consume that signal. So each turn reads
     until no message is left, and code that sends on the socket outside of ``read`` calls ``check`` afterwards.
@@ -68,9 +68,9 @@ class Receiver:
     def _read_batch(self) -> bool:
         """Read what waits, but no more than a batch; returns whether that was all."""
         for _ in range(BATCH):
-            try:
-                self._read()
-            except zmq.Again:
+            # Asked first, since an exception where nothing waits costs more than reading.
+            if not readable(self._socket):
                 self._drained()
                 return True
+            self._read()
         return False
