@@ -55,7 +55,7 @@ def test_the_last_axis_is_contiguous():
 
 
 def test_the_error_about_a_format_lists_the_supported_ones():
-    with pytest.raises(Unsupported, match=r"'packed_transposed'.*it serves packed_heads, split"):
+    with pytest.raises(Unsupported, match=r"'packed_transposed'.*it supports packed_heads, split"):
         check(layer(format="packed_transposed"))
 
 

@@ -1,4 +1,4 @@
-"""The contract of a device: how KV moves between the engine's pages and the arena's slots."""
+"""The contract of a device, which copies KV between the engine's pages and the arena's slots."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     import torch
 
 PageFormat = Literal["packed_heads", "packed_tokens", "packed_transposed", "kv_first", "split", "latent"]
-"""How one layer's pages lie in memory. B blocks, H heads, T tokens a block, Dk and Dv the widths of a key and a value:
+"""The memory layout of one layer's pages. B blocks, H heads, T tokens a block, Dk and Dv the widths of key and value:
 
 =================  ==========================================================================================
-packed_heads       one tensor [B, H, T, Dk + Dv]; of the last axis the key comes first, then the value
+packed_heads       one tensor [B, H, T, Dk + Dv]; the last axis has the key first, then the value
 packed_tokens      one tensor [B, T, H, Dk + Dv]; likewise
 packed_transposed  one tensor [B, H, T * (Dk + Dv)]: the block's keys as [Dk, T], then its values as [T, Dv]
 kv_first           one tensor [2, B, T, H, D]
 split              two tensors, keys [B, T, H, Dk] and values [B, T, H, Dv]
-latent             one tensor [B, T, L]: one vector a token, which serves as key and value (MLA)
+latent             one tensor [B, T, L]: one vector for each token, which is both key and value (MLA)
 =================  ==========================================================================================
 
-Tensors may have any strides, as views of a larger allocation have; the last axis is contiguous. Numbers of 8 bits may
-be kept in tensors of bytes.
+Tensors may have any strides, such as those of views of a larger allocation; the last axis is contiguous. 8-bit items
+may be in tensors of bytes.
 """
 
 
 class Rotation(msgspec.Struct, frozen=True, eq=False):
-    """How a layer turns its keys with their position."""
+    """The rotary embedding of a layer's keys."""
 
     cos_sin: "torch.Tensor"
-    """float32 ``[positions, width]``: cosines of ``width // 2`` angles, then their sines, scaled as the model does.
-    It may be a part of a wider table."""
+    """float32 ``[positions, width]``: cosines of ``width // 2`` angles, then their sines, with the model's scale.
+    It may be a view of a wider table."""
     neox: bool
-    """True: the first half of the rotated part pairs with the second half; False: neighbours pair."""
+    """True: items of the first half of the rotated part are paired with those of the second; False: neighbours are."""
     offset: int = 0
-    """Where the rotated part starts within a key; what is outside of it does not turn. MLA has it behind the latent."""
+    """The first item of the rotated part of a key; items outside it are not rotated. MLA rotates the last part."""
 
 
 class PagedLayer(msgspec.Struct, frozen=True, eq=False):
-    """One attention layer's pages, as the engine allocated them."""
+    """The pages of one attention layer, as the engine allocated them."""
 
     name: str
     format: PageFormat
@@ -54,27 +54,27 @@ class PagedLayer(msgspec.Struct, frozen=True, eq=False):
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``span`` of a prompt, and where their KV lies in the arena."""
+    """Tokens ``span`` of a prompt, and the place of their KV in the arena."""
 
     span: Span
     shard: int
-    """Byte offset in the arena of this rank's shard of the chunk: a multiple of the item's size."""
+    """Byte offset in the arena of this rank's shard of the chunk, a multiple of the item size."""
     row: int
-    """Which row of the shard is the span's first token."""
+    """The row of the shard that holds the span's first token."""
     source_start: int
-    """The position for which the span's first key is turned; if it is not ``span.start``, keys are turned anew."""
+    """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
 
 
 class Transfer(ABC):
-    """A copy under way."""
+    """A pending or finished copy."""
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether it has ended, well or not. Never blocks."""
+        """Whether the copy has ended, also by failure. Never blocks."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Return when the bytes have arrived; raises if the copy failed."""
+        """Block until the bytes have arrived; raises if the copy failed."""
 
 
 class Device(ABC):
@@ -84,66 +84,66 @@ class Device(ABC):
     ``Segment.shard`` is where it begins.
 
     *Exactness.* Values are copied bit for bit, and so are keys that stay at their position and keys of layers
-    without rotation. Keys that move are turned by the angle between the two positions: their rotated part, pair by
+    without rotation. Moved keys are rotated by the angle between the two positions: their rotated part, pair by
     pair, with ``cos = (cn*co + sn*so)/(co*co + so*so)`` and ``sin = (sn*co - cn*so)/(co*co + so*so)`` of the old and
-    the new row of ``cos_sin``, in float32, rounded once to the cache's type; what is too large for an 8-bit type
-    becomes its largest number. The rest of them stays bit for bit.
+    the new row of ``cos_sin``, in float32, rounded once to the cache's dtype. Values too large for an 8-bit
+    dtype saturate. The rest of a moved key stays bit for bit.
 
-    *What is written.* ``load`` writes the tokens of its segments from position ``skip_prefix_n_tokens`` on, and nothing
-    else. Other requests may be reading the skipped prefix, holes, the rest of a block and other blocks: they are not
-    touched, not even with equal values. ``save`` writes the rows of its segments and nothing else.
+    *Writes.* ``load`` writes the tokens of its segments from position ``skip_prefix_n_tokens`` on, and nothing else.
+    Other requests may be reading the skipped prefix, holes, the rest of a block and other blocks: a load does not
+    write them, not even with equal values. ``save`` writes the rows of its segments and nothing else.
 
-    *Order.* A transfer sees what the engine wrote to its pages before the call. What the engine does with its pages
-    after ``wait`` returned sees the transfer. Until then neither side may be changed by others. Several may be under
-    way at once. ``wait`` blocks the thread that calls it, because leases end after it; who must not block asks ``done``
-    first.
+    *Order.* A transfer sees the engine's writes to its pages that were submitted before the call. The engine's work
+    that is submitted after ``wait`` returned sees the transfer. Until then the caller lets nothing change either side.
+    Several transfers may be pending. ``wait`` blocks the calling thread, because leases are released after it; a caller
+    that must not block polls ``done``.
 
-    *Errors.* A segment that leaves its shard, the arena, the block table, the pages or the rotation's positions raises
-    InvalidInput, and nothing is copied. So do segments of one load that overlap, a save to an arena that is read-only,
-    and any copy before ``attach`` and ``pin`` or after ``close``.
+    *Errors.* A segment beyond its shard, the arena, the block table, the pages or the rotation's positions raises
+    InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, and any
+    copy before ``attach`` and ``pin`` or after ``close``.
     """
 
     torch_type: str = "cpu"
-    """Where the engine's pages lie, as torch calls it."""
+    """The torch device type of the engine's pages."""
 
     formats: tuple[PageFormat, ...] = get_args(PageFormat)
-    """The page formats that this device serves."""
+    """The page formats that this device supports."""
 
     dtypes: tuple[str, ...] = tuple(ITEM_SIZES)
-    """The types of numbers that it serves."""
+    """The dtypes that this device supports."""
 
     block_tokens: int
-    """How many neighbours this device likes to have recomputed together."""
+    """The number of neighbouring tokens that should be recomputed together on this device."""
 
     on_the_side: bool = True
-    """Whether transfers leave the engine's computing alone, as those of a DMA engine do. If they need the cores that
-    the engine computes with, the engine waits for them: both are done sooner than when they share."""
+    """Whether transfers run beside the engine's computation, as those of a DMA engine do. False: they use the engine's
+    cores, and the engine waits for them, because both end sooner than when they share the cores."""
 
     @abstractmethod
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        """Get to know the engine's pages, in the model's order. Once, before any transfer.
+        """Use these pages of the engine, in the model's layer order. Called once, before any transfer.
 
-        Raises LayoutMismatch for pages that are not what ``layout`` says, Unsupported for a format or type that this
-        device cannot serve, and InvalidInput the second time.
+        Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a format or dtype that this device
+        does not support, and InvalidInput at the second call.
         """
 
     @abstractmethod
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
-        """Get to know the arena's bytes, and make them fast to copy from and to. Replaces an earlier arena.
+        """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
 
-        Raises InvalidInput for what is no flat array of bytes, and after ``close``.
+        Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """
 
     @abstractmethod
     def load(
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
     ) -> Transfer:
-        """Arena to pages. Block ``block_ids[i]`` holds the prompt's tokens from ``i * block_size`` on."""
+        """Copy from the arena to pages. Block ``block_ids[i]`` holds the prompt's tokens from ``i * block_size`` on."""
 
     @abstractmethod
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
-        """Pages to arena. Keys are stored as they are; ``source_start`` plays no part."""
+        """Copy from pages to the arena. Keys are not rotated, and ``source_start`` is ignored."""
 
     @abstractmethod
     def close(self) -> None:
-        """Wait for what is under way, and let go of arena and pages. Closing twice is fine."""
+        """Wait for pending transfers, and release arena and pages. May be called twice."""

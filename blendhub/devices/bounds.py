@@ -1,4 +1,4 @@
-"""What segments of a transfer must stay within: checked before anything is started."""
+"""Bounds checks of a transfer's segments and arena, made before the transfer starts."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,12 +18,14 @@ def check_arena(arena: npt.NDArray[np.uint8]) -> None:
 
 
 def check_writable(arena: npt.NDArray[np.uint8]) -> None:
-    """Raise InvalidInput unless something can be saved to the arena."""
+    """Raise InvalidInput unless the arena can be saved to."""
     if not arena.flags.writeable:
-        raise InvalidInput("the arena is read-only, so nothing can be saved; pin one that can be written")
+        raise InvalidInput("the arena is read-only, so nothing can be saved; pin a writable one")
 
 
 class Bounds:
+    """The limits of segments: shards, arena, block table, pages and rotation tables."""
+
     def __init__(self, layout: KVLayout, block_size: int, n_blocks: int, n_positions: int | None) -> None:
         self._layout = layout
         self._block_size = block_size
@@ -54,7 +56,7 @@ class Bounds:
                 )
 
     def check_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int) -> None:
-        """Raise InvalidInput for what only a load must not do: overlap, or turn keys to unknown positions."""
+        """Raise InvalidInput for overlapping segments, and for positions that no rotation table covers."""
         if skip_prefix_n_tokens < 0:
             raise InvalidInput(f"skip_prefix_n_tokens must be 0 or more, got {skip_prefix_n_tokens}")
         known = self._n_positions

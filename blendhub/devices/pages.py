@@ -1,4 +1,4 @@
-"""An engine's pages, whatever their format: what they must be, and views of them that are alike."""
+"""Checks of an engine's pages, and uniform views of every page format."""
 
 from collections.abc import Sequence
 
@@ -16,13 +16,13 @@ TENSOR_TYPES = {
     "float8_e5m2": (torch.float8_e5m2, torch.uint8),
     "int8": (torch.int8, torch.uint8),
 }
-"""What tensors of a layout's dtype may be; engines keep 8-bit floats in tensors of bytes too."""
+"""The torch dtypes of each layout dtype. Engines also keep 8-bit items in tensors of bytes."""
 
 
 def check_pages(
     layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, formats: Sequence[PageFormat]
 ) -> torch.device:
-    """Raise LayoutMismatch unless the layers are what the layout says, or Unsupported; returns where they all lie."""
+    """Raise LayoutMismatch or Unsupported unless the layers fit the layout; returns the torch device of all pages."""
     if len(layers) != layout.layers:
         raise LayoutMismatch(f"{len(layers)} layers were given, but the layout has {layout.layers}")
     if block_size < 1:
@@ -30,8 +30,8 @@ def check_pages(
     for layer in layers:
         if layer.format not in formats:
             raise Unsupported(
-                f"layer {layer.name!r} has pages of format {layer.format!r}, which this device does not serve; "
-                f"it serves {', '.join(formats)}"
+                f"layer {layer.name!r} has pages of format {layer.format!r}, which this device does not support; "
+                f"it supports {', '.join(formats)}"
             )
         _check_tensors(layer, block_size, layout)
         if layer.rotation is not None:
@@ -69,17 +69,17 @@ def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[tor
 
 
 def count_blocks(layers: Sequence[PagedLayer]) -> int:
-    """How many blocks all layers have."""
+    """The number of blocks that every layer has."""
     return min(tensor.shape[layer.format == "kv_first"] for layer in layers for tensor in layer.tensors)
 
 
 def count_positions(layers: Sequence[PagedLayer]) -> int | None:
-    """How many positions all rotations know; None: no layer turns its keys."""
+    """The number of positions that every rotation table covers; None: no layer has a rotation."""
     return min((len(layer.rotation.cos_sin) for layer in layers if layer.rotation), default=None)
 
 
 def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[int | None, ...]]:
-    """What shapes the tensors of a layer must have; None stands for the number of blocks."""
+    """The required shapes of a layer's tensors; None stands for the number of blocks."""
     heads, keys, values = layout.kv_heads, layout.key_dim, layout.value_dim
     match layer.format:
         case "packed_heads":
@@ -95,8 +95,8 @@ def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[
         case "latent" if heads == 1 and values == 0:
             return [(None, block_size, keys)]
     raise LayoutMismatch(
-        f"layer {layer.name!r} has pages of format {layer.format!r}, which cannot be with {heads} heads, "
-        f"keys of {keys} and values of {values} numbers; the layout must be the one of the engine's pages"
+        f"layer {layer.name!r} has pages of format {layer.format!r}, which is impossible with {heads} heads, "
+        f"keys of {keys} and values of {values} items; the layout must be that of the engine's pages"
     )
 
 
@@ -134,6 +134,6 @@ def _check_rotation(layer: PagedLayer, rotation: Rotation, layout: KVLayout) -> 
     width = table.shape[1] if table.ndim == 2 else 0
     if width < 2 or width % 2 or not 0 <= rotation.offset <= layout.key_dim - width:
         raise LayoutMismatch(
-            f"layer {layer.name!r} turns its keys from {rotation.offset} on by cos_sin of shape "
+            f"layer {layer.name!r} rotates its keys from item {rotation.offset} on by cos_sin of shape "
             f"{list(table.shape)}; it must be [positions, width], width even, within keys of {layout.key_dim}"
         )

@@ -16,5 +16,5 @@ class CudaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 64.0
     block_tokens: Annotated[
-        int, Meta(ge=1, le=4096, description="neighbours that are recomputed chunks_per_batch when one of them is")
+        int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
     ] = 32
