@@ -1,7 +1,8 @@
 """BlendHub: reuse KV cache for text a server has seen before, wherever it stands in the prompt."""
 
+from blendhub.discovery import Plugin
 from blendhub.hookspecs import API_VERSION, PluginSpec, Unavailable, hookimpl
-from blendhub.host import Plugin, PluginHost
+from blendhub.host import PluginHost
 from blendhub.plan import Match, Plan, Span, combine
 
 __all__ = [

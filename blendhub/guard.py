@@ -64,7 +64,7 @@ def _guarded(method: Callable[..., Any], name: str, origin: str) -> Callable[...
         except BlendHubError:
             raise
         except Exception as error:
-            raise _noted(origin, name, error) from error
+            raise named_error(origin, name, error) from error
         return result if type(result) in _PLAIN else _guarded_result(result, name, origin)
 
     return call
@@ -98,10 +98,11 @@ def _blaming(name: str, origin: str) -> Iterator[None]:
     except BlendHubError:
         raise
     except Exception as error:
-        raise _noted(origin, name, error) from error
+        raise named_error(origin, name, error) from error
 
 
-def _noted(origin: str, name: str, error: Exception) -> PluginError:
+def named_error(origin: str, name: str, error: BaseException) -> PluginError:
+    """An error of a plugin's code as one that names the plugin and the method; its traceback is logged once."""
     fault = PluginError(f"{origin} failed in {name}: {type(error).__name__}: {error}")
     if (origin, name, type(error)) not in _logged:
         _logged.add((origin, name, type(error)))

@@ -20,10 +20,10 @@ MATCHER = """
             return super().match(tokens)[:0]
 
     def spec(name, **more):
-        return PluginSpec(kind="matcher", name=name, api=1, summary="", **more)
+        return PluginSpec(name=name, api=2, summary="", **more)
 
     @hookimpl
-    def blendhub_plugins():
+    def blendhub_matchers():
         return [
             spec("sound", factory=lambda: ReferenceMatcher("anywhere", 16)),
             spec("forgetful", factory=lambda: Forgetful("anywhere", 16)),
@@ -53,7 +53,7 @@ def test_plugins_as_json_has_exactly_the_documented_keys(plugins, capsys):
 def test_plugins_is_plain_text_when_not_a_terminal(plugins, capsys):
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("matcher\tsound\textra-matchers 1.0\t1\t") and line.endswith("yes") for line in lines)
+    assert any(line.startswith("matcher\tsound\textra-matchers 1.0\t2\t") and line.endswith("yes") for line in lines)
     assert any("no: no [such] card; to change it: pip install a-card" in line for line in lines)
 
 

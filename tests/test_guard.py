@@ -102,18 +102,28 @@ FAULTY = """
         def connect(self, endpoint, codec):
             raise RuntimeError("no cable")
 
+    def spec(factory):
+        return [PluginSpec(name="faulty", api=2, summary="", factory=factory, options=Options)]
+
     @hookimpl
-    def blendhub_plugins():
-        kinds = {
-            "matcher": lambda options: FaultyMatcher("anywhere", 1),
-            "selector": lambda options: FaultySelector(),
-            "device": lambda options: FaultyDevice(),
-            "store": lambda options: FaultyStore(options.can_list),
-            "transport": lambda options: FaultyTransport(),
-        }
-        return [
-            PluginSpec(kind=k, name="faulty", api=1, summary="", factory=f, options=Options) for k, f in kinds.items()
-        ]
+    def blendhub_matchers():
+        return spec(lambda options: FaultyMatcher("anywhere", 1))
+
+    @hookimpl
+    def blendhub_selectors():
+        return spec(lambda options: FaultySelector())
+
+    @hookimpl
+    def blendhub_devices():
+        return spec(lambda options: FaultyDevice())
+
+    @hookimpl
+    def blendhub_stores():
+        return spec(lambda options: FaultyStore(options.can_list))
+
+    @hookimpl
+    def blendhub_transports():
+        return spec(lambda options: FaultyTransport())
 """
 
 CALLS = {

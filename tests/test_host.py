@@ -3,12 +3,14 @@
 import importlib
 import re
 import sys
+import textwrap
 import tomllib
 from pathlib import Path
 
 import pytest
 
 from blendhub import API_VERSION, Plugin, PluginHost
+from blendhub.discovery import CONTRACTS
 from blendhub.errors import OptionError, PluginError
 from blendhub.homes import HOMES, owner_of
 from blendhub.testing import ReferenceMatcher
@@ -29,21 +31,32 @@ GOOD = """
         pass
 
     def spec(**changes):
-        given = dict(kind="matcher", name="mine", api=1, summary="a matcher", factory=make, options=Options)
+        given = dict(name="mine", api=2, summary="a matcher", factory=make, options=Options)
         return PluginSpec(**{**given, **changes})
 """
 
 
-def offering(specs: str) -> str:
+def offering(specs: str, kind: str = "matcher") -> str:
     """The source of a module that offers these specs."""
     return (
         GOOD
         + f"""
     @hookimpl
-    def blendhub_plugins():
+    def blendhub_{kind}s():
         return {specs}
 """
     )
+
+
+SELECTORS = """
+@hookimpl
+def blendhub_selectors():
+    return [spec()]
+
+@hookimpl
+def blendhub_stores():
+    return 1 / 0
+"""
 
 
 def only(host: PluginHost) -> Plugin:
@@ -76,25 +89,37 @@ BROKEN_MODULES = {
     "is no Python": ("def (", "import of broken failed: SyntaxError"),
     "has no hook": ("x = 1", "offers nothing"),
     "has a misspelt hook": (
-        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugin(): return []",
-        r"hooks that do not exist: 'blendhub_plugin' \(did you mean 'blendhub_plugins'\?\)",
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchrs(): return []",
+        r"hooks that plugin API 2 does not have: 'blendhub_matchrs' \(did you mean 'blendhub_matchers'\?\); "
+        "the hooks are: blendhub_devices, ",
+    ),
+    "has the hook of plugin API 1": (
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(): return []",
+        "hooks that plugin API 2 does not have: 'blendhub_plugins'",
+    ),
+    "writes a kind": (
+        offering("[spec(kind='matcher')]"),
+        "its hook blendhub_matchers failed: TypeError: Unexpected keyword argument 'kind'",
     ),
     "has a hook with parameters": (
-        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(more): return []",
-        "blendhub_plugins",
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchers(more): return []",
+        "blendhub_matchers",
+    ),
+    "has an observer's hook with other parameters": (
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_request_done(request): ...",
+        "blendhub_request_done",
     ),
     "raises in its hook": (
-        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(): return 1 / 0",
-        "its hook blendhub_plugins failed: ZeroDivisionError",
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchers(): return 1 / 0",
+        "its hook blendhub_matchers failed: ZeroDivisionError",
     ),
     "leaves in its hook": (
-        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(): raise SystemExit",
-        "its hook blendhub_plugins failed: SystemExit",
+        "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchers(): raise SystemExit",
+        "its hook blendhub_matchers failed: SystemExit",
     ),
     "offers nothing": (offering("[]"), "offers nothing"),
     "offers None": (offering("None"), "offers nothing"),
-    "offers a number": (offering("7"), "its hook blendhub_plugins failed: TypeError"),
-    "offers a string": (offering("['mine']"), "returned 'mine', which is not a blendhub.PluginSpec"),
+    "offers a number": (offering("7"), "its hook blendhub_matchers failed: TypeError"),
 }
 
 
@@ -112,8 +137,9 @@ def test_a_broken_module_is_listed_and_harms_no_other(site, source, reason):
 
 
 BROKEN_SPECS = {
-    "an older API": ("spec(api=0)", "made for plugin API 0, this BlendHub has 1"),
-    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 1"),
+    "a string": ("'mine'", "blendhub_matchers returned 'mine', which is not a blendhub.PluginSpec"),
+    "an older API": ("spec(api=0)", "made for plugin API 0, this BlendHub has 2"),
+    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 2"),
     "an API that is no number": ("spec(api='1')", "api = '1', which should be an integer"),
     "a name that is empty": ("spec(name='')", "name = '', which should be a string"),
     "a summary that is no text": ("spec(summary=None)", "summary = None"),
@@ -150,11 +176,26 @@ def test_a_broken_spec_is_listed_with_its_fault(site, specs, reason):
         host.create("matcher", broken.name)
 
 
-def test_an_unknown_kind_is_listed_with_a_hint(site):
-    site.install("broken", offering("[spec(kind='matchr'), spec(kind=['matcher'])]"))
-    reasons = {plugin.kind: plugin.reason for plugin in site.host().plugins()}
-    assert "'matchr' is not a plugin kind (did you mean 'matcher'?)" in reasons["matchr"]
-    assert "['matcher'] is not a plugin kind" in reasons[None]
+def test_a_plugin_s_kind_is_that_of_the_hook_that_offers_it(site):
+    """A module may offer several kinds; a hook that fails takes no other down."""
+    site.install("mine-plugin", offering("[spec()]") + textwrap.indent(SELECTORS, "    "))
+    host = site.host()
+    assert [(plugin.kind, plugin.name) for plugin in host.plugins()] == [
+        ("matcher", "mine"), ("selector", "mine"), (None, "mine_plugin"),
+    ]  # fmt: skip
+    assert isinstance(host.create("matcher", "mine"), ReferenceMatcher)
+    with pytest.raises(PluginError, match=r"made a ReferenceMatcher, which is not a blendhub\.contracts\.Selector"):
+        host.create("selector", "mine")
+    with pytest.raises(
+        PluginError, match=r"no store 'mine'.*\(mine_plugin\) is broken: its hook blendhub_stores failed"
+    ):
+        host.create("store", "mine")
+
+
+def test_an_observer_is_listed_and_has_no_options(site):
+    site.install("mine-plugin", "from blendhub import hookimpl\n@hookimpl\ndef blendhub_engine_stopping(): ...")
+    found = only(site.host())
+    assert (found.kind, found.name, found.available, found.options) == ("observer", "mine_plugin", True, [])
 
 
 PROBES = {
@@ -212,7 +253,7 @@ def test_a_factory_may_be_named_and_is_imported_on_first_use(site):
 
 
 def test_a_factory_without_options_is_called_without_arguments(site):
-    site.install("mine-plugin", offering("[PluginSpec(kind='matcher', name='bare', api=1, summary='', factory=Bare)]"))
+    site.install("mine-plugin", offering("[PluginSpec(name='bare', api=2, summary='', factory=Bare)]"))
     assert site.host().create("matcher", "bare").guaranteed_tokens == 1
 
 
@@ -297,8 +338,9 @@ def test_the_table_of_homes_is_that_of_the_repository_s_distributions():
     for file in root.glob("plugins/*/pyproject.toml"):
         project = tomllib.loads(file.read_text())["project"]
         for module in project["entry-points"]["blendhub"].values():
-            for spec in importlib.import_module(module).blendhub_plugins():
-                registered[spec.kind, spec.name] = project["name"]
+            for kind in CONTRACTS:
+                for spec in getattr(importlib.import_module(module), f"blendhub_{kind}s", list)():
+                    registered[kind, spec.name] = project["name"]
     assert {key: owner_of(*key) for key in HOMES} == registered
     for key, extra in HOMES.items():
         assert registered[key] in extras[extra]

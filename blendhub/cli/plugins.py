@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.host import Plugin, PluginHost
+from blendhub.discovery import Plugin
+from blendhub.host import PluginHost
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -16,7 +17,7 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "plugins",
         help="list the installed plugins",
-        description="List every plugin object of this installation, with the reason why one cannot be used. "
+        description="List every plugin object and observer installed here, with the reason why one cannot be used. "
         "Broken plugins are listed too and do not change the exit code.",
     )
     parser.add_argument("--json", action="store_true", help="print a list of objects, for programs")

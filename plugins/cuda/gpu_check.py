@@ -17,7 +17,7 @@ FOLDER = ROOT / "build" / "gpu-check"
 
 
 def main() -> int:
-    (plugin,) = blendhub_cuda.blendhub_plugins()
+    (plugin,) = blendhub_cuda.blendhub_devices()
     unavailable = plugin.probe()
     if unavailable:
         print(f"nothing can be checked here: {unavailable.reason}; try: {unavailable.command}")

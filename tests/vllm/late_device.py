@@ -53,5 +53,5 @@ def _late(options: Any) -> Device:
 
 
 @hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
-    return [PluginSpec(kind="device", name="late", api=1, summary="late", factory=_late, options=LateOptions)]
+def blendhub_devices() -> list[PluginSpec[Device]]:
+    return [PluginSpec(name="late", api=2, summary="late", factory=_late, options=LateOptions)]

@@ -87,10 +87,10 @@ class Raising(Selector):
         return sorted([*moved, (0, 1)])
 
 @hookimpl
-def blendhub_plugins():
+def blendhub_selectors():
     made = {"tuples": Tuples, "raising": Raising}
     return [
-        PluginSpec(kind="selector", name=name, api=1, summary="", factory=one)
+        PluginSpec(name=name, api=2, summary="", factory=one)
         for name, one in made.items()
     ]
 """

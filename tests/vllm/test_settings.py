@@ -142,9 +142,12 @@ def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(given, pa
         from blendhub import PluginSpec, hookimpl
 
         @hookimpl
-        def blendhub_plugins():
-            kinds = "transport", "device"
-            return [PluginSpec(api=1, kind=kind, name="fake", summary="a fake", factory=print) for kind in kinds]
+        def blendhub_transports():
+            return [PluginSpec(api=2, name="fake", summary="a fake", factory=print)]
+
+        @hookimpl
+        def blendhub_devices():
+            return blendhub_transports()
         """,
     )
     with pytest.raises(PluginError, match=rf"it comes with: pip install .blendhub\[{package}\]"):

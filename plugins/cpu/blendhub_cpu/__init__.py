@@ -2,6 +2,7 @@
 
 from importlib.util import find_spec
 
+from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cpu.options import CpuOptions
 
@@ -14,12 +15,11 @@ def _probe() -> Unavailable | None:
 
 
 @hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
+def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
-            kind="device",
             name="cpu",
-            api=1,
+            api=2,
             summary="copies and rotates KV in host memory, on its own threads",
             factory="blendhub_cpu.device:CpuDevice",
             options=CpuOptions,

@@ -4,6 +4,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
+from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cuda.options import CudaOptions
 
@@ -29,12 +30,11 @@ def _probe() -> Unavailable | None:
 
 
 @hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
+def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
-            kind="device",
             name="cuda",
-            api=1,
+            api=2,
             summary="copies and rotates KV between host and GPU memory, beside the engine's work",
             factory="blendhub_cuda.device:CudaDevice",
             options=CudaOptions,

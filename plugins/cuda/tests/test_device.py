@@ -138,7 +138,7 @@ def test_the_probe_explains_why_the_device_is_unavailable(cuda, hip, reason, com
         mock.patch.object(torch.version, "cuda", cuda),
         mock.patch.object(torch.version, "hip", hip),
     ):
-        (spec,) = blendhub_cuda.blendhub_plugins()
+        (spec,) = blendhub_cuda.blendhub_devices()
         unavailable = spec.probe()
     assert reason in unavailable.reason and unavailable.command == command
 
@@ -146,5 +146,5 @@ def test_the_probe_explains_why_the_device_is_unavailable(cuda, hip, reason, com
 def test_the_probe_reports_a_missing_triton(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(blendhub_cuda, "find_spec", lambda name: None if name == "triton" else name)
-    (spec,) = blendhub_cuda.blendhub_plugins()
+    (spec,) = blendhub_cuda.blendhub_devices()
     assert "Triton is not installed" in spec.probe().reason

@@ -1,5 +1,6 @@
 """The matchers of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
+from blendhub.contracts import Matcher
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_matchers.options import PrefixOptions, RollingHashOptions, SeparatorOptions
 
@@ -13,30 +14,27 @@ def _needs_numba() -> Unavailable | None:
 
 
 @hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
+def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
-            kind="matcher",
             name="prefix",
-            api=1,
+            api=2,
             summary="exact reuse of a prompt's beginning, down to the token",
             factory="blendhub_matchers.prefix:PrefixMatcher",
             options=PrefixOptions,
             capabilities=("prefix",),
         ),
         PluginSpec(
-            kind="matcher",
             name="separator",
-            api=1,
+            api=2,
             summary="reuse of whole segments between separators, in any order",
             factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
             capabilities=("segments",),
         ),
         PluginSpec(
-            kind="matcher",
             name="rolling_hash",
-            api=1,
+            api=2,
             summary="reuse at any offset, in any order, without separators",
             factory="blendhub_matchers.rolling_hash:RollingHashMatcher",
             options=RollingHashOptions,

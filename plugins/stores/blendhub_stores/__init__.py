@@ -1,16 +1,16 @@
 """The stores of BlendHub. The entry point names this module, which imports nothing heavy."""
 
+from blendhub.contracts import Store
 from blendhub.hookspecs import PluginSpec, hookimpl
 from blendhub_stores.options import DiskOptions
 
 
 @hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
+def blendhub_stores() -> list[PluginSpec[Store]]:
     return [
         PluginSpec(
-            kind="store",
             name="disk",
-            api=1,
+            api=2,
             summary="plain files with checksums below one directory; drops the least recently used",
             factory="blendhub_stores.disk:DiskStore",
             options=DiskOptions,

@@ -1,5 +1,6 @@
 """The transports of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
+from blendhub.contracts import Transport
 from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_transports.options import InprocOptions, ZmqOptions
 
@@ -13,21 +14,19 @@ def _needs_zmq() -> Unavailable | None:
 
 
 @hookimpl
-def blendhub_plugins() -> list[PluginSpec]:
+def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
-            kind="transport",
             name="inproc",
-            api=1,
+            api=2,
             summary="requests within one process, passed by reference",
             factory="blendhub_transports.inproc:InprocTransport",
             options=InprocOptions,
             capabilities=("inproc://",),
         ),
         PluginSpec(
-            kind="transport",
             name="zmq",
-            api=1,
+            api=2,
             summary="requests between processes of one machine, or between machines with keys",
             factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=ZmqOptions,

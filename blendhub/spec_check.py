@@ -11,7 +11,7 @@ from blendhub.options import describe_options
 FACTORY_NAME = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
 
 
-def fault_of(spec: PluginSpec) -> str | None:
+def fault_of(spec: PluginSpec[Any]) -> str | None:
     """The first fault of a spec, in a sentence that says what belongs there; None if it is sound.
 
     A Struct does not check what its fields are given, and whatever is wrong here would otherwise surface

@@ -1,0 +1,145 @@
+"""Observers: real plugins, called in order on a thread of their own, that cannot slow down or fail what they watch."""
+
+import logging
+import sys
+import threading
+import time
+
+import pytest
+
+from blendhub.hookspecs import EngineInfo, RequestReport
+from blendhub.observers import Observers
+
+INFO = EngineInfo(engine="e", model="m", device="cpu", matchers=("prefix",), selector="none")
+
+SEEING = """
+    import threading
+    from blendhub import hookimpl
+
+    seen, threads, may_go_on = [], set(), threading.Event()
+    may_go_on.set()
+
+    def note(*what):
+        may_go_on.wait(20)
+        seen.append(what)
+        threads.add(threading.current_thread())
+
+    @hookimpl
+    def blendhub_engine_started(info):
+        note("started", info)
+
+    @hookimpl
+    def blendhub_request_done(report):
+        note("done", report.request)
+
+    @hookimpl
+    def blendhub_engine_stopping():
+        note("stopping")
+"""
+
+FAILING = """
+    from blendhub import hookimpl
+
+    @hookimpl
+    def blendhub_request_done(report):
+        raise SystemExit(3) if report.request == "r1" else KeyError(report.request)
+"""
+
+
+def report(name: object) -> RequestReport:
+    return RequestReport(
+        request=f"r{name}",
+        prompt_tokens=9,
+        engine_tokens=0,
+        exact_tokens=4,
+        moved_tokens=3,
+        recomputed_tokens=1,
+        hole_tokens=2,
+    )
+
+
+@pytest.fixture
+def seeing(site):
+    """The module of an observer, imported as the host imports it."""
+    site.install("seeing-things", SEEING)
+    site.host().load()
+    return sys.modules["seeing_things"]
+
+
+def test_observers_see_everything_in_order_on_a_thread_of_their_own(site, seeing):
+    observers = Observers(site.host().observers())
+    observers.engine_started(INFO)
+    for number in range(3):
+        observers.request_done(report(number))
+    assert observers.engine_stopping()
+    assert seeing.seen == [("started", INFO), ("done", "r0"), ("done", "r1"), ("done", "r2"), ("stopping",)]
+    assert len(seeing.threads) == 1 and threading.current_thread() not in seeing.threads
+    assert observers.dropped == 0 and not observers.errors
+
+
+def test_an_observer_implements_only_the_hooks_and_arguments_that_it_wants(site):
+    site.install(
+        "counting", "from blendhub import hookimpl\nn = []\n@hookimpl\ndef blendhub_request_done(): n.append(1)"
+    )
+    observers = Observers(site.host().observers())
+    observers.engine_started(INFO)
+    observers.request_done(report(1))
+    assert observers.engine_stopping() and sys.modules["counting"].n == [1]
+
+
+def test_an_observer_s_error_is_named_and_counted_and_harms_no_other(site, seeing, caplog, monkeypatch):
+    monkeypatch.setattr("blendhub.guard._logged", set())
+    site.install("failing-one", FAILING, version="0.7")
+    observers = Observers(site.host().observers())
+    with caplog.at_level(logging.ERROR, logger="blendhub"):
+        for number in (1, 2, 2):
+            observers.request_done(report(number))
+        assert observers.engine_stopping()
+    origin = "observer 'failing_one' of failing-one 0.7"
+    assert observers.errors == {origin: 3}
+    assert [record.message for record in caplog.records] == [
+        f"{origin} failed in blendhub_request_done: SystemExit: 3",
+        f"{origin} failed in blendhub_request_done: KeyError: 'r2'",
+    ]
+    assert [what for what, *_ in seeing.seen] == ["done", "done", "done", "stopping"]
+
+
+def test_a_slow_observer_keeps_nobody_waiting_and_what_it_misses_is_counted(site, seeing, caplog):
+    seeing.may_go_on.clear()
+    observers = Observers(site.host().observers(), max_waiting=3)
+    observers.engine_started(INFO)
+    until = time.monotonic() + 10
+    while observers._waiting and time.monotonic() < until:  # the first call is under way
+        time.sleep(0.001)
+    started = time.monotonic()
+    for number in range(10):
+        observers.request_done(report(number))
+    assert not observers.engine_stopping(timeout=0.05)
+    assert time.monotonic() - started < 2
+    assert observers.dropped == 7
+    seeing.may_go_on.set()
+    assert observers.engine_stopping()
+    assert [what for what, *_ in seeing.seen] == ["started", "done", "done", "done", "stopping"]
+    assert "observers are slower than requests end" in caplog.text and "seeing-things" in caplog.text
+
+
+def test_what_is_reported_after_the_end_is_dropped(site, seeing):
+    observers = Observers(site.host().observers())
+    assert observers.engine_stopping() and observers.engine_stopping()
+    observers.request_done(report(1))
+    assert observers.dropped == 1 and seeing.seen == [("stopping",)]
+
+
+def test_without_observers_nothing_runs(site):
+    before = threading.active_count()
+    observers = Observers(site.host().observers())
+    observers.request_done(report(1))
+    assert observers.engine_stopping() and observers.dropped == 0
+    assert threading.active_count() == before
+
+
+def test_every_field_of_a_report_can_be_written_as_json(site):
+    import msgspec
+
+    made = msgspec.json.decode(msgspec.json.encode(report(1)), type=RequestReport)
+    assert made == report(1)
