@@ -1,6 +1,7 @@
 """What is particular to ZeroMQ: socket files, keys, and frames that are too much."""
 
 import asyncio
+import multiprocessing
 import os
 import socket
 import struct
@@ -241,6 +242,22 @@ def test_the_service_learns_which_peers_left(serve, tmp_path):
     assert len(set(server.service.peers_gone)) == 3
 
 
+def test_a_fork_closes_the_connection_though_the_leader_is_a_thread_of_its_parent(serve, tmp_path):
+    connection = ZmqTransport(ZmqOptions()).connect(serve(f"ipc://{tmp_path}/s").endpoint, client_codec())
+    slow = connection.submit(Envelope(EchoRequest("slow", seconds=1.0)), 30.0)
+    leader = threading.Thread(target=slow.result)
+    leader.start()
+    time.sleep(0.2)
+    child = multiprocessing.get_context("fork").Process(target=connection.close, daemon=True)
+    child.start()
+    child.join(10)
+    code = child.exitcode
+    child.kill()
+    leader.join()
+    assert code == 0 and slow.result().message == EchoReply("slow")
+    connection.close()
+
+
 @pytest.fixture
 def bare(serve, tmp_path) -> Iterator[tuple[Running, "zmq.Socket[bytes]"]]:
     """A server, and a bare socket that talks to it."""
@@ -384,7 +401,7 @@ def test_a_request_is_alone_and_whole_in_its_frame(bare, change):
 def test_a_client_of_the_first_protocol_learns_both_versions(bare):
     """Its header was longer, but the fields up to the number are where they were."""
     server, dealer = bare
-    dealer.send(struct.pack("<2sHHBBQQId", b"BH", 1, 1, frames.REQUEST, 0, 7, 0, 10_000, time.time()))
+    dealer.send(struct.pack("<2sHHBBQQId", b"BH", 1, 1, frames.REQUEST, 1, 7, 0, 10_000, time.time()))
     error = read_error(dealer, 7)
     assert isinstance(error, VersionMismatch)
     assert "the client speaks version 1.1" in str(error) and f"the server speaks {frames.PROTOCOL}.1" in str(error)
