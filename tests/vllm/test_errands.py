@@ -15,7 +15,8 @@ from blendhub import PluginHost, Span
 from blendhub.config import HubConfig
 from blendhub.errors import BlendHubError, PeerGone
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm import errands as module
 from blendhub.vllm.errands import Errands
 from blendhub.vllm.messages import Address
@@ -24,7 +25,7 @@ from tests.hub.processes import HubProcess
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
-HOME = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("prefix"),))
+HOME = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
 TOKENS = np.arange(8, dtype=np.uint32)
 
 
@@ -74,7 +75,7 @@ def test_a_session_is_opened_in_the_background_and_then_there(errands):
 
 
 def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(errands):
-    strange = msgspec.structs.replace(HOME, matchers=(MatcherChoice("nobody"),))
+    strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
     for _ in range(2):
         assert errands.client(strange) is None
         with pytest.raises(BlendHubError, match="nobody"):
@@ -82,7 +83,7 @@ def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(errands)
 
 
 def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
-    strange = msgspec.structs.replace(HOME, matchers=(MatcherChoice("nobody"),))
+    strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
     refused = Errands(Sessions(Address("inproc", hub.inproc_endpoint), "engine", 0, HOST), strange)
     with pytest.raises(BlendHubError, match="nobody"):
         refused.reach()

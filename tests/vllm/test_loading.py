@@ -14,7 +14,8 @@ from blendhub.config import HubConfig
 from blendhub.contracts import Transfer
 from blendhub.errors import DeadlineExceeded, HubError, PeerGone
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, MatcherChoice, Namespace
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.loading import Arrival, Loading
 from blendhub.vllm.messages import Load
@@ -22,7 +23,7 @@ from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
-SPACE = Namespace(model="m", layout=LAYOUT, matchers=(MatcherChoice("prefix"),))
+SPACE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
 TOKENS = np.arange(96, dtype=np.uint32)
 PATIENCE_S = 0.4
 
