@@ -300,14 +300,12 @@ class HubClient:
     def commit(self, right: WriteRight, upto: int) -> None:
         """This rank has written its shards up to a position; when all ranks have, they are matchable."""
         if upto == right.end:
-            self._rights.end(right)
+            self._end(right)
         self._call(wire.Done, wire.Commit(**self._ids(), lease=right.lease, upto=upto))
 
     def abort(self, right: WriteRight) -> None:
         """End a write lease; waits for writes of this process that are under way."""
-        self._rights.end(right)
-        if not self._rights.wait_until_idle(self._timeout, right.lease):
-            raise HubError(f"a write into lease {right.lease} has not ended, so it is not aborted yet; try again")
+        self._end(right)
         self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
 
     def put(self, right: WriteRight, position: int, shard: Buffer) -> None:
@@ -384,6 +382,11 @@ class HubClient:
             if self._registered and self._registered.session == session:
                 self._down.set()
             raise
+
+    def _end(self, right: WriteRight) -> None:
+        self._rights.end(right)
+        if not self._rights.wait_until_idle(self._timeout, right.lease):
+            raise HubError(f"a write into lease {right.lease} has not ended; try again")
 
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
