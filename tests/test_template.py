@@ -1,4 +1,4 @@
-"""The template is a whole distribution: copied, installed, found, and proven, as its README says."""
+"""Each folder of the template is a whole distribution: copied alone, installed, found and proven."""
 
 import json
 import os
@@ -8,31 +8,42 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from blendhub import PluginHost
+from blendhub.hookspecs import RequestReport
+from blendhub.observers import Observers
+
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
-PLUGINS = {("matcher", "ngram"): {"window_tokens": 16}, ("selector", "edges"): {"k": 8}, ("device", "plain"): {}}
+PLUGINS = {"matcher": ("ngram", {"window_tokens": 16}), "selector": ("edges", {"k": 8}), "device": ("plain", {})}
+NAMES = {kind: name for kind, (name, _) in PLUGINS.items()} | {"observer": "json_lines"}
 
 
-def install_template(folder: Path) -> Path:
-    """Install a copy of the template beside what is installed here; returns what to put on the path."""
-    copy, site = folder / "mine", folder / "site"
-    shutil.copytree(TEMPLATE, copy)
+def install_template(folder: Path, *kinds: str) -> Path:
+    """Install a copy of these folders beside what is installed here; returns what to put on the path."""
+    site = folder / "site"
+    copies = [shutil.copytree(TEMPLATE / kind, folder / f"my-{kind}") for kind in kinds or PLUGINS]
     # What it needs is installed here already, and so is its build backend: no network, no second environment.
-    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site), str(copy)]
-    subprocess.run([sys.executable, *install], check=True, capture_output=True, text=True)
+    install = ["-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    subprocess.run([sys.executable, *install, *map(str, copies)], check=True, capture_output=True, text=True)
     return site
 
 
 @pytest.fixture(scope="module")
-def blendhub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs ``blendhub`` where the template is installed."""
-    site = install_template(tmp_path_factory.mktemp("template"))
+def sites(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Each folder, installed alone."""
+    return {kind: install_template(tmp_path_factory.mktemp(kind), kind) for kind in NAMES}
 
-    def run(*arguments: str) -> subprocess.CompletedProcess:
+
+@pytest.fixture(scope="module")
+def blendhub(sites: dict[str, Path]) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs ``blendhub`` where one folder of the template is installed."""
+
+    def run(kind: str, *arguments: str) -> subprocess.CompletedProcess:
         return subprocess.run(
             [sys.executable, "-m", "blendhub.cli", *arguments],
-            env={**os.environ, "PYTHONPATH": str(site)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(sites[kind]), os.environ.get("PYTHONPATH", "")])},
             capture_output=True,
             text=True,
         )
@@ -41,33 +52,58 @@ def blendhub(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., subproce
 
 
 @pytest.mark.slow
-def test_the_installed_template_is_listed(blendhub):
-    listed = json.loads(blendhub("plugins", "--json").stdout)
-    found = [plugin for plugin in listed if plugin["distribution"] == "blendhub-example"]
-    assert {(plugin["kind"], plugin["name"]) for plugin in found} == set(PLUGINS)
-    assert all(plugin["available"] for plugin in found)
+@pytest.mark.parametrize("kind", NAMES)
+def test_an_installed_folder_is_listed(blendhub, kind):
+    listed = json.loads(blendhub(kind, "plugins", "--json").stdout)
+    (found,) = [plugin for plugin in listed if plugin["distribution"].startswith("blendhub-example")]
+    assert (found["kind"], found["name"], found["distribution"]) == (kind, NAMES[kind], f"blendhub-example-{kind}")
+    assert found["available"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind, name", PLUGINS)
-def test_the_installed_template_keeps_the_contract(blendhub, kind, name):
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_an_installed_folder_keeps_the_contract(blendhub, kind):
     if kind == "device":
         pytest.importorskip("torch", reason="devices copy to tensors: pip install torch")
-    done = blendhub("conformance", kind, name, "--options", json.dumps(PLUGINS[kind, name]))
+    name, options = PLUGINS[kind]
+    done = blendhub(kind, "conformance", kind, name, "--options", json.dumps(options))
     assert done.returncode == 0, done.stdout + done.stderr
     assert " 0 failed" in done.stdout
 
 
 @pytest.mark.slow
-def test_the_templates_own_tests_pass(tmp_path):
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_the_folder_s_own_tests_pass(tmp_path, kind):
     """Its test file is what an author keeps, so it must run as it stands."""
     pytest.importorskip("torch", reason="the template's device needs it: pip install torch")
-    code = f"import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(TEMPLATE / 'tests')!r}]))"
+    code = f"import sys, pytest; sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {str(TEMPLATE / kind)!r}]))"
     done = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(TEMPLATE), "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path)},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(TEMPLATE / kind), os.environ.get("PYTHONPATH", "")]),
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(tmp_path),
+        },
         capture_output=True,
         text=True,
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout
+
+
+def test_the_observer_writes_a_line_of_json_for_each_request(site, tmp_path, monkeypatch):
+    reports = tmp_path / "reports.jsonl"
+    monkeypatch.setenv("BLENDHUB_REPORTS", str(reports))
+    site.install("json-lines", (TEMPLATE / "observer" / "json_lines.py").read_text())
+    observers = Observers(site.host().observers())
+    counts = ("prompt_tokens", "engine_tokens", "exact_tokens", "moved_tokens", "recomputed_tokens", "hole_tokens")
+    done = [RequestReport(request=f"r{number}", **dict.fromkeys(counts, number)) for number in range(3)]
+    for report in done:
+        observers.request_done(report)
+    assert observers.engine_stopping() and not observers.errors
+    assert [msgspec.json.decode(line, type=RequestReport) for line in reports.read_bytes().splitlines()] == done
+
+
+def test_the_template_offers_what_its_table_says():
+    assert {folder.name for folder in TEMPLATE.iterdir() if folder.is_dir()} == set(NAMES)
+    assert not {name for kind, name in NAMES.items() if name in PluginHost.discover().names(kind)}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from blendhub import Span
+from blendhub import PluginSpec, Span, hookimpl
 from blendhub.contracts.selector import Scores, Selector
 
 
@@ -29,3 +29,17 @@ class EdgesSelector(Selector):
         if len(span) <= 2 * self._k:
             return [span]
         return [Span(span.start, span.start + self._k), Span(span.end - self._k, span.end)]
+
+
+@hookimpl
+def blendhub_selectors() -> list[PluginSpec[Selector]]:
+    return [
+        PluginSpec(
+            name="edges",
+            api=2,
+            summary="the first and the last tokens of every moved span",
+            factory=EdgesSelector,
+            options=EdgesOptions,
+            capabilities=("own_ratio",),
+        )
+    ]

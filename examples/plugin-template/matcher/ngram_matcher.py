@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub import Match, Span
+from blendhub import Match, PluginSpec, Span, hookimpl
 from blendhub.contracts import Matcher
 from blendhub.run_table import RunTable
 from blendhub.tokens import Tokens
@@ -149,3 +149,17 @@ class NgramMatcher(Matcher):
 def _is_exact(known: StoredTokens, span: Span, prompt: Tokens) -> bool:
     same_prefix = np.array_equal(known.tokens[: span.end], prompt[: span.end])
     return same_prefix and bool(known.exact[span.start : span.end].all())
+
+
+@hookimpl
+def blendhub_matchers() -> list[PluginSpec[Matcher]]:
+    return [
+        PluginSpec(
+            name="ngram",
+            api=2,
+            summary="reuse at any offset, with a dictionary and no compiled code",
+            factory=NgramMatcher,
+            options=NgramOptions,
+            capabilities=("anywhere",),
+        )
+    ]

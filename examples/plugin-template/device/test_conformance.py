@@ -1,0 +1,10 @@
+"""The suite that ships with BlendHub: every sentence of the contract, tested on this device."""
+
+from plain_device.device import PlainDevice
+
+from blendhub.testing import DeviceSuite
+
+
+class TestPlainDevice(DeviceSuite):
+    def create(self) -> PlainDevice:
+        return PlainDevice()

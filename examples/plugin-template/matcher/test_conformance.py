@@ -1,0 +1,10 @@
+"""The suite that ships with BlendHub: every sentence of the contract, tested on this matcher."""
+
+from ngram_matcher import NgramMatcher, NgramOptions
+
+from blendhub.testing import MatcherSuite
+
+
+class TestNgramMatcher(MatcherSuite):
+    def create(self) -> NgramMatcher:
+        return NgramMatcher(NgramOptions(window_tokens=16))

@@ -1,0 +1,12 @@
+"""The suite that ships with BlendHub: every sentence of the contract, tested on this selector."""
+
+from edges_selector import EdgesOptions, EdgesSelector
+
+from blendhub.testing import SelectorSuite
+
+
+class TestEdgesSelector(SelectorSuite):
+    capabilities = ("own_ratio",)
+
+    def create(self) -> EdgesSelector:
+        return EdgesSelector(EdgesOptions(k=8))

@@ -1,0 +1,51 @@
+"""The whole selectors that docs/plugins.md shows: short, and they keep the contract."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from blendhub import Span
+
+PAGE = Path(__file__).parent.parent / "docs" / "plugins.md"
+MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
+
+
+def shown(name: str) -> str:
+    """The whole selector of this name that the page shows."""
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)
+    (code,) = [code for code in examples if f'PluginSpec(name="{name}"' in code]
+    return code
+
+
+@pytest.mark.parametrize("name, most", [("beginnings", 15), ("most_changed", 25)])
+def test_a_whole_selector_is_as_short_as_the_page_promises(site, name, most):
+    code = shown(name)
+    assert len(code.splitlines()) <= most
+    site.install("short-one", code)
+    selector = site.host().create("selector", name)
+    scores = np.arange(50, dtype=np.float32) if selector.probe_layer else None
+    picked = selector.select(MOVED, 0.5, 16, scores)
+    expected = {
+        "beginnings": [Span(10, 15), Span(20, 25), Span(40, 45)],
+        "most_changed": [Span(25, 30), Span(40, 50)],
+    }
+    assert picked == expected[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["beginnings", "most_changed"])
+def test_a_whole_selector_passes_conformance(site, name):
+    site.install("short-one", shown(name))
+    done = subprocess.run(
+        [sys.executable, "-m", "blendhub.cli", "conformance", "selector", name],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site.path), os.environ.get("PYTHONPATH", "")])},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 failed" in done.stdout
