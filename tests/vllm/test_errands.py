@@ -1,6 +1,8 @@
 """The thread that asks the hub: real hubs that are down, come, stand still and go."""
 
 import logging
+import os
+import signal
 import threading
 import time
 
@@ -13,7 +15,7 @@ import msgspec
 
 from blendhub import PluginHost, Span
 from blendhub.config import HubConfig
-from blendhub.errors import BlendHubError, PeerGone
+from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
@@ -22,6 +24,7 @@ from blendhub.vllm.errands import Errands
 from blendhub.vllm.messages import Address
 from blendhub.vllm.sessions import Sessions
 from tests.hub.processes import HubProcess
+from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
@@ -98,12 +101,18 @@ def test_what_is_asked_in_order_is_done_in_order(errands):
     assert done == list(range(50))
 
 
-def test_while_the_hub_does_not_answer_nobody_waits_for_it(hub, errands):
-    errands._sessions.ready(HOME)._down.set()
-    with pytest.raises(PeerGone):
-        errands.client(HOME)
-    with pytest.raises(PeerGone):
-        errands.run(salted("b"), lambda client: client).result(0.5)
+def test_while_the_hub_stands_still_everything_fails_at_once(hub, errands):
+    with standing_still(hub):
+        with pytest.raises(DeadlineExceeded):
+            errands.client(HOME).submit_lookup(TOKENS, timeout=0.05).result()
+        started = time.monotonic()
+        assert not errands.is_up
+        with pytest.raises(PeerGone):
+            errands.client(HOME)
+        with pytest.raises(PeerGone):
+            errands.run(salted("b"), lambda client: client).result(5)
+        assert time.monotonic() - started < 1
+    eventually(lambda: errands.is_up)
 
 
 def test_nothing_is_asked_between_the_wish_to_forget_and_its_fulfilment(errands):
@@ -170,9 +179,6 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
 
 
 def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
-    import os
-    import signal
-
     away.start()
     made = start(Address("zmq", away.endpoint))
     made.reach()
