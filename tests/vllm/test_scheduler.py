@@ -21,6 +21,7 @@ from vllm.v1.request import Request
 from blendhub import PluginHost
 from blendhub.arena_view import SHM
 from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.errors import LeaseError
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.vllm.gate import Gate
@@ -506,6 +507,25 @@ def test_after_a_clear_nothing_from_before_is_found_or_stored(engine):
     engine.end(computing, 64)
     assert engine.found(document, exact=True) == set() == engine.found(prompt, exact=True)
     assert engine.gauge("write_leases") == 0
+
+
+def test_what_the_workers_have_yet_to_commit_when_all_is_cleared_is_not_stored(engine):
+    prompt = text(0, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 32))
+    request.append_output_token_ids(1)
+    request.num_computed_tokens = 64
+    assert engine.side.ended(request, [1, 2, 3, 4])[0]
+    plan = engine.side.plan(SchedulerOutput.make_empty())
+    (save,) = plan.saves
+    assert plan.ending == {"a"} and save.span.end == 64
+    engine.side.clear()
+    engine.settle()
+    with pytest.raises(LeaseError):
+        engine.client.commit(save.right, 64)
+    assert engine.found(prompt, exact=True) == set()
 
 
 def test_a_clear_does_not_wait_for_a_hub_that_stands_still(engine):
