@@ -25,9 +25,11 @@ from vllm.platforms import current_platform
 
 from blendhub.contracts import Selector
 from blendhub.errors import LayoutMismatch, Unsupported
+from blendhub.hookspecs import EngineInfo
 from blendhub.host import PluginHost
 from blendhub.hub.embedded import EmbeddedHub, HubInThread
 from blendhub.layout import Namespace
+from blendhub.observers import Observers
 from blendhub.vllm.fingerprint import fingerprint
 from blendhub.vllm.gate import Gate, closed, examine
 from blendhub.vllm.messages import Address, Introduction, StepPlan, WorkerReport
@@ -67,6 +69,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._engine_id = str(self._kv_transfer_config.engine_id)
         self._scheduler: SchedulerSide | None = None
         self._hub: EmbeddedHub | None = None
+        self._observers: Observers | None = None
         self._worker: Worker | None = None
         self._model: EngineModel | None = None
         self._gate: Gate | None = None
@@ -180,8 +183,26 @@ class BlendHubConnector(KVConnectorBase_V1):
             max_model_len=self._vllm_config.model_config.max_model_len,
             namespace=namespace,
         )
+        self._observers = Observers(self._host.observers())
         self._scheduler = SchedulerSide(
-            self._vllm_config, self._settings, admission, self._reach_hub(), self._engine_id, self._host, facts
+            self._vllm_config,
+            self._settings,
+            admission,
+            self._reach_hub(),
+            self._engine_id,
+            self._host,
+            facts,
+            self._observers,
+        )
+        assert self._settings.device
+        self._observers.engine_started(
+            EngineInfo(
+                engine=self._engine_id,
+                model=namespace.model,
+                device=self._settings.device.name,
+                matchers=tuple(choice.name for choice in self._settings.matchers),
+                selector=self._settings.selector.name,
+            )
         )
         if self._kv_cache_manager:
             self.bind_kv_cache_manager(self._kv_cache_manager)
@@ -271,6 +292,9 @@ class BlendHubConnector(KVConnectorBase_V1):
         scheduler, self._scheduler = self._scheduler, None
         if scheduler:
             scheduler.close()
+        observers, self._observers = self._observers, None
+        if observers:
+            observers.engine_stopping()
         hub, self._hub = self._hub, None
         if hub:
             hub.close()

@@ -15,7 +15,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub.errors import BlendHubError
+from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
+from blendhub.observers import Observers
 from blendhub.vllm.decision import Refusal, decide
 from blendhub.vllm.errands import Errands
 from blendhub.vllm.lookup import Lookup
@@ -44,8 +46,10 @@ class SchedulerSide:
         engine_id: str,
         host: PluginHost,
         facts: Facts,
+        observers: Observers,
     ) -> None:
         self.counters: Counter[str] = Counter()
+        self._observers = observers
         self._config = config
         self._settings = settings
         self._admission = admission
@@ -179,7 +183,10 @@ class SchedulerSide:
         tracked = self._tracked.pop(request.request_id, None)
         if tracked is None:
             return False, None
-        told = {"blendhub": tracked.report()}
+        report = tracked.report()
+        told = {"blendhub": report}
+        facts = {"request": tracked.id, "prompt_tokens": request.num_prompt_tokens, **report}
+        self._observers.request_done(msgspec.convert(facts, RequestReport))
         if log.isEnabledFor(logging.DEBUG):
             # Streams and batches of many clients have no other way to see it.
             log.debug("%s", msgspec.json.encode({"request": tracked.id, **told}).decode())

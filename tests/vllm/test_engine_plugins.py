@@ -1,12 +1,15 @@
 """Plugins of a stranger, installed beside BlendHub and picked by name, do their work inside of vLLM."""
 
+import json
 import os
+import time
+from pathlib import Path
 
 import pytest
 
 from blendhub.testing.engine import Engine, disagreement, largest_difference
 from tests.conftest import Site
-from tests.test_template import install_template
+from tests.test_template import PLUGINS, install_template
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -23,7 +26,9 @@ CHOSEN = SETTINGS | {
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    return {"PYTHONPATH": str(install_template(tmp_path_factory.mktemp("template")))}
+    folder = tmp_path_factory.mktemp("template")
+    site = install_template(folder, *PLUGINS, "observer")
+    return {"PYTHONPATH": str(site), "BLENDHUB_REPORTS": str(folder / "reports.jsonl")}
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +71,24 @@ def test_an_exact_prefix_comes_back_bit_for_bit(engine, texts):
     answer = engine.one(prompt)
     assert answer.told["exact_tokens"] == 299 and answer.told["moved_tokens"] == 0
     assert (answer.kv(299) == computed).all()
+
+
+def test_an_observer_sees_every_request(engine, environment, texts):
+    document = texts.new(200)
+    engine.one(document)
+    engine.forget()
+    answer = engine.one([*texts.new(40), *document], explain=True)
+    until = time.monotonic() + 10
+    while True:
+        lines = Path(environment["BLENDHUB_REPORTS"]).read_text().splitlines()
+        stored, reused = (json.loads(line) for line in lines[-2:])
+        if reused.get("prompt_tokens") == 240:
+            break
+        assert time.monotonic() < until, lines[-2:]
+        time.sleep(0.05)
+    assert stored["prompt_tokens"] == 200 and "nothing of this prompt is stored" in stored["reason"]
+    assert reused["moved_tokens"] == answer.told["moved_tokens"] > 0
+    assert reused["spans"] == answer.told["spans"]
 
 
 def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):

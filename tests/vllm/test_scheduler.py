@@ -24,6 +24,7 @@ from blendhub.config import HubConfig, Listen, StoreChoice
 from blendhub.errors import LeaseError
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
+from blendhub.observers import Observers
 from blendhub.vllm.gate import Gate
 from blendhub.vllm.messages import Address, Outcome, WorkerReport
 from blendhub.vllm.plugin import register
@@ -63,7 +64,9 @@ class Engine:
         )
         address = address or Address("inproc", hub.inproc_endpoint)
         admission = Admission(config, SETTINGS, Gate(LAYOUT, True, ()), SPACE)
-        self.side = SchedulerSide(config, SETTINGS, admission, address, "engine", HOST, FACTS)
+        self.side = SchedulerSide(
+            config, SETTINGS, admission, address, "engine", HOST, FACTS, Observers(HOST.observers())
+        )
         self.side.storing.block_ids = lambda request: list(range(1, 101))
         self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
         self.saved = []
