@@ -1,4 +1,4 @@
-"""Reads entry points: what each module offers, and what is wrong with those that do not fit."""
+"""Reads entry points: lists the offers of each module, and the faults of modules that do not fit."""
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
@@ -167,7 +167,7 @@ def _checked(spec: Any, kind: str, hook: str) -> dict[str, Any]:
     error = _refusal(spec, kind, hook)
     name, api = (getattr(spec, field, None) for field in ("name", "api"))
     fields = {"api": api if type(api) is int else None, "spec": None if error else spec, "error": error}
-    # Without a name of its own the offer has that of its entry point.
+    # An offer without a valid name has that of its entry point.
     return {**fields, "name": name} if isinstance(name, str) and name else fields
 
 

@@ -47,7 +47,7 @@ class PluginSpec(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """
 
     name: str
-    """What people write in their configuration."""
+    """The name in configurations."""
     api: int
     """The :data:`API_VERSION` that the plugin was written for: a number, never the imported constant."""
     summary: str

@@ -82,7 +82,7 @@ class PluginHost:
         return [offer for offer in self._all() if offer.hooks]
 
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
-        """Make the object called ``name`` from what a person wrote as its options."""
+        """Make the object called ``name`` from the options in a configuration, which are checked first."""
         offer, spec = self._usable(kind, name)
         parsed = parse_options(f"{kind} {name!r}", spec.options, options)
         factory = import_factory(spec.factory, offer.origin) if isinstance(spec.factory, str) else spec.factory

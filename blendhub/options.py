@@ -13,7 +13,7 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def parse_options(owner: str, options: type[T], given: Mapping[str, Any] | None) -> T:
-    """An ``options`` struct from what a person wrote; raises OptionError naming ``owner`` and every mistake."""
+    """Convert options of a configuration; raises OptionError naming ``owner`` and every mistake."""
     mistakes = mistakes_in(owner, options, given)
     if mistakes:
         raise OptionError("; also: ".join(mistakes))
@@ -21,7 +21,7 @@ def parse_options(owner: str, options: type[T], given: Mapping[str, Any] | None)
 
 
 def mistakes_in(owner: str, options: type[msgspec.Struct], given: Any) -> list[str]:
-    """Everything that is wrong with what a person wrote, a sentence each."""
+    """Every mistake in options of a configuration, a sentence each."""
     if given is not None and not isinstance(given, Mapping):
         return [f"{owner}: options must be a mapping of names to values, got {given!r}"]
     found = list(_in_struct(owner, options, given or {}))
@@ -49,7 +49,7 @@ def _in_struct(owner: str, struct: type[msgspec.Struct], given: Mapping[Any, Any
 
 
 def _inside(owner: str, expected: inspect.Type, given: Any) -> Iterator[str]:
-    """What is wrong within the structs that a value consists of."""
+    """The mistakes within the structs of a value."""
     if isinstance(expected, inspect.Metadata):
         yield from _inside(owner, expected.type, given)
     elif isinstance(expected, inspect.UnionType):
@@ -76,7 +76,7 @@ def _misfit(what: str, wanted: Any, expected: inspect.Type, value: Any) -> Itera
 
 
 def _allowed(expected: inspect.Type) -> list[str]:
-    """The words to choose from, if that is what is expected."""
+    """The words to choose from; none if another type is expected."""
     if isinstance(expected, inspect.Metadata):
         return _allowed(expected.type)
     if isinstance(expected, inspect.UnionType):

@@ -1,4 +1,4 @@
-"""What can be wrong with a plugin's spec, found before anything uses it."""
+"""Checks a plugin's spec before it is used."""
 
 import re
 from typing import Any
@@ -14,8 +14,8 @@ FACTORY_NAME = re.compile(r"(?!\d)\w+(\.(?!\d)\w+)*:(?!\d)\w+")
 def fault_of(spec: PluginSpec[Any]) -> str | None:
     """The first fault of a spec, in a sentence that says what belongs there; None if it is sound.
 
-    A Struct does not check what its fields are given, and whatever is wrong here would otherwise surface
-    far away, as somebody else's crash.
+    A Struct does not check the types of its fields, and a fault that is not found here would surface far away, as an
+    error of other code.
     """
     expected: tuple[tuple[str, bool, str], ...] = (
         ("name", isinstance(spec.name, str) and bool(spec.name), "a string that is not empty"),
@@ -38,7 +38,7 @@ def _fault_of_options(options: type[msgspec.Struct]) -> str | None:
         return f"its options {options.__name__} need a default for every field, but have none for {', '.join(required)}"
     try:
         describe_options(options)
-    except Exception as error:  # a stranger's types: whatever msgspec raises about them is the fault
+    except Exception as error:  # any type may stand there: what msgspec raises about it is the fault
         return f"its options {options.__name__} cannot be described: {type(error).__name__}: {error}"
     return None
 

@@ -287,7 +287,7 @@ def test_a_name_offered_twice_is_refused_for_both(site):
     assert isinstance(host.create("matcher", "other"), ReferenceMatcher)
 
 
-def test_whoever_takes_the_name_of_a_built_in_plugin_disables_only_himself(site):
+def test_a_plugin_that_takes_the_name_of_a_built_in_one_disables_only_itself(site):
     """Both were refused, and with them the default of every engine."""
     site.install("a-stranger", offering("[spec(name='prefix'), spec(name='free')]"), version="3.1")
     # Not the name of the real module, which another test may have imported.
@@ -301,7 +301,7 @@ def test_whoever_takes_the_name_of_a_built_in_plugin_disables_only_himself(site)
     assert isinstance(host.create("matcher", "free"), ReferenceMatcher)
 
 
-def test_a_stranger_does_not_get_a_built_in_plugin_s_name_where_that_is_not_installed(site):
+def test_the_name_of_a_built_in_plugin_is_refused_even_where_that_is_not_installed(site):
     site.install("a-stranger", offering("[spec(name='prefix')]"))
     with pytest.raises(PluginError, match=r"'prefix' of a-stranger cannot be used: .*pip install 'blendhub"):
         site.host().create("matcher", "prefix")
@@ -331,7 +331,7 @@ def test_a_known_plugin_that_is_not_installed_is_answered_with_what_to_install(s
 
 
 def test_the_table_of_homes_is_that_of_the_repository_s_distributions():
-    """Whoever adds a plugin here, or renames one, has to tell people how to install it."""
+    """A plugin added or renamed here needs its line in the table, which says how to install it."""
     root = Path(__file__).parent.parent
     extras = tomllib.loads((root / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     registered = {}

@@ -1,4 +1,4 @@
-"""Observers: real plugins, called in order on a thread of their own, that cannot slow down or fail what they watch."""
+"""Observers: real plugins, called in order on a separate thread, that cannot slow down or fail an engine."""
 
 import logging
 import sys
@@ -66,7 +66,7 @@ def seeing(site):
     return sys.modules["seeing_things"]
 
 
-def test_observers_see_everything_in_order_on_a_thread_of_their_own(site, seeing):
+def test_observers_see_everything_in_order_on_a_separate_thread(site, seeing):
     observers = Observers(site.host().observers())
     observers.engine_started(INFO)
     for number in range(3):
@@ -104,7 +104,7 @@ def test_an_observer_s_error_is_named_and_counted_and_harms_no_other(site, seein
     assert [what for what, *_ in seeing.seen] == ["done", "done", "done", "stopping"]
 
 
-def test_a_slow_observer_keeps_nobody_waiting_and_what_it_misses_is_counted(site, seeing, caplog):
+def test_a_slow_observer_delays_no_caller_and_the_calls_it_misses_are_counted(site, seeing, caplog):
     seeing.may_go_on.clear()
     observers = Observers(site.host().observers(), max_waiting=3)
     observers.engine_started(INFO)

@@ -1,4 +1,4 @@
-"""``blendhub plugins``: what is installed, what each can do, and what keeps some from running."""
+"""``blendhub plugins``: lists installed plugins, their capabilities, and the reasons why some cannot run."""
 
 import argparse
 import sys

@@ -128,7 +128,7 @@ def _described(scores: object) -> str:
 
 
 def _checked_picks(picks: object, moved: Sequence[Span]) -> list[Span]:
-    """The picks, joined. What is picked is computed and written, so it must lie in what the request may write."""
+    """The picks, joined. Their KV is computed and written, so they must lie in the moved spans."""
     if not isinstance(picks, list) or not all(map(_is_span, picks)):
         raise BrokenContract(f"it should return a list of Span of int, got {picks!r:.100}")
     ascend = all(map(len, picks)) and all(one.end <= other.start for one, other in pairwise(picks))

@@ -1,7 +1,7 @@
-"""A matcher that is slow and obviously right, and what it says about the answers of others.
+"""A slow and simple matcher, by which the answers of others are judged.
 
 It keeps every run whole, compares every position of a prompt with every position of every run, and hashes
-nothing. The conformance suite tells it and the matcher under test the same things.
+nothing. The conformance suite makes the same calls to it and to the matcher under test.
 """
 
 import threading
@@ -20,7 +20,7 @@ Flags = npt.NDArray[np.bool_]
 
 
 class ReferenceRun:
-    """A run as it was told: its whole sequence, and for each position whether it is stored, and as exact."""
+    """A run as it was added: its whole sequence, and for each position whether it is stored, and as exact."""
 
     def __init__(self, tokens: Tokens, start: int) -> None:
         self.tokens = tokens.copy()
@@ -29,7 +29,7 @@ class ReferenceRun:
         self.end = start
 
     def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
-        """Store ``span``; what the run was told to hold before the span stays as it was."""
+        """Store ``span``; the positions before the span stay as they were."""
         self.tokens = np.concatenate([self.tokens[: self.end], tokens[self.end :]])
         self.stored = np.concatenate([self.stored[: self.end], np.zeros(len(tokens) - self.end, bool)])
         self.exact = np.concatenate([self.exact[: self.end], np.zeros(len(tokens) - self.end, bool)])
@@ -162,7 +162,7 @@ def _spans_of(flags: Flags, at_least: int = 1) -> list[Span]:
 
 
 def _furthest_first(candidates: list[Match]) -> list[Match]:
-    """Disjoint, ascending pieces: whoever reaches furthest is followed to its end."""
+    """Disjoint, ascending pieces: the match that reaches furthest is followed to its end."""
     furthest: dict[int, Match] = {}
     for match in candidates:
         start = match.span.start

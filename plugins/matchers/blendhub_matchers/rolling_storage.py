@@ -12,7 +12,7 @@ HUGE_PAGE = 1 << 21
 class GrowingArray:
     """A zero-filled array over anonymous memory that the kernel can enlarge without holding it twice.
 
-    Growing invalidates ``view``: whoever keeps one across a call to ``grow`` makes that call fail.
+    Growing invalidates ``view``: a view that is kept across a call to ``grow`` makes that call fail.
     """
 
     def __init__(self, dtype: npt.DTypeLike, rows: int, width: int = 0) -> None:
