@@ -254,7 +254,7 @@ def test_a_factory_may_be_named_and_is_imported_on_first_use(site):
 
 def test_a_factory_without_options_is_called_without_arguments(site):
     site.install("mine-plugin", offering("[PluginSpec(name='bare', api=2, summary='', factory=Bare)]"))
-    assert site.host().create("matcher", "bare").guaranteed_tokens == 1
+    assert site.host().create("matcher", "bare").reach == "anywhere"
 
 
 NAMED_FACTORIES = {
