@@ -100,6 +100,17 @@ class ShufflesAnew(Sound):
         return np.random.default_rng().permutation(question.positions).tolist()
 
 
+class BreaksTiesByChance(Sound):
+    """Each object by its own."""
+
+    def __init__(self) -> None:
+        self._random = np.random.default_rng()
+
+    def ranked(self, question: Question) -> list[int]:
+        finite = np.nan_to_num(question.scores, nan=np.inf, neginf=np.inf)
+        return sorted(self._random.permutation(question.positions).tolist(), key=lambda at: -finite[at])
+
+
 class RemembersHowOftenItWasAsked(SoundWithoutProbe):
     asked = 0
 
@@ -198,6 +209,7 @@ FAULTS = [
     (AnswersInNumpy, IN_ORDER),
     (GivesUpAboveHalf, "test_a_larger_ratio_never_picks_fewer"),
     (ShufflesAnew, "test_two_instances_agree"),
+    (BreaksTiesByChance, "test_equal_scores_are_decided_alike_by_every_object"),
     (RemembersHowOftenItWasAsked, "test_what_was_asked_before_does_not_matter"),
     (DependsOnTheHashSeed, "test_a_process_with_another_hash_seed_agrees"),
     (LovesLowScores, "test_more_is_picked_where_scores_are_high"),

@@ -11,7 +11,7 @@ from blendhub import Match, Span
 from blendhub.contracts import Matcher
 from blendhub.errors import InvalidInput
 from blendhub.testing import MatcherSuite, ReferenceMatcher
-from blendhub.testing.checks import Twins
+from blendhub.testing.checks import MatcherWithOracle
 from blendhub.testing.matchers.base import Writer
 from blendhub.testing.reference import ReferenceRun
 from blendhub.tokens import as_tokens
@@ -176,6 +176,23 @@ FAULTS = [
 ]
 
 
+class SUITE_OF_ReferenceMatcher(MatcherSuite):
+    entries = 40
+
+    def create(self) -> Matcher:
+        return ReferenceMatcher("anywhere", 16)
+
+
+@pytest.mark.parametrize("reach, test", sorted({(reach, test) for _, reach, test in FAULTS}))
+def test_without_a_fault_there_is_nothing_to_catch(reach: Any, test: str) -> None:
+    class Suite(SUITE_OF_ReferenceMatcher):
+        def create(self) -> Matcher:
+            return ReferenceMatcher(reach, 16)
+
+    Suite.__qualname__ = "SUITE_OF_ReferenceMatcher"
+    assert _passes(Suite(), test)
+
+
 @pytest.mark.usefixtures("without_shrinking")
 @pytest.mark.parametrize("faulty, reach, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
 def test_suite_catches(faulty: type[ReferenceMatcher], reach: Any, test: str) -> None:
@@ -206,7 +223,7 @@ def _passes(suite: MatcherSuite, name: str) -> bool:
         matcher = suite.create()
         offered = {
             "matcher": matcher,
-            "twins": Twins(matcher, suite.separator),
+            "checked": MatcherWithOracle(matcher, suite.separator),
             "writer": Writer(matcher, suite.separator),
             **given,
         }

@@ -39,10 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     target = Target(arguments.kind, arguments.name, _options(arguments.options))
     # Here, and not only inside pytest, so that a wrong name or option is one line and not a failed collection.
     target.suite()
-    # The directory one stands in may hold a pytest configuration of its own: it must not change the verdict.
+    # The current directory may hold a pytest configuration, which must not change the result.
     with tempfile.TemporaryDirectory() as root:
         alone = ["--rootdir", root, "-c", os.devnull, "-p", "no:cacheprovider", "--import-mode=importlib"]
-        report = ["-q", "--tb=short", "-rN", "-p", "blendhub.cli.verdict", "-k", arguments.expression]
+        report = ["-q", "--tb=short", "-rN", "-p", "blendhub.cli.pytest_summary", "-k", arguments.expression]
         return subprocess.run(
             [sys.executable, "-m", "pytest", SUITE_FILE, *alone, *report],
             env={**os.environ, VARIABLE: target.encode(), "HYPOTHESIS_STORAGE_DIRECTORY": root},

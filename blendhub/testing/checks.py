@@ -73,8 +73,8 @@ def _ends(span: Span) -> tuple[int, int]:
     return span.start, span.end
 
 
-class Twins:
-    """The matcher under test and the reference: they are told the same, and every answer is judged."""
+class MatcherWithOracle:
+    """The matcher under test and the reference: both get the same calls, and every answer is judged."""
 
     def __init__(self, matcher: Matcher, separator: tuple[int, ...]) -> None:
         self.matcher = matcher

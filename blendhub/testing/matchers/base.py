@@ -11,7 +11,7 @@ from blendhub.contracts.matcher import Matcher
 from blendhub.host import PluginHost
 from blendhub.options import parse_options
 from blendhub.plan import Span
-from blendhub.testing.checks import Twins
+from blendhub.testing.checks import MatcherWithOracle
 from blendhub.tokens import Tokens
 
 
@@ -77,8 +77,8 @@ class MatcherTests(ABC):
         return self.create()
 
     @pytest.fixture
-    def twins(self, matcher: Matcher) -> Twins:
-        return Twins(matcher, self.separator)
+    def checked(self, matcher: Matcher) -> MatcherWithOracle:
+        return MatcherWithOracle(matcher, self.separator)
 
     @pytest.fixture
     def writer(self, matcher: Matcher) -> Writer:

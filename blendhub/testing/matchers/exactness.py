@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from blendhub.plan import Match, Span
-from blendhub.testing.checks import Twins, covers
+from blendhub.testing.checks import MatcherWithOracle, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
 
 
@@ -19,43 +19,45 @@ class ExactnessTests(MatcherTests):
     That no match says so wrongly is checked at every match of every test; here stand the cases by name.
     """
 
-    def test_a_prefix_stored_as_exact_is_exact(self, twins: Twins, writer: Writer) -> None:
-        self.needs_reach(twins.matcher, "prefix")
+    def test_a_prefix_stored_as_exact_is_exact(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        self.needs_reach(checked.matcher, "prefix")
         text = writer.text()
-        twins.add(1, text)
-        found = twins.match(np.concatenate([text, writer.text()]))
+        checked.add(1, text)
+        found = checked.match(np.concatenate([text, writer.text()]))
         assert exact_tokens(found) == len(text)
 
-    def test_what_was_blended_is_not_exact(self, twins: Twins, writer: Writer) -> None:
+    def test_what_was_blended_is_not_exact(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
-        twins.add(1, text, exact=False)
-        found = twins.match(text)
+        checked.add(1, text, exact=False)
+        found = checked.match(text)
         assert covers(found, Span(0, len(text)))
         assert exact_tokens(found) == 0
 
-    def test_moved_text_is_not_exact(self, twins: Twins, writer: Writer) -> None:
+    def test_moved_text_is_not_exact(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
-        twins.add(1, text)
+        checked.add(1, text)
         prompt, _ = writer.joined(writer.text(3), text)
-        assert exact_tokens(twins.match(prompt)) == 0
+        assert exact_tokens(checked.match(prompt)) == 0
 
-    def test_the_same_position_after_another_prefix_is_not_exact(self, twins: Twins, writer: Writer) -> None:
+    def test_the_same_position_after_another_prefix_is_not_exact(
+        self, checked: MatcherWithOracle, writer: Writer
+    ) -> None:
         text = writer.text()
-        twins.add(1, writer.joined(writer.text(20), text)[0])
+        checked.add(1, writer.joined(writer.text(20), text)[0])
         prompt, _ = writer.joined(writer.text(20), text)
-        assert exact_tokens(twins.match(prompt)) == 0
+        assert exact_tokens(checked.match(prompt)) == 0
 
-    def test_the_prefix_counts_even_where_it_is_not_stored(self, twins: Twins, writer: Writer) -> None:
+    def test_the_prefix_counts_even_where_it_is_not_stored(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         stored, spans = writer.joined(writer.text(20), text)
-        twins.add(1, stored, spans[1])
+        checked.add(1, stored, spans[1])
         prompt, _ = writer.joined(writer.text(20), text)
-        assert exact_tokens(twins.match(prompt)) == 0
+        assert exact_tokens(checked.match(prompt)) == 0
 
-    def test_a_run_may_become_inexact_as_it_grows(self, twins: Twins, writer: Writer) -> None:
+    def test_a_run_may_become_inexact_as_it_grows(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text(2 * writer.length)
-        twins.add(1, text, Span(0, writer.length))
-        twins.add(1, text, Span(writer.length, len(text)), exact=False)
-        found = twins.match(text)
+        checked.add(1, text, Span(0, writer.length))
+        checked.add(1, text, Span(writer.length, len(text)), exact=False)
+        found = checked.match(text)
         assert covers(found, Span(0, len(text)))
         assert exact_tokens(found) <= writer.length

@@ -5,7 +5,7 @@ import pytest
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.plan import Span
-from blendhub.testing.checks import Twins, covers, touches
+from blendhub.testing.checks import MatcherWithOracle, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.tokens import Tokens
 
@@ -31,128 +31,130 @@ class FindingTests(MatcherTests):
         assert matcher.reach in ("prefix", "segments", "anywhere")
         assert type(matcher.guaranteed_tokens) is int and matcher.guaranteed_tokens >= 1
 
-    def test_nothing_stored_nothing_found(self, twins: Twins, writer: Writer) -> None:
-        assert twins.match(writer.text()) == []
+    def test_nothing_stored_nothing_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        assert checked.match(writer.text()) == []
 
-    def test_a_stored_text_is_found_whole(self, twins: Twins, writer: Writer) -> None:
+    def test_a_stored_text_is_found_whole(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
-        twins.add(7, text)
-        found = twins.match(text)
+        checked.add(7, text)
+        found = checked.match(text)
         assert covers(found, Span(0, len(text)))
         assert {match.run for match in found} == {7}
 
-    def test_a_text_that_was_never_stored_is_not_found(self, twins: Twins, writer: Writer) -> None:
-        twins.add(1, writer.text())
-        assert twins.match(writer.text()) == []
+    def test_a_text_that_was_never_stored_is_not_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        checked.add(1, writer.text())
+        assert checked.match(writer.text()) == []
 
-    def test_an_empty_prompt_has_no_matches(self, twins: Twins, writer: Writer) -> None:
-        twins.add(1, writer.text())
-        assert twins.match(np.array([], np.uint32)) == []
+    def test_an_empty_prompt_has_no_matches(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        checked.add(1, writer.text())
+        assert checked.match(np.array([], np.uint32)) == []
 
-    def test_prompts_around_the_guaranteed_length(self, twins: Twins, writer: Writer) -> None:
+    def test_prompts_around_the_guaranteed_length(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
-        twins.add(1, text)
-        guaranteed = twins.matcher.guaranteed_tokens
+        checked.add(1, text)
+        guaranteed = checked.matcher.guaranteed_tokens
         for length in {1, 2, guaranteed - 1, guaranteed, guaranteed + 1}:
-            twins.match(text[:length])
+            checked.match(text[:length])
 
-    def test_runs_shorter_than_the_guarantee(self, twins: Twins, writer: Writer) -> None:
-        for run, length in enumerate((1, 2, max(1, twins.matcher.guaranteed_tokens - 1))):
+    def test_runs_shorter_than_the_guarantee(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        for run, length in enumerate((1, 2, max(1, checked.matcher.guaranteed_tokens - 1))):
             text = writer.text(length)
-            twins.add(run, text)
-            twins.match(text)
+            checked.add(run, text)
+            checked.match(text)
 
-    def test_a_prompt_that_goes_on_differently(self, twins: Twins, writer: Writer) -> None:
+    def test_a_prompt_that_goes_on_differently(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text, other = writer.text(), writer.text()
-        twins.add(1, text)
+        checked.add(1, text)
         for agreed in (1, len(text) // 2, len(text) - 1, len(text)):
-            found = twins.match(np.concatenate([text[:agreed], other]))
+            found = checked.match(np.concatenate([text[:agreed], other]))
             assert not touches(found, Span(agreed, agreed + len(other)))
 
-    def test_one_changed_token_is_never_covered(self, twins: Twins, writer: Writer) -> None:
+    def test_one_changed_token_is_never_covered(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
-        twins.add(1, text)
+        checked.add(1, text)
         for changed in (0, 1, len(text) // 2, len(text) - 1):
             prompt = text.copy()
             prompt[changed] ^= 1
-            assert not touches(twins.match(prompt), Span(changed, changed + 1))
+            assert not touches(checked.match(prompt), Span(changed, changed + 1))
 
-    def test_five_tokens_missing_inside(self, twins: Twins, writer: Writer) -> None:
+    def test_five_tokens_missing_inside(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """Both ends agree with the run; what follows the cut stands five positions earlier."""
         head, tail = writer.text(), writer.text()
-        twins.add(1, np.concatenate([head, writer.text(5), tail]))
-        twins.match(np.concatenate([head, tail]))
+        checked.add(1, np.concatenate([head, writer.text(5), tail]))
+        checked.match(np.concatenate([head, tail]))
 
-    def test_text_at_another_offset(self, twins: Twins, writer: Writer) -> None:
-        self.needs_reach(twins.matcher, "segments", "anywhere")
+    def test_text_at_another_offset(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        self.needs_reach(checked.matcher, "segments", "anywhere")
         text = writer.text()
         stored, _ = writer.joined(writer.text(13), text, writer.text())
-        twins.add(1, stored)
+        checked.add(1, stored)
         prompt, spans = writer.joined(writer.text(50), text, writer.text(3))
-        assert covers(twins.match(prompt), spans[1])
+        assert covers(checked.match(prompt), spans[1])
 
-    def test_texts_in_another_order(self, twins: Twins, writer: Writer) -> None:
-        self.needs_reach(twins.matcher, "segments", "anywhere")
+    def test_texts_in_another_order(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        self.needs_reach(checked.matcher, "segments", "anywhere")
         texts = [writer.text(writer.length + i) for i in range(4)]
         for run, order in enumerate(((0, 1), (2, 3))):
-            twins.add(run, writer.joined(*(texts[i] for i in order))[0])
+            checked.add(run, writer.joined(*(texts[i] for i in order))[0])
         prompt, spans = writer.joined(*(texts[i] for i in (3, 1, 0, 2)))
-        found = twins.match(prompt)
+        found = checked.match(prompt)
         assert all(covers(found, span) for span in spans)
 
-    def test_the_same_text_twice_in_one_prompt(self, twins: Twins, writer: Writer) -> None:
-        self.needs_reach(twins.matcher, "segments", "anywhere")
+    def test_the_same_text_twice_in_one_prompt(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        self.needs_reach(checked.matcher, "segments", "anywhere")
         text = writer.text()
-        twins.add(1, text)
+        checked.add(1, text)
         prompt, spans = writer.joined(text, writer.text(9), text)
-        found = twins.match(prompt)
+        found = checked.match(prompt)
         assert covers(found, spans[0]) and covers(found, spans[2])
 
-    def test_overlapping_candidates(self, twins: Twins, writer: Writer) -> None:
+    def test_overlapping_candidates(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """Two runs share the middle text; the prompt holds all three texts and every one is found once."""
-        self.needs_reach(twins.matcher, "segments", "anywhere")
+        self.needs_reach(checked.matcher, "segments", "anywhere")
         first, middle, last = writer.text(), writer.text(), writer.text()
-        twins.add(1, writer.joined(first, middle)[0])
-        twins.add(2, writer.joined(middle, last)[0])
+        checked.add(1, writer.joined(first, middle)[0])
+        checked.add(2, writer.joined(middle, last)[0])
         prompt, spans = writer.joined(first, middle, last)
-        found = twins.match(prompt)
+        found = checked.match(prompt)
         assert all(covers(found, span) for span in spans)
 
-    def test_a_run_that_repeats_itself(self, twins: Twins, writer: Writer) -> None:
+    def test_a_run_that_repeats_itself(self, checked: MatcherWithOracle, writer: Writer) -> None:
         token = np.full(3 * writer.length, 7, np.uint32)
-        twins.add(1, token)
-        twins.add(2, np.concatenate([writer.text(5), token[: writer.length]]))
-        twins.match(token)
-        twins.match(np.concatenate([token[: writer.length], writer.text(4), token]))
+        checked.add(1, token)
+        checked.add(2, np.concatenate([writer.text(5), token[: writer.length]]))
+        checked.match(token)
+        checked.match(np.concatenate([token[: writer.length], writer.text(4), token]))
 
-    def test_token_ids_at_the_edges_of_uint32(self, twins: Twins, writer: Writer) -> None:
+    def test_token_ids_at_the_edges_of_uint32(self, checked: MatcherWithOracle, writer: Writer) -> None:
         edges = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
         mixed = np.random.default_rng(3).choice(edges, writer.length)
         for run, text in enumerate((mixed, *(np.full(writer.length, edge, np.uint32) for edge in edges))):
-            twins.add(run, text)
-            twins.match(text)
-        twins.match(np.concatenate([mixed[1:], mixed]))
+            checked.add(run, text)
+            checked.match(text)
+        checked.match(np.concatenate([mixed[1:], mixed]))
 
-    def test_thue_morse_texts_do_not_collide(self, twins: Twins) -> None:
+    def test_thue_morse_texts_do_not_collide(self, checked: MatcherWithOracle) -> None:
         """Such a text of 2**11 tokens and its complement have one polynomial hash modulo 2**64, for any base."""
         text = _thue_morse(11)
         complement = np.uint32(1) - text
         # The offset keeps both texts clear of the default separator.
-        twins.add(1, text + np.uint32(5))
-        twins.match(complement + np.uint32(5))
-        twins.add(2, complement + np.uint32(5))
-        twins.match(complement + np.uint32(5))
+        checked.add(1, text + np.uint32(5))
+        checked.match(complement + np.uint32(5))
+        checked.add(2, complement + np.uint32(5))
+        checked.match(complement + np.uint32(5))
 
     @pytest.mark.parametrize("base, modulus", CRAFTED_DIFFERENCES)
-    def test_five_tokens_crafted_to_collide(self, twins: Twins, writer: Writer, base: int, modulus: int) -> None:
+    def test_five_tokens_crafted_to_collide(
+        self, checked: MatcherWithOracle, writer: Writer, base: int, modulus: int
+    ) -> None:
         difference = CRAFTED_DIFFERENCES[base, modulus]
         assert sum(d * base ** (4 - i) for i, d in enumerate(difference)) % modulus == 0, "this is no collision"
         text = np.random.default_rng(4).integers(10_000, 20_000, writer.length).astype(np.uint32)
         forged = text.astype(np.int64)
         middle = len(text) // 2
         forged[middle : middle + 5] += difference
-        twins.add(1, text)
-        found = twins.match(forged.astype(np.uint32))
+        checked.add(1, text)
+        found = checked.match(forged.astype(np.uint32))
         changed = [middle + i for i, d in enumerate(difference) if d]
         assert not any(touches(found, Span(at, at + 1)) for at in changed)
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.plan import Span
-from blendhub.testing.checks import Twins
+from blendhub.testing.checks import MatcherWithOracle
 from blendhub.testing.matchers.base import MatcherTests
 from blendhub.tokens import Tokens
 
@@ -42,8 +42,8 @@ class History(RuleBasedStateMachine):
 
     def __init__(self, create: Callable[[], Matcher], separator: tuple[int, ...]) -> None:
         super().__init__()
-        self.twins = Twins(create(), separator)
-        self.unit = max(8, self.twins.matcher.guaranteed_tokens)
+        self.checked = MatcherWithOracle(create(), separator)
+        self.unit = max(8, self.checked.matcher.guaranteed_tokens)
         self.separator = np.array(separator, np.uint32)
         # Separators must occur in the texts, or there would be no segments to find.
         alphabet = np.array([*separator, 1, 2, 2**32 - 1], np.uint32)
@@ -65,7 +65,7 @@ class History(RuleBasedStateMachine):
 
     def stored_texts(self) -> list[Tokens]:
         """The runs, or each long segment of them: a cut through a segment would leave nothing to find."""
-        reference = self.twins.reference
+        reference = self.checked.reference
         runs = [run.tokens for run in reference.runs.values()]
         if reference.reach != "segments":
             return runs
@@ -77,51 +77,51 @@ class History(RuleBasedStateMachine):
         """Matches of an empty matcher teach nothing."""
         for run, order in enumerate(((-1, 2, 0), (1, 3, 4, -1))):
             parts = [part for i in order for part in (self.tapes[i], self.separator)]
-            self.twins.add(run, np.concatenate(parts))
+            self.checked.add(run, np.concatenate(parts))
 
     @rule(data=st.data(), run=st.sampled_from(RUNS), exact=st.booleans())
     def add(self, data: st.DataObject, run: int, exact: bool) -> None:
         """A new run, or the growth of a known one; the sequence may go on after the span."""
-        known = self.twins.reference.runs.get(run)
+        known = self.checked.reference.runs.get(run)
         new = self.text(data)
         cut = data.draw(st.integers(1, len(new)), label="stored tokens")
         if known is None:
             first = data.draw(st.integers(0, cut - 1), label="first stored position")
-            self.twins.add(run, new, Span(first, cut), exact)
+            self.checked.add(run, new, Span(first, cut), exact)
         else:
             tokens = np.concatenate([known.tokens[: known.end], new])
-            self.twins.add(run, tokens, Span(known.end, known.end + cut), exact)
+            self.checked.add(run, tokens, Span(known.end, known.end + cut), exact)
 
-    @precondition(lambda self: self.twins.reference.runs)
+    @precondition(lambda self: self.checked.reference.runs)
     @rule(data=st.data())
     def discard(self, data: st.DataObject) -> None:
         """Part of a stretch that is stored, or all of it."""
-        run, known = data.draw(st.sampled_from(sorted(self.twins.reference.runs.items())), label="run")
+        run, known = data.draw(st.sampled_from(sorted(self.checked.reference.runs.items())), label="run")
         stored = np.flatnonzero(known.stored)
         start = int(data.draw(st.sampled_from(stored.tolist()), label="start"))
         missing = np.flatnonzero(~known.stored[start:])
         end = start + int(missing[0]) if len(missing) else len(known.stored)
-        self.twins.discard(run, Span(start, data.draw(st.integers(start + 1, end), label="end")))
+        self.checked.discard(run, Span(start, data.draw(st.integers(start + 1, end), label="end")))
 
-    @precondition(lambda self: len(self.twins.reference.runs) == len(RUNS))
+    @precondition(lambda self: len(self.checked.reference.runs) == len(RUNS))
     @rule()
     def discard_everything(self) -> None:
         """Token by token, once all ids are taken; then nothing is found."""
-        runs = dict(self.twins.reference.runs)
+        runs = dict(self.checked.reference.runs)
         for run, known in sorted(runs.items()):
             for position in np.flatnonzero(known.stored).tolist():
-                self.twins.discard(run, Span(position, position + 1))
-        assert len(self.twins.matcher) == 0
+                self.checked.discard(run, Span(position, position + 1))
+        assert len(self.checked.matcher) == 0
         for known in runs.values():
-            assert self.twins.matcher.match(known.tokens) == []
+            assert self.checked.matcher.match(known.tokens) == []
 
     @rule(data=st.data())
     def match(self, data: st.DataObject) -> None:
-        self.twins.match(self.text(data, pieces=5))
+        self.checked.match(self.text(data, pieces=5))
 
     @invariant()
     def holds_as_many_tokens(self) -> None:
-        assert len(self.twins.matcher) == len(self.twins.reference)
+        assert len(self.checked.matcher) == len(self.checked.reference)
 
 
 class HistoryTests(MatcherTests):
@@ -142,7 +142,7 @@ class HistoryTests(MatcherTests):
                 deadline=None,
                 database=None,
                 report_multiple_bugs=False,
-                derandomize=True,  # a verdict must not depend on luck
+                derandomize=True,  # the result must not depend on chance
                 suppress_health_check=list(HealthCheck),
             ),
         )

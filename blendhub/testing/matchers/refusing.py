@@ -10,7 +10,7 @@ import pytest
 from blendhub.contracts.matcher import Matcher
 from blendhub.errors import InvalidInput
 from blendhub.plan import Span
-from blendhub.testing.checks import Twins, covers
+from blendhub.testing.checks import MatcherWithOracle, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.tokens import Tokens
 
@@ -74,15 +74,15 @@ class RefusingTests(MatcherTests):
         assert (len(matcher), matcher.nbytes, matcher.match(probe)) == before
 
     @pytest.mark.parametrize("form", GOOD_BUFFERS)
-    def test_accepts(self, twins: Twins, writer: Writer, form: str) -> None:
+    def test_accepts(self, checked: MatcherWithOracle, writer: Writer, form: str) -> None:
         text = writer.text()
         buffer = GOOD_BUFFERS[form](text)
-        twins.add(1, text)
-        plain = twins.match(text)
-        assert twins.matcher.match(buffer) == plain
-        twins.discard(1, Span(0, len(text)))
-        twins.matcher.add(1, buffer, Span(0, len(text)))
-        found = twins.matcher.match(text)
+        checked.add(1, text)
+        plain = checked.match(text)
+        assert checked.matcher.match(buffer) == plain
+        checked.discard(1, Span(0, len(text)))
+        checked.matcher.add(1, buffer, Span(0, len(text)))
+        found = checked.matcher.match(text)
         assert found == plain and covers(found, Span(0, len(text)))
 
     @pytest.mark.parametrize("form", BAD_BUFFERS)

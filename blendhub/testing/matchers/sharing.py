@@ -8,20 +8,20 @@ import msgspec
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.plan import Span
-from blendhub.testing.checks import Twins, check_matches, covers, touches
-from blendhub.testing.episode import answers_elsewhere
+from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
+from blendhub.testing.run_in_subprocess import run_in_subprocess
 
 
 class SharingTests(MatcherTests):
     """Calls from several threads act as wholes, and the same calls give the same matches everywhere."""
 
-    def test_one_thread_adds_while_another_matches(self, twins: Twins, writer: Writer) -> None:
+    def test_one_thread_adds_while_another_matches(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """A run that comes and goes is found whole or not at all; one that stays is always found."""
-        matcher = twins.matcher
+        matcher = checked.matcher
         staying, passing = writer.text(), writer.text(3 * writer.length)
-        twins.add(1, staying)
-        twins.reference.add(2, passing, Span(0, len(passing)))
+        checked.add(1, staying)
+        checked.reference.add(2, passing, Span(0, len(passing)))
         stop = Event()
 
         def come_and_go() -> int:
@@ -37,7 +37,7 @@ class SharingTests(MatcherTests):
             try:
                 for _ in range(200):
                     found = matcher.match(passing)
-                    check_matches(passing, found, twins.reference)
+                    check_matches(passing, found, checked.reference)
                     whole = Span(0, len(passing))
                     assert covers(found, whole) or not found, "a match saw half of an add or discard"
                     assert covers(matcher.match(staying), Span(0, len(staying)))
@@ -45,8 +45,8 @@ class SharingTests(MatcherTests):
                 stop.set()
             assert writing.result() > 0
 
-    def test_two_threads_add_and_discard_runs_of_their_own(self, twins: Twins, writer: Writer) -> None:
-        matcher = twins.matcher
+    def test_two_threads_add_and_discard_runs_of_their_own(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        matcher = checked.matcher
         texts = [writer.text() for _ in range(40)]
         whole = Span(0, writer.length)
 
@@ -65,14 +65,14 @@ class SharingTests(MatcherTests):
             assert covers(matcher.match(texts[run]), whole)
 
     def test_two_instances_agree(self) -> None:
-        assert self.episode() == self.episode()
+        assert self.answers() == self.answers()
 
     def test_processes_with_other_hash_seeds_agree(self) -> None:
-        here = self.episode()
+        here = self.answers()
         for seed in ("1", "4242"):
-            assert answers_elsewhere(self, seed) == here
+            assert run_in_subprocess(self, seed) == here
 
-    def episode(self) -> list[Any]:
+    def answers(self) -> list[Any]:
         """A story with many ties to decide: texts stored several times, in several neighbourhoods."""
         matcher: Matcher = self.create()
         writer = Writer(matcher, self.separator, seed=8)

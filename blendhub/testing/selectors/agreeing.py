@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from blendhub.contracts import Selector
-from blendhub.testing.episode import answers_elsewhere
+from blendhub.testing.run_in_subprocess import run_in_subprocess
 from blendhub.testing.selectors.base import BLOCKS, MOVED, SelectorTests
 
 
@@ -13,7 +13,7 @@ class AgreeingTests(SelectorTests):
     """The same question gets the same answer from every object in every process, whatever was asked before."""
 
     def test_two_instances_agree(self) -> None:
-        assert self.episode() == self.episode()
+        assert self.answers() == self.answers()
 
     def test_what_was_asked_before_does_not_matter(self, selector: Selector) -> None:
         questions = [(moved, ratio) for moved in MOVED.values() for ratio in (0.1, 0.5)]
@@ -22,9 +22,9 @@ class AgreeingTests(SelectorTests):
         assert forwards == backwards[::-1]
 
     def test_a_process_with_another_hash_seed_agrees(self) -> None:
-        assert answers_elsewhere(self, hash_seed="4242") == self.episode()
+        assert run_in_subprocess(self, hash_seed="4242") == self.answers()
 
-    def episode(self) -> list[Any]:
+    def answers(self) -> list[Any]:
         """Answers to a list of questions, some of them with many ties to decide."""
         selector = self.create()
         answers = []

@@ -99,7 +99,7 @@ class PickingTests(SelectorTests):
             max_examples=100,
             deadline=None,
             database=None,
-            derandomize=True,  # a verdict must not depend on luck
+            derandomize=True,  # the result must not depend on chance
             suppress_health_check=list(HealthCheck),
         )
         @given(data=st.data(), moved=moved_spans(), block_tokens=st.sampled_from([1, 2, 5, 16, 64]))

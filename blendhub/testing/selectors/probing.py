@@ -7,12 +7,12 @@ from blendhub.contracts import Selector
 from blendhub.plan import Span
 from blendhub.testing.selectors.base import MOVED, Scores, SelectorTests, tokens_of
 
-TWINS = [Span(10, 74), Span(80, 144)]
+TWO_SPANS = [Span(10, 74), Span(80, 144)]
 
 
 def high_in(spans: list[Span], value: float) -> Scores:
-    """Scores of a prompt in which both twins moved: ``value`` in these spans, and about 1 elsewhere."""
-    scores = np.random.default_rng(5).uniform(0.5, 1.5, TWINS[-1].end).astype(np.float32)
+    """Scores of a prompt in which both spans moved: ``value`` in these spans, and about 1 elsewhere."""
+    scores = np.random.default_rng(5).uniform(0.5, 1.5, TWO_SPANS[-1].end).astype(np.float32)
     for span in spans:
         scores[span.start : span.end] = value
     return scores
@@ -22,10 +22,10 @@ class ProbingTests(SelectorTests):
     """The higher a score, the more is gained; what is broken counts as the highest."""
 
     @pytest.mark.parametrize("value", [100.0, 1e38, np.inf, -np.inf, np.nan], ids=str)
-    @pytest.mark.parametrize("high", TWINS, ids=["the first", "the second"])
+    @pytest.mark.parametrize("high", TWO_SPANS, ids=["the first", "the second"])
     def test_more_is_picked_where_scores_are_high(self, selector: Selector, high: Span, value: float) -> None:
         self.needs_probe(selector)
-        picks = self.picks(selector, TWINS, 0.5, 1, high_in([high], value))
+        picks = self.picks(selector, TWO_SPANS, 0.5, 1, high_in([high], value))
         inside = tokens_of([span for span in picks if high.start <= span.start < high.end])
         assert inside > tokens_of(picks) - inside, f"picked {picks}, but scores are high in {high}"
 
@@ -34,16 +34,18 @@ class ProbingTests(SelectorTests):
         self.needs_probe(selector)
         highest = float(np.finfo(np.float32).max)
         for ratio in (0.1, 0.5, 0.9):
-            expected = self.picks(selector, TWINS, ratio, 1, high_in([TWINS[1]], highest))
-            assert self.picks(selector, TWINS, ratio, 1, high_in([TWINS[1]], broken)) == expected
+            expected = self.picks(selector, TWO_SPANS, ratio, 1, high_in([TWO_SPANS[1]], highest))
+            assert self.picks(selector, TWO_SPANS, ratio, 1, high_in([TWO_SPANS[1]], broken)) == expected
 
     @pytest.mark.parametrize("value", [0.0, 1.0, 1e38, np.inf, np.nan], ids=str)
-    def test_equal_scores(self, selector: Selector, value: float) -> None:
+    def test_equal_scores_are_decided_alike_by_every_object(self, selector: Selector, value: float) -> None:
+        """An object that breaks ties by chance, or by its place in memory, picks other tokens than another rank's."""
         self.needs_probe(selector)
         for moved in MOVED.values():
             scores = np.full(moved[-1].end, value, np.float32)
             for ratio in (0.0, 0.2, 0.5, 1.0):
-                assert self.picks(selector, moved, ratio, 16, scores) == self.picks(selector, moved, ratio, 16, scores)
+                another = self.picks(self.create(), moved, ratio, 16, scores)
+                assert self.picks(selector, moved, ratio, 16, scores) == another
 
     def test_scores_outside_of_what_moved_mean_nothing(self, selector: Selector) -> None:
         self.needs_probe(selector)

@@ -20,11 +20,11 @@ from blendhub_matchers.options import PrefixOptions
 
 TOKEN_BYTES = 4
 NODE_BYTES = 450
-PIECE_BYTES = 350
-"""What CPython holds for a node and for a piece with its place in the dictionaries, measured."""
+STORED_SPAN_BYTES = 350
+"""What CPython holds for a node and for a stored span with its place in the dictionaries, measured."""
 
 
-class Piece(NamedTuple):
+class StoredSpan(NamedTuple):
     """Positions of a chunk whose KV a run holds."""
 
     span: Span
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
 class Node:
     """One chunk of tokens below all the tokens before it. A chunk shorter than the grid's has no children."""
 
-    __slots__ = ("children", "keys", "parent", "pieces", "tokens")
+    __slots__ = ("children", "keys", "parent", "stored", "tokens")
 
     def __init__(self, parent: "Node | None", tokens: bytes) -> None:
         self.parent = parent
@@ -42,7 +42,7 @@ class Node:
         self.keys: list[bytes] = []
         """The children's tokens, ascending; ``children`` stands in the same order."""
         self.children: list[Node] = []
-        self.pieces: dict[int, list[Piece]] = {}
+        self.stored: dict[int, list[StoredSpan]] = {}
 
     def child(self, tokens: bytes) -> "Node | None":
         at = bisect_left(self.keys, tokens)
@@ -82,26 +82,26 @@ class Node:
             if found is None:
                 at = min((p.span.start for p in self._all() if p.span.start > at), default=wanted.end)
                 continue
-            favourite, piece = found
-            end = min(piece.span.end, wanted.end)
-            yield Match(Span(at, end), favourite, at, piece.exact)
+            favourite, held = found
+            end = min(held.span.end, wanted.end)
+            yield Match(Span(at, end), favourite, at, held.exact)
             at = end
 
-    def _holder(self, at: int, end: int, favourite: int | None) -> tuple[int, Piece] | None:
+    def _holder(self, at: int, end: int, favourite: int | None) -> tuple[int, StoredSpan] | None:
         """The favourite if it holds position ``at``, else the run that reaches furthest, the newest of equals."""
-        best: tuple[int, Piece] | None = None
-        for run in (favourite, *reversed(self.pieces)):
-            for piece in self.pieces.get(run, ()) if run is not None else ():
-                if piece.span.start <= at < piece.span.end:
-                    if run == favourite or piece.span.end >= end:
-                        return run, piece
-                    if best is None or piece.span.end > best[1].span.end:
-                        best = run, piece
+        best: tuple[int, StoredSpan] | None = None
+        for run in (favourite, *reversed(self.stored)):
+            for held in self.stored.get(run, ()) if run is not None else ():
+                if held.span.start <= at < held.span.end:
+                    if run == favourite or held.span.end >= end:
+                        return run, held
+                    if best is None or held.span.end > best[1].span.end:
+                        best = run, held
         return best
 
-    def _all(self) -> Iterator[Piece]:
-        for pieces in self.pieces.values():
-            yield from pieces
+    def _all(self) -> Iterator[StoredSpan]:
+        for spans in self.stored.values():
+            yield from spans
 
 
 class PrefixMatcher(Matcher):
@@ -119,7 +119,7 @@ class PrefixMatcher(Matcher):
         self._root = Node(None, b"")
         self._runs = RunTable()
         self._nodes: dict[int, dict[int, Node]] = {}
-        """Of each run and chunk, the node that holds its pieces."""
+        """Of each run and chunk, the node that holds its spans."""
         self._tree_bytes = 0
 
     @property
@@ -140,7 +140,7 @@ class PrefixMatcher(Matcher):
                 if span.start < start + self._chunk:
                     held = Span(max(start, span.start), min(start + self._chunk, span.end))
                     self._move_tail(run, nodes, index, node)
-                    self._own(run, nodes, index, node, Piece(held, exact))
+                    self._own(run, nodes, index, node, StoredSpan(held, exact))
                 parent = node
 
     def remove(self, run: int, span: Span) -> None:
@@ -150,11 +150,11 @@ class PrefixMatcher(Matcher):
             nodes = self._nodes[run]
             for index in range(span.start // self._chunk, (span.end - 1) // self._chunk + 1):
                 node = nodes[index]
-                pieces = node.pieces.pop(run)
-                rest = [Piece(part, piece.exact) for piece in pieces for part in gaps(piece.span, [span])]
-                self._tree_bytes += (len(rest) - len(pieces)) * PIECE_BYTES
+                spans = node.stored.pop(run)
+                rest = [StoredSpan(part, held.exact) for held in spans for part in gaps(held.span, [span])]
+                self._tree_bytes += (len(rest) - len(spans)) * STORED_SPAN_BYTES
                 if rest:
-                    node.pieces[run] = rest
+                    node.stored[run] = rest
                 else:
                     del nodes[index]
                     self._prune(node)
@@ -191,28 +191,22 @@ class PrefixMatcher(Matcher):
     ) -> list[Match]:
         """What is stored of one chunk of the prompt: by the child that equals it, and by those that begin like it."""
         if child is not None:
-            # Mostly it has all of it, and its neighbours need no look.
             whole = Span(start, start + len(chunk) // TOKEN_BYTES)
             held = list(child.tile(whole, favourite))
             if sum(len(match.span) for match in held) == len(whole):
-                return held
+                return held  # as mostly; then no child that only begins like it is looked at
         found: list[Match] = []
-        open_spans: list[Span] | None = None
         for node, shared in parent.agreeing(chunk):
-            agreed = Span(start, start + shared)
-            if open_spans is None:
-                open_spans = [agreed]
-            wanted = [Span(s.start, min(s.end, agreed.end)) for s in open_spans if s.start < agreed.end]
-            if not wanted:
-                break
-            for span in wanted:
+            missing = list(gaps(Span(start, start + shared), [match.span for match in found]))
+            if not missing:
+                break  # the children that follow agree with less
+            for span in missing:
                 found += node.tile(span, favourite)
             found.sort(key=lambda match: match.span)
-            open_spans = list(gaps(Span(start, open_spans[-1].end), [match.span for match in found]))
         return found
 
     def _check_growth(self, run: int, data: bytes, span: Span) -> None:
-        """A run's new tokens must go on from those it has: pieces move from its tail to a longer chunk."""
+        """A run's new tokens must go on from those it has: spans move from its tail to a longer chunk."""
         index = (span.start - 1) // self._chunk
         tail = self._nodes.get(run, {}).get(index)
         if tail is None:
@@ -232,24 +226,24 @@ class PrefixMatcher(Matcher):
         return parent.insert(chunk)
 
     def _move_tail(self, run: int, nodes: dict[int, Node], index: int, node: Node) -> None:
-        """The chunk where a run ended may have become longer: its pieces belong to the longer one now."""
+        """The chunk where a run ended may have become longer: its spans belong to the longer one now."""
         tail = nodes.get(index)
         if tail is not None and tail is not node:
-            node.pieces[run] = tail.pieces.pop(run)
+            node.stored[run] = tail.stored.pop(run)
             self._prune(tail)
 
-    def _own(self, run: int, nodes: dict[int, Node], index: int, node: Node, piece: Piece) -> None:
-        pieces = node.pieces.setdefault(run, [])
-        if pieces and pieces[-1].exact == piece.exact and pieces[-1].span.end == piece.span.start:
-            pieces[-1] = Piece(Span(pieces[-1].span.start, piece.span.end), piece.exact)
+    def _own(self, run: int, nodes: dict[int, Node], index: int, node: Node, held: StoredSpan) -> None:
+        spans = node.stored.setdefault(run, [])
+        if spans and spans[-1].exact == held.exact and spans[-1].span.end == held.span.start:
+            spans[-1] = StoredSpan(Span(spans[-1].span.start, held.span.end), held.exact)
         else:
-            pieces.append(piece)
-            self._tree_bytes += PIECE_BYTES
+            spans.append(held)
+            self._tree_bytes += STORED_SPAN_BYTES
         nodes[index] = node
 
     def _prune(self, node: Node) -> None:
-        """Remove what proves nothing any more: nodes without pieces and without children."""
-        while node.parent is not None and not node.pieces and not node.children:
+        """Remove what proves nothing any more: nodes without spans and without children."""
+        while node.parent is not None and not node.stored and not node.children:
             node.parent.remove(node)
             self._tree_bytes -= NODE_BYTES + len(node.tokens)
             node = node.parent

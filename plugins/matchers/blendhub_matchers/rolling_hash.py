@@ -13,7 +13,18 @@ from blendhub.plan import Match, Span, join
 from blendhub.tokens import Tokens
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
-from blendhub_matchers.rolling_kernels import ENTRIES, FREE_PAGE, FREE_PAGES, NONE, PAGE
+from blendhub_matchers.rolling_hashing import MODULUS, PAGE
+from blendhub_matchers.rolling_pages import (
+    COUNTERS,
+    ENTRIES,
+    FREE_PAGE,
+    FREE_PAGES,
+    NONE,
+    PAGE_RECORD,
+    RUN_RECORD,
+    Index,
+)
+from blendhub_matchers.rolling_search import START
 from blendhub_matchers.rolling_storage import GrowingArray
 
 HASH_BITS = 32
@@ -39,7 +50,7 @@ class RollingHashMatcher(Matcher):
         key = options.secret.encode() or secrets.token_bytes(32)
         digest = blake2b(key, digest_size=8, person=b"blendhub anchor").digest()
         # At least 2**32, so that no two tokens differ by a multiple of the base.
-        self._base = np.uint64(2**32 + int.from_bytes(digest) % (kernels.MODULUS - 2**33))
+        self._base = np.uint64(2**32 + int.from_bytes(digest) % (MODULUS - 2**33))
         self._tag_mask = np.uint64((1 << hash_bits) - 1)
         self._lock = threading.Lock()
         self._clear()
@@ -47,7 +58,7 @@ class RollingHashMatcher(Matcher):
 
     @property
     def guaranteed_tokens(self) -> int:
-        # Any stretch of 63 tokens holds a whole page, wherever the pages begin.
+        # Any stored span of 63 tokens holds a whole page, wherever the pages begin.
         return max(self._options.min_match_tokens, 2 * PAGE - 1)
 
     def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
@@ -67,7 +78,7 @@ class RollingHashMatcher(Matcher):
             slot = self._slots.get(run)
             left = NONE
             if slot is not None:
-                left = kernels.forget(*self._index[1:], slot, span.start, span.end)
+                left = kernels.forget(*self._index, slot, span.start, span.end)
             if left == NONE:
                 raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
             self._stored -= len(span)
@@ -80,22 +91,18 @@ class RollingHashMatcher(Matcher):
     def find(self, tokens: Tokens) -> list[Match]:
         if tokens.size < PAGE:
             return []
-        stretches = np.empty((tokens.size + 2, 4), np.int64)
+        candidates = np.empty((tokens.size + 2, 4), np.int64)
         with self._lock:
-            found = kernels.find_stretches(
-                self._tokens.view,
-                self._pages.view,
-                self._table.view,
-                self._homes.view,
-                self._runs.view,
+            found = kernels.find_candidates(
+                *self._index,
                 tokens,
                 self._base,
                 self._tag_mask,
                 self._options.max_candidates,
                 self._options.min_match_tokens,
-                stretches,
+                candidates,
             )
-            return self._matches(stretches[:found])
+            return self._matches(candidates[:found])
 
     def __len__(self) -> int:
         return self._stored
@@ -107,8 +114,8 @@ class RollingHashMatcher(Matcher):
             boxed = sys.getsizeof(self._slots) + 2 * BOXED_INT * len(self._slots)
             return sum(array.nbytes for array in arrays) + boxed + sys.getsizeof(self._free_slots)
 
-    def _matches(self, stretches: np.ndarray) -> list[Match]:
-        ordered = stretches[np.argsort(stretches[:, kernels.START], kind="stable")]
+    def _matches(self, candidates: np.ndarray) -> list[Match]:
+        ordered = candidates[np.argsort(candidates[:, START], kind="stable")]
         chosen = np.empty_like(ordered)
         count = kernels.choose(ordered, self._options.min_match_tokens, chosen)
         matches = []
@@ -123,20 +130,20 @@ class RollingHashMatcher(Matcher):
         self._slots: dict[int, int] = {}
         self._free_slots: list[int] = []
         self._tokens = GrowingArray(np.uint32, FIRST_PAGES, PAGE)
-        self._pages = GrowingArray(kernels.PAGE_RECORD, FIRST_PAGES)
+        self._pages = GrowingArray(PAGE_RECORD, FIRST_PAGES)
         self._table = GrowingArray(np.uint64, FIRST_PLACES)
         self._homes = GrowingArray(np.uint8, FIRST_PLACES)
-        self._runs = GrowingArray(kernels.RUN_RECORD, FIRST_RUNS)
-        self._counters = np.zeros(kernels.COUNTERS, np.int64)
+        self._runs = GrowingArray(RUN_RECORD, FIRST_RUNS)
+        self._counters = np.zeros(COUNTERS, np.int64)
         self._counters[FREE_PAGE] = NONE
         kernels.free_new_pages(self._pages.view, self._counters, 0, FIRST_PAGES)
         self._capacity = FIRST_PAGES
         self._collect_views()
 
     def _collect_views(self) -> None:
-        """The arguments of most kernels; collected once, because asking for a view takes longer than using it."""
+        """The argument of most kernels; made once, because asking for a view takes longer than using it."""
         arrays = (self._tokens, self._pages, self._table, self._homes)
-        self._index = (*(array.view for array in arrays), self._counters, self._runs.view)
+        self._index = Index(*(array.view for array in arrays), self._counters, self._runs.view)
 
     def _make_room(self, new_pages: int) -> None:
         """See to it that so many pages can be stored and anchored."""
@@ -158,8 +165,8 @@ class RollingHashMatcher(Matcher):
             self._collect_views()
 
     def _grow(self, array: GrowingArray, rows: int) -> None:
-        # An array that somebody still views cannot grow.
-        self._index = ()
+        # An array that is still viewed cannot grow.
+        del self._index
         array.grow(rows)
         self._collect_views()
 

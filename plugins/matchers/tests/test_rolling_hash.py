@@ -8,14 +8,15 @@ import pytest
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_hash import RollingHashMatcher
+from blendhub_matchers.rolling_hashing import PAGE
+from blendhub_matchers.rolling_pages import ENTRIES
+from blendhub_matchers.rolling_search import AT_ONCE, END, RUN, START
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Matcher
 from blendhub.testing import MatcherSuite
-
-PAGE = kernels.PAGE
 
 
 class CollidingSuite(MatcherSuite):
@@ -50,10 +51,10 @@ def check_table(matcher: RollingHashMatcher) -> None:
         assert all(table[k % len(table)] for k in range(home, home + (int(place) - home) % len(table)))
         expected[home] |= 1 << (tag >> 29)
     assert np.array_equal(homes, expected)
-    assert np.count_nonzero(table) == matcher._counters[kernels.ENTRIES]
+    assert np.count_nonzero(table) == matcher._counters[ENTRIES]
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None)  # the first one may compile the kernels
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.integers(1, 8)), max_size=40), st.sampled_from([2, 7, 32])
 )
@@ -70,12 +71,12 @@ def test_the_table_stays_whole_through_any_history(history, hash_bits):
         check_table(matcher)
 
 
-def best_cover(stretches: np.ndarray) -> tuple[int, int]:
-    """By trying every set of stretches: the most tokens that can be covered, and the fewest pieces that do it."""
-    length = int(stretches[:, kernels.END].max())
+def best_cover(candidates: np.ndarray) -> tuple[int, int]:
+    """By trying every set of candidates: the most tokens that can be covered, and the fewest pieces that do it."""
+    length = int(candidates[:, END].max())
     best = (0, 0)
-    for n in range(1, len(stretches) + 1):
-        for some in itertools.combinations(stretches, n):
+    for n in range(1, len(candidates) + 1):
+        for some in itertools.combinations(candidates, n):
             mask = np.zeros(length, bool)
             for start, end, *_ in some:
                 mask[start:end] = True
@@ -85,24 +86,24 @@ def best_cover(stretches: np.ndarray) -> tuple[int, int]:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=7))
 def test_chosen_spans_cover_all_with_the_fewest_pieces(drawn):
-    stretches = np.array(sorted((start, start + size, 0, n) for n, (start, size) in enumerate(drawn)), np.int64)
-    chosen = np.empty_like(stretches)
-    count = kernels.choose(stretches, 1, chosen)
+    candidates = np.array(sorted((start, start + size, 0, n) for n, (start, size) in enumerate(drawn)), np.int64)
+    chosen = np.empty_like(candidates)
+    count = kernels.choose(candidates, 1, chosen)
     pieces = chosen[:count]
-    assert all(later[kernels.START] >= earlier[kernels.END] for earlier, later in itertools.pairwise(pieces))
+    assert all(later[START] >= earlier[END] for earlier, later in itertools.pairwise(pieces))
     for start, end, _, n in pieces.tolist():
-        assert stretches[[row[kernels.RUN] for row in stretches.tolist()].index(n)][kernels.START] <= start < end
-    covered = int((pieces[:, kernels.END] - pieces[:, kernels.START]).sum())
-    assert (covered, count) == best_cover(stretches)
+        assert candidates[[row[RUN] for row in candidates.tolist()].index(n)][START] <= start < end
+    covered = int((pieces[:, END] - pieces[:, START]).sum())
+    assert (covered, count) == best_cover(candidates)
 
 
 @pytest.mark.parametrize("overlap", [1, 16, 31, 48])
-def test_stretches_are_found_wherever_they_begin_and_whatever_they_overlap(overlap):
+def test_candidates_are_found_wherever_they_begin_and_whatever_they_overlap(overlap):
     """A prompt is searched block by block; none may be lost at a border, nor where the one before it ended."""
     random = np.random.default_rng(5)
     shortest = 2 * PAGE - 1
     text = random.integers(0, 2**32, 2 * shortest - overlap, dtype=np.uint32)
-    for offset in range(kernels.AT_ONCE + PAGE):
+    for offset in range(AT_ONCE + PAGE):
         unknown = random.integers(0, 2**32, offset, dtype=np.uint32)
         matcher = RollingHashMatcher(RollingHashOptions(min_match_tokens=1))
         matcher.add(1, text, Span(0, shortest))
@@ -154,6 +155,20 @@ def test_memory_serves_again_and_is_returned_when_all_is_discarded():
     assert matcher.nbytes <= 2.2 * full, "two runs at a time were stored"
     matcher.discard(19, Span(0, len(tokens)))
     assert matcher.nbytes == empty
+
+
+@pytest.mark.parametrize("kernel", kernels.KERNELS, ids=lambda kernel: kernel.py_func.__name__)
+def test_the_cache_on_disk_knows_all_sources(kernel):
+    """Numba itself looks only at the file that the kernel stands in."""
+    closed_over = [cell.cell_contents for cell in kernel.py_func.__closure__]
+    assert kernels.digest_of_sources() in closed_over
+
+
+def test_every_module_that_kernels_call_is_among_their_sources():
+    called = {module.__name__ for module in kernels.MODULES}
+    for module in kernels.MODULES:
+        names = {getattr(value, "__module__", None) or "" for value in vars(module).values()}
+        assert {name for name in names if name.startswith("blendhub_matchers")} <= called
 
 
 @pytest.mark.slow

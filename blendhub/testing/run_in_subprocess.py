@@ -1,4 +1,4 @@
-"""A suite's ``episode`` in another process: run as ``FILE CLASS``, this prints its answers as JSON."""
+"""A suite's ``answers`` from another process: run as ``FILE CLASS``, this module prints them as JSON."""
 
 import importlib.util
 import inspect
@@ -10,8 +10,8 @@ import sys
 from typing import Any
 
 
-def answers_elsewhere(suite: object, hash_seed: str) -> Any:
-    """The suite's episode in a new interpreter, which finds the suite by its file."""
+def run_in_subprocess(suite: object, hash_seed: str) -> Any:
+    """The suite's answers from a new interpreter, which finds the suite by its file."""
     cls = type(suite)
     done = subprocess.run(
         [sys.executable, "-m", __name__, inspect.getfile(cls), cls.__qualname__],
@@ -25,13 +25,13 @@ def answers_elsewhere(suite: object, hash_seed: str) -> Any:
 
 
 def main(file: str, qualified_name: str) -> None:
-    spec = importlib.util.spec_from_file_location("blendhub_conformance_episode", file)
+    spec = importlib.util.spec_from_file_location("blendhub_conformance_answers", file)
     assert spec and spec.loader, f"{file} is not a Python file"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     suite = operator.attrgetter(qualified_name)(module)()
-    json.dump(suite.episode(), sys.stdout)
+    json.dump(suite.answers(), sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,226 @@
+"""The search for what is stored of a prompt: windows are hashed, looked up, and extended token by token."""
+
+from collections import namedtuple
+
+import numpy as np
+from numba import njit
+
+from blendhub_matchers.rolling_hashing import PAGE, hash_of, hash_windows, inlined, power
+from blendhub_matchers.rolling_pages import NONE, extend_left, extend_right
+from blendhub_matchers.rolling_table import collect_possible, owners
+
+spliced = njit(nogil=True, inline="always")
+"""For what takes an index or a search: handing such tuples to a real function costs more than most of them do."""
+
+LOOK_BACK = 64  # tokens that a search may look back, for each token of the prompt
+AT_ONCE = 256  # windows of the prompt that are hashed before they are looked up
+
+START, END, SHIFT, RUN = range(4)
+"""Columns of a candidate for a match: its range in the prompt, source position less prompt position, the run's slot."""
+
+Search = namedtuple("Search", "prompt base leaving tag_mask max_owners min_tokens tags possible state")
+"""What a search is given; the tags of the windows ``[state.first, state.hashed)``; of these windows those that may be
+stored, as offsets from ``state.first``; and how far it is, a STATE_RECORD in an array of one."""
+
+STATE_RECORD = np.dtype(
+    [
+        ("first", np.int64),
+        ("hashed", np.int64),
+        ("value", np.uint64),  # the hash of window ``hashed`` without its last token
+        ("count", np.int64),  # of ``possible``
+        ("used", np.int64),  # of these
+        ("budget", np.int64),  # tokens that may still be looked back
+    ]
+)
+
+
+@inlined
+def find_candidates(index, prompt, base, tag_mask, max_owners, min_tokens, candidates):
+    """Spans of the prompt that are stored, each as long as it can be and overlapping others; returns how many.
+
+    From the first hit on, all owners of the next 32 windows are compared: every stored span of 63 tokens that
+    holds the hit has a page among those windows. Kept are the candidate that reaches furthest and, if another begins
+    before it, the leftmost. The search goes on where a candidate that overlaps the furthest one's end could begin.
+    """
+    search = Search(
+        prompt,
+        base,
+        power(base, PAGE - 1),
+        tag_mask,
+        max_owners,
+        min_tokens,
+        np.empty(AT_ONCE, np.uint32),
+        np.empty(AT_ONCE, np.int64),
+        np.zeros(1, STATE_RECORD),
+    )
+    search.state[0].hashed = NONE
+    search.state[0].budget = LOOK_BACK * prompt.size
+    found = floor = at = 0
+    while True:
+        at = _next_hit(index, search, at)
+        if at == NONE:
+            return found
+        furthest, leftmost = candidates[found], candidates[found + 1]
+        _compare_owners(index, search, at, floor, furthest, leftmost)
+        if furthest[END] == 0:
+            at += PAGE
+        else:
+            floor = furthest[START]
+            at = max(at + 1, furthest[END] - PAGE + 1)
+            found += 2 if leftmost[START] < floor else 1
+
+
+@spliced
+def _next_hit(index, search, at):
+    """The first window from ``at`` on that equals a stored page, with the 31 behind it hashed too; or NONE."""
+    state = search.state[0]
+    while True:
+        window = _hit_among_hashed(index, search, at)
+        if window == NONE:
+            if not _hash_more(index, search, at):
+                return NONE
+        elif window > state.first and state.hashed < min(window + PAGE, _windows(search)):
+            state.hashed = NONE  # hash from this one on, so that those behind it come along
+            state.count = 0
+            at = window
+        else:
+            return window
+
+
+@spliced
+def _hit_among_hashed(index, search, at):
+    """The first hashed window from ``at`` on that equals a stored page; or NONE."""
+    # Taken out of the tuples once: that takes longer than a look at the table.
+    tokens, table, prompt = index.tokens, index.table, search.prompt
+    tags, possible, state = search.tags, search.possible, search.state[0]
+    first, count = state.first, state.count
+    for used in range(state.used, count):
+        window = first + possible[used]
+        if window >= at and owners(tokens, table, prompt, window, np.uint64(tags[possible[used]])) != NONE:
+            state.used = used
+            return window
+    state.used = count
+    return NONE
+
+
+@spliced
+def _hash_more(index, search, at):
+    """Hash the next windows that are not hashed yet, from ``at`` on; False if the prompt has no more."""
+    state = search.state[0]
+    first = max(at, state.hashed)
+    if first >= _windows(search):
+        return False
+    if first > state.hashed:
+        state.value = hash_of(search.prompt, first, first + PAGE - 1, search.base)
+    state.first = first
+    state.hashed = min(first + AT_ONCE, _windows(search))
+    tags = search.tags[: state.hashed - first]
+    state.value = hash_windows(
+        search.prompt, search.base, search.leaving, search.tag_mask, index.homes, first, state.value, tags
+    )
+    state.count = collect_possible(index.table, index.homes, tags, search.possible)
+    state.used = 0
+    return True
+
+
+@spliced
+def _windows(search):
+    return search.prompt.size - PAGE + 1
+
+
+@spliced
+def _compare_owners(index, search, at, floor, furthest, leftmost):
+    """Extend the owners of 32 windows, and keep the candidate that reaches furthest and the one that begins first."""
+    furthest[END] = leftmost[END] = 0
+    leftmost[START] = search.prompt.size
+    tokens, table, pages, runs = index.tokens, index.table, index.pages, index.runs
+    prompt, tags, first = search.prompt, search.tags, search.state[0].first
+    for window in range(at, min(at + PAGE, _windows(search))):
+        page = owners(tokens, table, prompt, window, np.uint64(tags[window - first]))
+        for _ in range(search.max_owners):
+            if page == NONE:
+                break
+            record = pages[page]
+            shift = runs[record.run].start + record.ordinal * PAGE - window
+            if not (_holds(furthest, window, shift, record.run) or _holds(leftmost, window, shift, record.run)):
+                start, end = _extend(index, search, page, window, floor)
+                if end - start >= search.min_tokens:
+                    if _reaches_further(start, end, shift, furthest):
+                        _set(furthest, start, end, shift, record.run)
+                    if start < leftmost[START]:
+                        _set(leftmost, start, end, shift, record.run)
+            page = record.older
+
+
+@spliced
+def _holds(candidate, window, shift, run):
+    """Whether the candidate was found by the page before this one: extending that would find it again."""
+    return candidate[END] >= window + PAGE and candidate[RUN] == run and candidate[SHIFT] == shift
+
+
+@spliced
+def _extend(index, search, page, window, floor):
+    """How far the prompt and the run agree to both sides of a window.
+
+    Looking back over what is covered already makes spans longer, not coverage better, so it has a budget: without
+    one, a prompt that repeats a single token would take quadratic time.
+    """
+    state = search.state[0]
+    nearest = floor if state.budget > 0 else max(floor, window - PAGE)
+    start = extend_left(index.tokens, index.pages, page, search.prompt, window, nearest)
+    state.budget -= window - start
+    return start, extend_right(index.tokens, index.pages, page, search.prompt, window + PAGE)
+
+
+@spliced
+def _reaches_further(start, end, shift, furthest):
+    """Of candidates that end alike the longer one counts, and of equal ones that which did not move."""
+    if end != furthest[END]:
+        return end > furthest[END]
+    return start < furthest[START] or (start == furthest[START] and shift == 0)
+
+
+@spliced
+def _set(candidate, start, end, shift, run):
+    candidate[START], candidate[END], candidate[SHIFT], candidate[RUN] = start, end, shift, run
+
+
+@inlined
+def choose(candidates, min_tokens, chosen):
+    """A disjoint cover of the candidates with as few pieces as possible; returns how many.
+
+    ``candidates`` ascend by start. A border inside an overlap moves left where the piece behind it would
+    otherwise be shorter than ``min_tokens``; a piece that stays too short is dropped.
+    """
+    count = covered = following = 0
+    best = NONE
+    while True:
+        while following < len(candidates) and candidates[following, START] <= covered:
+            if best < 0 or candidates[following, END] > candidates[best, END]:
+                best = following
+            following += 1
+        if best >= 0 and candidates[best, END] > covered:
+            border = _border(candidates[best], covered, min_tokens, chosen[:count])
+            if border >= 0:
+                if count:
+                    chosen[count - 1, END] = min(chosen[count - 1, END], border)
+                chosen[count] = candidates[best]
+                chosen[count, START] = border
+                count += 1
+                covered = candidates[best, END]
+            best = NONE
+        elif following < len(candidates):
+            covered = candidates[following, START]
+        else:
+            return count
+
+
+@inlined
+def _border(candidate, covered, min_tokens, chosen):
+    """Where the candidate begins as a piece behind those chosen; NONE if a piece would be too short."""
+    border = max(covered, candidate[START])
+    if candidate[END] - border < min_tokens:
+        border = max(candidate[END] - min_tokens, candidate[START])
+        if len(chosen) and border < chosen[-1, END] and border - chosen[-1, START] < min_tokens:
+            return NONE
+    return border
