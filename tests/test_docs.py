@@ -181,9 +181,9 @@ def test_a_matcher_is_chosen_as_other_plugins_are():
 
 def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
-    from blendhub.vllm.stats import LABELLED, TOLD
+    from blendhub.vllm.stats import COUNTERS, LABELLED
 
-    told = [*TOLD.items(), *LABELLED.values()]
+    told = [*COUNTERS.items(), *LABELLED.values()]
     rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in told]
     assert table_under("## Metrics") == rows, "\n".join(rows)
 
@@ -195,11 +195,11 @@ def test_everything_that_a_response_tells_is_documented():
 
     from blendhub.layout import KVLayout, Namespace
     from blendhub.vllm.decision import Refusal
-    from blendhub.vllm.tracking import Tracked
+    from blendhub.vllm.scheduler.request_state import RequestState
 
     space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
-    report = Tracked(request, space, "off", 0.0, Refusal("off", "mode is off"), False).report()
+    report = RequestState(request, space, "off", 0.0, Refusal("off", "mode is off"), False).report()
     documented = [row.split("`")[1] for row in table_under("## What the response tells")]
     assert documented == list(report)
     (example,) = re.findall(r"```json\n(.*?)```", read(DOCS / "vllm.md"), re.S)

@@ -30,18 +30,18 @@ from blendhub.host import PluginHost
 from blendhub.hub.embedded import EmbeddedHub, HubInThread
 from blendhub.layout import Namespace
 from blendhub.observers import Observers
-from blendhub.vllm.fingerprint import fingerprint
-from blendhub.vllm.gate import Gate, closed, examine
-from blendhub.vllm.messages import Address, Introduction, StepPlan, WorkerReport
-from blendhub.vllm.model import EngineModel
-from blendhub.vllm.requests import Admission
-from blendhub.vllm.rotary import digest
-from blendhub.vllm.runner import find_runner
-from blendhub.vllm.scheduler import SchedulerSide
+from blendhub.vllm.messages import Address, StepPlan, WorkerHandshake, WorkerReport
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.startup import Facts
 from blendhub.vllm.settings import read_settings
-from blendhub.vllm.startup import Facts
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
-from blendhub.vllm.worker import Worker
+from blendhub.vllm.worker.connector_worker import ConnectorWorker
+from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.worker.model.fingerprint import fingerprint
+from blendhub.vllm.worker.model.model_check import ModelSupport, check_model, closed
+from blendhub.vllm.worker.model.rotary import digest
+from blendhub.vllm.worker.model.runner import find_runner
 
 if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
@@ -67,12 +67,12 @@ class BlendHubConnector(KVConnectorBase_V1):
         # What cannot be loaded is computed; by default vLLM would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         self._engine_id = str(self._kv_transfer_config.engine_id)
-        self._scheduler: SchedulerSide | None = None
+        self._scheduler: ConnectorScheduler | None = None
         self._hub: EmbeddedHub | None = None
         self._observers: Observers | None = None
-        self._worker: Worker | None = None
+        self._worker: ConnectorWorker | None = None
         self._model: EngineModel | None = None
-        self._gate: Gate | None = None
+        self._gate: ModelSupport | None = None
         self._unserved: Counter[str] = Counter()
         """Requests that came while this model is served without reuse, and why that is."""
         self._reasons: tuple[str, ...] = ()
@@ -92,22 +92,22 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._gate = closed(f"the model could not be looked into: {error}")
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Called when the model has been warmed up, and vLLM serves nobody yet: the time to examine it."""
+        """Called when the model has been warmed up, and vLLM serves nobody yet: the time to check it."""
         if self._model is None:
-            return Introduction(self._gate or closed("vLLM registered no KV caches"), "", "")
+            return WorkerHandshake(self._gate or closed("vLLM registered no KV caches"), "", "")
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        gate = examine(self._model, self._settings.chunk_tokens, selector.probe_layer)
+        gate = check_model(self._model, self._settings.chunk_tokens, selector.probe_layer)
         if gate.layout:
             try:
-                self._worker = Worker(self._model, gate, self._settings, selector, self._host, self._engine_id)
+                self._worker = ConnectorWorker(self._model, gate, self._settings, selector, self._host, self._engine_id)
             except (LayoutMismatch, Unsupported) as error:
                 gate = closed(str(error))
         self._gate = gate
         rotary = " ".join(dict.fromkeys(map(digest, gate.rotations)))
         # The rotations are tensors, and of no use to the scheduler.
-        told = Gate(gate.layout, gate.blends, gate.reasons)
-        return Introduction(told, fingerprint(self._model.module), rotary)
+        told = ModelSupport(gate.layout, gate.blends, gate.reasons)
+        return WorkerHandshake(told, fingerprint(self._model.module), rotary)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         if self._worker:
@@ -156,7 +156,7 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """What the workers found out about the model: now the hub can be told who this engine is."""
-        met = [one for _, one in sorted(metadata.items()) if isinstance(one, Introduction)]
+        met = [one for _, one in sorted(metadata.items()) if isinstance(one, WorkerHandshake)]
         gates = [one.gate for one in met]
         worst = next((gate for gate in gates if not gate.layout), None) or next(
             (gate for gate in gates if not gate.blends), gates[0]
@@ -184,7 +184,7 @@ class BlendHubConnector(KVConnectorBase_V1):
             namespace=namespace,
         )
         self._observers = Observers(self._host.observers())
-        self._scheduler = SchedulerSide(
+        self._scheduler = ConnectorScheduler(
             self._vllm_config,
             self._settings,
             admission,

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import msgspec
 
 from blendhub.plan import Match, Span, gaps, join
-from blendhub.vllm.runs import total
 from blendhub.vllm.settings import Policy
+from blendhub.vllm.spans import total
 
 
 class Decision(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from blendhub.layout import Namespace
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.gate import Gate
+from blendhub.vllm.worker.model.model_check import ModelSupport
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
@@ -82,7 +82,7 @@ class StepPlan(KVConnectorMetadata):
     """How many tokens may be recomputed in this step."""
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class LoadResult(msgspec.Struct, frozen=True):
     """How a load went."""
 
     recomputed: tuple[Span, ...] = ()
@@ -97,7 +97,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class WorkerReport(KVConnectorWorkerMetadata):
     """From a worker to the scheduler's side; all ranks' reports of a step become one."""
 
-    loads: dict[str, Outcome] = field(default_factory=dict)
+    loads: dict[str, LoadResult] = field(default_factory=dict)
     saved_tokens: int = 0
     failed_saves: dict[str, int] = field(default_factory=dict)
     """How many saves failed, by reason."""
@@ -121,9 +121,9 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 
 @dataclass
-class Introduction(KVConnectorHandshakeMetadata):
+class WorkerHandshake(KVConnectorHandshakeMetadata):
     """What a worker knows about its model once it is loaded."""
 
-    gate: Gate
+    gate: ModelSupport
     weights: str
     rotary: str

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-TOLD: dict[str, str] = {
+COUNTERS: dict[str, str] = {
     "requests_blended": "Requests for which moved text was reused.",
     "requests_exact": "Requests for which only exact text was reused.",
     "loads_failed": "Requests whose stored KV could not be loaded, and was computed.",
@@ -70,7 +70,7 @@ class BlendHubMetrics(KVConnectorPromMetrics):
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
         counter: Any = metric_types[prometheus_client.Counter]
-        self._plain = {name: counter(f"vllm:blendhub_{name}", about, labelnames) for name, about in TOLD.items()}
+        self._plain = {name: counter(f"vllm:blendhub_{name}", about, labelnames) for name, about in COUNTERS.items()}
         self._labelled = {
             start: counter(f"vllm:blendhub_{name}", about, [*labelnames, "reason"])
             for start, (name, about) in LABELLED.items()

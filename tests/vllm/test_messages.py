@@ -12,15 +12,15 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from blendhub import Match, Span
 from blendhub.layout import KVLayout, Namespace
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.gate import Gate
-from blendhub.vllm.messages import Address, HubPlace, Introduction, Load, Outcome, Save, StepPlan, WorkerReport
+from blendhub.vllm.messages import Address, HubPlace, Load, LoadResult, Save, StepPlan, WorkerHandshake, WorkerReport
+from blendhub.vllm.worker.model.model_check import ModelSupport
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
 
 outcomes = st.builds(
-    Outcome,
+    LoadResult,
     recomputed=st.sampled_from([(), (Span(3, 8),)]),
     holes=st.integers(0, 9),
     error=st.sampled_from(["", "", "no"]),
@@ -72,8 +72,8 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
 
 
 def test_what_workers_tell_survives_the_way_to_the_scheduler():
-    report = WorkerReport({"r": Outcome((Span(3, 6),), 4, 0.5, "no")}, 7, {"Busy": 2})
-    met = Introduction(Gate(LAYOUT, False, ("why",)), "weights", "rotary")
+    report = WorkerReport({"r": LoadResult((Span(3, 6),), 4, 0.5, "no")}, 7, {"Busy": 2})
+    met = WorkerHandshake(ModelSupport(LAYOUT, False, ("why",)), "weights", "rotary")
     assert pickle.loads(pickle.dumps(report)) == report
     assert pickle.loads(pickle.dumps(met)) == met
 

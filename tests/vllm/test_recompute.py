@@ -17,8 +17,8 @@ from blendhub.layout import KVLayout
 from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import Load
-from blendhub.vllm.model import EngineModel, positions_of
-from blendhub.vllm.recompute import Blend, Engine
+from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
+from blendhub.vllm.worker.recompute import Blend, Engine
 
 HEADS, WIDTH, BLOCK, BLOCKS = 2, 8, 16, 32
 LAYOUT = KVLayout(layers=3, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=32)

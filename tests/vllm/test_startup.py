@@ -8,8 +8,8 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub.layout import KVLayout, Namespace
+from blendhub.vllm.scheduler.startup import Facts, lines, tokens_of
 from blendhub.vllm.settings import OwnHub, Policy, Settings
-from blendhub.vllm.startup import Facts, lines, tokens_of
 
 LAYOUT = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 SPACE = Namespace(model="m", layout=LAYOUT)

@@ -16,16 +16,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogg
 
 import blendhub.vllm
 from blendhub.vllm.plugin import register
-from blendhub.vllm.stats import LABELLED, TOLD, BlendHubMetrics, BlendHubStats
+from blendhub.vllm.stats import COUNTERS, LABELLED, BlendHubMetrics, BlendHubStats
 
 register()
-counts = st.dictionaries(st.sampled_from([*TOLD, *(f"{start}why" for start in LABELLED)]), st.integers(0, 9))
+counts = st.dictionaries(st.sampled_from([*COUNTERS, *(f"{start}why" for start in LABELLED)]), st.integers(0, 9))
 
 
 def counted_in_code() -> tuple[set[str], set[str]]:
     """The names of counters in the adapter's code: whole ones, and the beginnings of those that end with a reason."""
     whole, beginnings = set(), set()
-    for file in Path(blendhub.vllm.__file__).parent.glob("*.py"):
+    for file in Path(blendhub.vllm.__file__).parent.rglob("*.py"):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Subscript):
                 continue
@@ -42,13 +42,13 @@ def counted_in_code() -> tuple[set[str], set[str]]:
 def test_everything_that_is_counted_has_a_metric_and_every_metric_is_counted():
     whole, beginnings = counted_in_code()
     assert beginnings == set(LABELLED)
-    assert {name for name in whole if not name.startswith(tuple(LABELLED))} == set(TOLD)
+    assert {name for name in whole if not name.startswith(tuple(LABELLED))} == set(COUNTERS)
 
 
 def test_a_counter_belongs_to_one_metric():
-    names = [*TOLD, *LABELLED]
+    names = [*COUNTERS, *LABELLED]
     assert not any(one.startswith(start) for one in names for start in LABELLED if one != start)
-    metrics = [*TOLD, *(metric for metric, _ in LABELLED.values())]
+    metrics = [*COUNTERS, *(metric for metric, _ in LABELLED.values())]
     assert len(metrics) == len(set(metrics))
 
 
@@ -107,10 +107,10 @@ def metrics(config, registry) -> KVConnectorProm:
 
 def test_every_counter_reaches_prometheus_by_engine(metrics, registry):
     assert isinstance(metrics.prom_metrics, BlendHubMetrics)
-    for name in TOLD:
+    for name in COUNTERS:
         for engine, count in ((0, 2), (1, 3), (0, 4)):
             metrics.observe({name: count}, engine)
-    for name, about in TOLD.items():
+    for name, about in COUNTERS.items():
         for engine, count in (("0", 6), ("1", 3)):
             labels = {"model_name": "m", "engine": engine}
             assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count

@@ -133,8 +133,8 @@ class Host:
         import torch
 
         from blendhub.plan import Span
-        from blendhub.vllm.model import EngineModel
-        from blendhub.vllm.pages import layout_of, paged_layer, read
+        from blendhub.vllm.worker.model.engine_model import EngineModel
+        from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read
 
         model = EngineModel(self._runner, self._engine.vllm_config)
         layout = layout_of(model, 256)

@@ -6,12 +6,12 @@ from hashlib import blake2b
 from vllm.v1.request import Request
 
 
-def can_taint(request: Request) -> bool:
+def can_salt(request: Request) -> bool:
     """Whether there is a block hash to begin with; a prompt shorter than a block has none."""
     return bool(request.block_hashes)
 
 
-def taint(request: Request, first_approximate: int, hash_block_size: int) -> None:
+def salt_block_hashes(request: Request, first_approximate: int, hash_block_size: int) -> None:
     """Let no other request find this one's blocks from the first approximate token on.
 
     Block hashes are chained, so one changed link makes all that follow unique to this request, generated tokens too.

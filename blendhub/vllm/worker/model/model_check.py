@@ -15,9 +15,9 @@ from blendhub.errors import Unsupported
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
-from blendhub.vllm.model import EngineModel
-from blendhub.vllm.pages import layout_of, paged_layer, read_as_computed
-from blendhub.vllm.rotary import rotations_of, turned
+from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read_as_computed
+from blendhub.vllm.worker.model.rotary import rotations_of, turned
 
 log = logging.getLogger(__name__)
 Both = tuple[torch.Tensor, torch.Tensor]
@@ -30,7 +30,7 @@ COARSE = 2e-1
 """For quantised KV."""
 
 
-class Gate(msgspec.Struct, frozen=True):
+class ModelSupport(msgspec.Struct, frozen=True):
     """The outcome."""
 
     layout: KVLayout | None
@@ -43,11 +43,11 @@ class Gate(msgspec.Struct, frozen=True):
     """How each layer turns its keys, in the model's order."""
 
 
-def closed(reason: str) -> Gate:
-    return Gate(None, False, (reason,))
+def closed(reason: str) -> ModelSupport:
+    return ModelSupport(None, False, (reason,))
 
 
-def examine(model: EngineModel, chunk_tokens: int, probe_layer: int) -> Gate:
+def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> ModelSupport:
     """Prove the layout, then that moving keys works, and that the selector's probe sees what it has to."""
     refusal = _nothing_at_all(model.config)
     if refusal:
@@ -74,12 +74,12 @@ def examine(model: EngineModel, chunk_tokens: int, probe_layer: int) -> Gate:
             _prove_probe(model, layout, layers, probe_layer)
         rotations = _prove_rotation(model, layout, layers)
     except Unsupported as error:
-        return Gate(layout, False, (f"{error}; exact prefixes are reused all the same",))
+        return ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",))
     except Exception as error:  # a model that fails on a few tokens of ours may well serve its own
         log.exception("a forward over chosen tokens failed")
         what = f"{type(error).__name__}: {error}"
-        return Gate(layout, False, (f"a forward over chosen tokens failed: {what}; exact prefixes are reused",))
-    return Gate(layout, True, (), rotations)
+        return ModelSupport(layout, False, (f"a forward over chosen tokens failed: {what}; exact prefixes are reused",))
+    return ModelSupport(layout, True, (), rotations)
 
 
 def _nothing_at_all(config: VllmConfig) -> str | None:

@@ -13,11 +13,11 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.client import HubClient, Reservation
 from blendhub.errors import BlendHubError, DeadlineExceeded
 from blendhub.plan import Span
-from blendhub.vllm.errands import Errands
+from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import Save, StepPlan
-from blendhub.vllm.saving import Saving
+from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.tracking import Tracked
 
 BlockIds = Callable[[str], list[int]]
 NO_BLOCK = 0
@@ -27,7 +27,7 @@ NO_BLOCK = 0
 class Ending:
     """A request that has ended, and is not saved yet."""
 
-    def __init__(self, tracked: Tracked, saving: Saving, computed: int, blocks: list[int], ranks: int) -> None:
+    def __init__(self, tracked: RequestState, saving: SavePlan, computed: int, blocks: list[int], ranks: int) -> None:
         self.tracked = tracked
         self.saving = saving
         self.computed = computed
@@ -36,14 +36,14 @@ class Ending:
         self.unsettled_ranks = ranks
 
 
-class Storing:
+class SaveScheduler:
     """Reserves room in the hub for what requests compute, and tells the workers when to write it."""
 
-    def __init__(self, errands: Errands, block_size: int, settings: Settings, ranks: int) -> None:
+    def __init__(self, executor: HubExecutor, block_size: int, settings: Settings, ranks: int) -> None:
         self.block_ids: BlockIds = lambda request: []
         self.refused: SimpleQueue[BaseException] = SimpleQueue()
         """Why room was refused. Filled by the thread that asks the hub, too."""
-        self._errands = errands
+        self._executor = executor
         self._block_size = block_size
         self._min_saved_tokens = settings.policy.min_saved_tokens
         self._patience_s = settings.lookup_timeout_s
@@ -58,12 +58,12 @@ class Storing:
         """Whether workers have yet to say that nothing is left to be committed."""
         return bool(self._ending or self._announced)
 
-    def plan(self, step: SchedulerOutput, tracked: Mapping[str, Tracked], plan: StepPlan) -> None:
+    def plan(self, step: SchedulerOutput, tracked: Mapping[str, RequestState], plan: StepPlan) -> None:
         """Add what this step computes of prompts, and what has ended."""
         self._save_what_is_computed(step, tracked, plan)
         self._save_what_has_ended(plan)
 
-    def ended(self, tracked: Tracked, blocks: list[int]) -> bool:
+    def ended(self, tracked: RequestState, blocks: list[int]) -> bool:
         """Whether a request's blocks are needed for a while, now that it has ended."""
         if tracked.saving is None:
             self.abandon(tracked)
@@ -82,22 +82,22 @@ class Storing:
             if not ending.unsettled_ranks:
                 self.abandon(self._announced.pop(request).tracked)
 
-    def retire(self, tracked: Tracked) -> None:
+    def retire(self, tracked: RequestState) -> None:
         """Store no more of what is being stored of a request. What the workers are saving of it is stored all the
         same, so that its rights end with the request."""
         if tracked.saving:
             tracked.retired.append(tracked.saving)
             tracked.saving = None
 
-    def abandon(self, tracked: Tracked) -> None:
+    def abandon(self, tracked: RequestState) -> None:
         """The same, and end its rights; what is stored stays."""
         self.retire(tracked)
         savings, tracked.retired = tracked.retired, []
         if any(saving.parts for saving in savings):
             # On the thread that reserved: it knows by then what the hub has answered.
-            self._errands.run(tracked.namespace, partial(_abort, savings))
+            self._executor.run(tracked.namespace, partial(_abort, savings))
 
-    def drop(self, running: Iterable[Tracked]) -> None:
+    def drop(self, running: Iterable[RequestState]) -> None:
         """Store nothing of what was computed up to now, not even what the workers are saving."""
         for tracked in [*running, *(ending.tracked for ending in [*self._ending.values(), *self._announced.values()])]:
             tracked.stores = False
@@ -105,7 +105,9 @@ class Storing:
                 saving.drop()
             self.abandon(tracked)
 
-    def _save_what_is_computed(self, step: SchedulerOutput, tracked: Mapping[str, Tracked], plan: StepPlan) -> None:
+    def _save_what_is_computed(
+        self, step: SchedulerOutput, tracked: Mapping[str, RequestState], plan: StepPlan
+    ) -> None:
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
         cached = step.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -133,7 +135,9 @@ class Storing:
             plan.ending.add(request)
             self._announced[request] = self._ending.pop(request)
 
-    def _save(self, tracked: Tracked, saving: Saving, computed: int, blocks: list[int] | None, plan: StepPlan) -> None:
+    def _save(
+        self, tracked: RequestState, saving: SavePlan, computed: int, blocks: list[int] | None, plan: StepPlan
+    ) -> None:
         for part in saving.parts:
             taken = part.take(computed)
             if taken is None:
@@ -149,16 +153,18 @@ class Storing:
             plan.saves.append(Save(tracked.id, tracked.space, right, slots, span, needed))
             plan.spaces[tracked.space] = tracked.namespace
 
-    def _begin_saving(self, tracked: Tracked) -> Saving:
+    def _begin_saving(self, tracked: RequestState) -> SavePlan:
         blended = tracked.first_approximate is not None
         known = [match for match in tracked.matches if match.exact or blended]
-        saving = Saving(partial(self._reserve, tracked), self._min_saved_tokens)
+        saving = SavePlan(partial(self._reserve, tracked), self._min_saved_tokens)
         saving.begin(tracked.request.num_prompt_tokens, known, tracked.first_approximate)
         return saving
 
-    def _reserve(self, tracked: Tracked, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
+    def _reserve(self, tracked: RequestState, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
         tokens = tracked.tokens()[: span.end]
-        future = self._errands.run(tracked.namespace, lambda client: client.reserve(tokens, span, exact=exact, run=run))
+        future = self._executor.run(
+            tracked.namespace, lambda client: client.reserve(tokens, span, exact=exact, run=run)
+        )
         future.add_done_callback(self._note_reservation)
         return future
 
@@ -169,7 +175,7 @@ class Storing:
             self.refused.put(error)
 
 
-def _abort(savings: list[Saving], client: HubClient) -> None:
+def _abort(savings: list[SavePlan], client: HubClient) -> None:
     for saving in savings:
         for right in saving.open_rights:
             with contextlib.suppress(BlendHubError):

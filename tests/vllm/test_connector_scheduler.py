@@ -25,15 +25,15 @@ from blendhub.errors import LeaseError
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.observers import Observers
-from blendhub.vllm.gate import Gate
-from blendhub.vllm.messages import Address, Outcome, WorkerReport
+from blendhub.vllm.messages import Address, LoadResult, WorkerReport
 from blendhub.vllm.plugin import register
-from blendhub.vllm.requests import Admission
-from blendhub.vllm.scheduler import SchedulerSide
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.startup import Facts
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Policy, Settings
-from blendhub.vllm.startup import Facts
 from blendhub.vllm.stats import BlendHubStats
+from blendhub.vllm.worker.model.model_check import ModelSupport
 from tests.vllm.standing_still import standing_still
 
 register()
@@ -63,8 +63,8 @@ class Engine:
             cache_config=CacheConfig(block_size=BLOCK),
         )
         address = address or Address("inproc", hub.inproc_endpoint)
-        admission = Admission(config, SETTINGS, Gate(LAYOUT, True, ()), SPACE)
-        self.side = SchedulerSide(
+        admission = Admission(config, SETTINGS, ModelSupport(LAYOUT, True, ()), SPACE)
+        self.side = ConnectorScheduler(
             config, SETTINGS, admission, address, "engine", HOST, FACTS, Observers(HOST.observers())
         )
         self.side.storing.block_ids = lambda request: list(range(1, 101))
@@ -84,7 +84,7 @@ class Engine:
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         answered = threading.Event()
-        self.side.errands.later(answered.set)
+        self.side.executor.later(answered.set)
         assert answered.wait(10)
 
     def step(self, **computed: tuple[int, int]) -> list:
@@ -111,7 +111,7 @@ class Engine:
         if told:
             self.side.allocated(request, list(range(1, 1 - (-(local + told) // BLOCK))), told)
             self.step()
-            self.side.heard(WorkerReport({request.request_id: Outcome(error=error)}))
+            self.side.heard(WorkerReport({request.request_id: LoadResult(error=error)}))
         return local if error else local + told
 
     def end(self, request: Request, computed: int) -> None:
@@ -276,7 +276,7 @@ def test_a_reason_is_logged_once_however_often_the_counters_are_taken(engine, ca
 def test_a_hub_that_went_away_is_noticed_and_requests_are_served_without_it(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", text(0, 64))
-    engine.side.errands._sessions.ready(SPACE).close()
+    engine.side.executor._sessions.ready(SPACE).close()
     engine.side.arrived(request)
     assert engine.side.matched(request, 0) == (0, False)
     assert engine.side.counters["refused_hub_failed"] == 1

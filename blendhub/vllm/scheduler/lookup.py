@@ -8,7 +8,7 @@ from blendhub.client import HubClient, PendingReply
 from blendhub.errors import BlendHubError, DeadlineExceeded
 from blendhub.layout import Namespace
 from blendhub.tokens import Tokens
-from blendhub.vllm.errands import Errands
+from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.wire import Found
 
 STORE_SHARE = 0.8
@@ -21,8 +21,8 @@ class Lookup:
     The answer has ``timeout_s`` from when the lookup was sent. One that came in time is kept, whenever it is asked for.
     """
 
-    def __init__(self, errands: Errands, namespace: Namespace, tokens: Tokens, timeout_s: float) -> None:
-        self._errands = errands
+    def __init__(self, executor: HubExecutor, namespace: Namespace, tokens: Tokens, timeout_s: float) -> None:
+        self._executor = executor
         self._namespace = namespace
         self._submit = partial(
             HubClient.submit_lookup, tokens=tokens, wait_s=timeout_s * STORE_SHARE, timeout=timeout_s
@@ -40,7 +40,7 @@ class Lookup:
         if self._reply or self._error:
             return
         try:
-            client = self._errands.client(self._namespace)
+            client = self._executor.client(self._namespace)
             if client:
                 self._client, self._sent_at = client, time.monotonic()
                 self._reply = self._submit(client)
@@ -71,7 +71,7 @@ class Lookup:
             except DeadlineExceeded as error:
                 raise DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}") from error
         if not self._client.is_up:
-            self._errands.release_late(self._client, self._reply)
+            self._executor.release_late(self._client, self._reply)
             self._error = DeadlineExceeded("the hub stopped to answer before it answered the lookup")
             raise self._error
         return None
@@ -94,7 +94,7 @@ class Lookup:
         if self._client is None or self._reply is None or self._error:
             return
         if self._found is None:
-            self._errands.release_late(self._client, self._reply)
+            self._executor.release_late(self._client, self._reply)
         elif self._found.lease is not None:
             with contextlib.suppress(BlendHubError):
                 self._client.submit_release(self._found.lease)

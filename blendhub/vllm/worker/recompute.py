@@ -11,10 +11,10 @@ import torch
 from blendhub.contracts import Device, PagedLayer, Selector
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
-from blendhub.vllm.messages import Load, Outcome
-from blendhub.vllm.model import EngineModel, positions_of
-from blendhub.vllm.pages import read_as_computed
-from blendhub.vllm.runs import joined, pieces, sampled, total
+from blendhub.vllm.messages import Load, LoadResult
+from blendhub.vllm.spans import joined, pieces, sampled, total
+from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
+from blendhub.vllm.worker.model.pages import read_as_computed
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
@@ -48,7 +48,7 @@ class Blend:
 
     def __init__(self, engine: Engine, job: Load) -> None:
         self.job = job
-        self.outcome: Outcome | None = None
+        self.outcome: LoadResult | None = None
         self._engine = engine
         self._budget = 0
         self._seconds = 0.0
@@ -62,7 +62,7 @@ class Blend:
         done = next(self._work, None)
         self._seconds += time.perf_counter() - started
         if done is None:
-            self.outcome = Outcome(self._recomputed, total(self.job.decision.holes), self._seconds)
+            self.outcome = LoadResult(self._recomputed, total(self.job.decision.holes), self._seconds)
         return done or 0
 
     def _pieces(self) -> Iterator[int]:

@@ -63,7 +63,7 @@ class Part:
         return reservation.right, slots, Span(start, end)
 
 
-class Saving:
+class SavePlan:
     """The parts of one request's text that are to be stored."""
 
     def __init__(self, reserve: Reserve, min_tokens: int) -> None:

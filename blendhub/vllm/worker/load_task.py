@@ -9,7 +9,7 @@ from blendhub.client import HubClient, PendingReply
 from blendhub.contracts import Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, PeerGone
 from blendhub.vllm.messages import Load
-from blendhub.vllm.recompute import Blend
+from blendhub.vllm.worker.recompute import Blend
 from blendhub.wire import Done, Found
 
 Open = Callable[[], HubClient | None]
@@ -31,7 +31,7 @@ class Arrival(IntEnum):
     """The lease held until the copy had ended, so that what was copied is what was found."""
 
 
-class Loading:
+class LoadTask:
     """Goes on by ``advance``, which never waits for the hub. The hub has ``patience_s`` for all of its answers."""
 
     def __init__(self, job: Load, open: Open, copy: Copy, release_late: ReleaseLate, patience_s: float) -> None:

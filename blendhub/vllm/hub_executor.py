@@ -29,7 +29,7 @@ LEAVE_S = 1.0
 """How long the end of the process waits for what was asked before."""
 
 
-class Errands:
+class HubExecutor:
     """Asks the hub on a thread of its own: one, so that what is asked in order is done in order.
 
     That thread opens the session of the namespace ``home`` first, and tries again until it has it. Methods return at
@@ -48,7 +48,7 @@ class Errands:
         """Why the last try failed."""
         self._clears = self._cleared = 0
         """How often all was to be forgotten, and how many of these wishes have been met."""
-        self._thread = threading.Thread(target=self._run, name="blendhub-errands", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="blendhub-executor", daemon=True)
         self._thread.start()
 
     def reach(self) -> None:

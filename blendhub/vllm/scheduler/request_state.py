@@ -11,11 +11,11 @@ from blendhub.layout import Namespace
 from blendhub.plan import Match, join
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision, Refusal
-from blendhub.vllm.lookup import Lookup
-from blendhub.vllm.messages import Outcome
-from blendhub.vllm.runs import total
-from blendhub.vllm.saving import Saving
+from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import Mode
+from blendhub.vllm.spans import total
 from blendhub.wire import Found
 
 
@@ -32,7 +32,7 @@ class Stage(Enum):
     """vLLM computes what it does not have: reuse was refused, or has failed."""
 
 
-class Tracked:
+class RequestState:
     """One request of the engine, from its arrival to its end."""
 
     def __init__(
@@ -59,15 +59,15 @@ class Tracked:
         self.found: Found | None = None
         self.decision: Decision | None = None
         """What is being loaded, or was."""
-        self.outcome: Outcome | None = None
+        self.outcome: LoadResult | None = None
         self.engine_tokens = 0
         """What vLLM's own cache held when the request was admitted."""
         self.first_approximate: int | None = None
         self.was_approximate_from: int | None = None
         """The same before the load that is under way."""
-        self.saving: Saving | None = None
+        self.saving: SavePlan | None = None
         """What of it is being stored."""
-        self.retired: list[Saving] = []
+        self.retired: list[SavePlan] = []
         """What was being stored, and is not gone on with."""
         self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)
 

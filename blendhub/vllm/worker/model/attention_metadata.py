@@ -16,7 +16,7 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.errors import Unsupported
 from blendhub.plan import Span
-from blendhub.vllm.runner import Runner
+from blendhub.vllm.worker.model.runner import Runner
 
 Blocks = npt.NDArray[np.int64]
 

@@ -17,7 +17,7 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import Save
-from blendhub.vllm.saver import Saver
+from blendhub.vllm.worker.save_queue import SaveQueue
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
@@ -59,7 +59,7 @@ def asking():
 
 @pytest.fixture
 def saver(asking):
-    made = Saver(asking.submit)
+    made = SaveQueue(asking.submit)
     yield made
     made.close()
 

@@ -19,8 +19,8 @@ from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
-from blendhub.vllm import errands as module
-from blendhub.vllm.errands import Errands
+from blendhub.vllm import hub_executor as module
+from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import Address
 from blendhub.vllm.sessions import Sessions
 from tests.hub.processes import HubProcess
@@ -36,8 +36,8 @@ def salted(salt: str) -> Namespace:
     return msgspec.structs.replace(HOME, cache_salt=salt)
 
 
-def start(address: Address) -> Errands:
-    return Errands(Sessions(address, "engine", 0, HOST), HOME)
+def start(address: Address) -> HubExecutor:
+    return HubExecutor(Sessions(address, "engine", 0, HOST), HOME)
 
 
 def eventually(what, seconds: float = 10.0):
@@ -55,7 +55,7 @@ def hub():
 
 
 @pytest.fixture
-def errands(hub):
+def executor(hub):
     made = start(Address("inproc", hub.inproc_endpoint))
     made.reach()
     yield made
@@ -71,84 +71,84 @@ def found(client) -> bool:
     return bool(client.lookup(TOKENS, acquire=False).matches)
 
 
-def test_a_session_is_opened_in_the_background_and_then_there(errands):
-    assert errands.is_up and errands.client(HOME)
-    assert errands.client(salted("a")) is None
-    eventually(lambda: errands.client(salted("a")))
+def test_a_session_is_opened_in_the_background_and_then_there(executor):
+    assert executor.is_up and executor.client(HOME)
+    assert executor.client(salted("a")) is None
+    eventually(lambda: executor.client(salted("a")))
 
 
-def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(errands):
+def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(executor):
     strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
     for _ in range(2):
-        assert errands.client(strange) is None
+        assert executor.client(strange) is None
         with pytest.raises(BlendHubError, match="nobody"):
-            eventually(lambda: errands.client(strange))
+            eventually(lambda: executor.client(strange))
 
 
 def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
     strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
-    refused = Errands(Sessions(Address("inproc", hub.inproc_endpoint), "engine", 0, HOST), strange)
+    refused = HubExecutor(Sessions(Address("inproc", hub.inproc_endpoint), "engine", 0, HOST), strange)
     with pytest.raises(BlendHubError, match="nobody"):
         refused.reach()
     refused.close()
 
 
-def test_what_is_asked_in_order_is_done_in_order(errands):
+def test_what_is_asked_in_order_is_done_in_order(executor):
     done = []
     for number in range(50):
-        last = errands.run(HOME, lambda client, number=number: done.append(number))
+        last = executor.run(HOME, lambda client, number=number: done.append(number))
     last.result(5)
     assert done == list(range(50))
 
 
-def test_while_the_hub_stands_still_everything_fails_at_once(hub, errands):
+def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
     with standing_still(hub):
         with pytest.raises(DeadlineExceeded):
-            errands.client(HOME).submit_lookup(TOKENS, timeout=0.05).result()
+            executor.client(HOME).submit_lookup(TOKENS, timeout=0.05).result()
         started = time.monotonic()
-        assert not errands.is_up
+        assert not executor.is_up
         with pytest.raises(PeerGone):
-            errands.client(HOME)
+            executor.client(HOME)
         with pytest.raises(PeerGone):
-            errands.run(salted("b"), lambda client: client).result(5)
+            executor.run(salted("b"), lambda client: client).result(5)
         assert time.monotonic() - started < 1
-    eventually(lambda: errands.is_up)
+    eventually(lambda: executor.is_up)
 
 
-def test_nothing_is_asked_between_the_wish_to_forget_and_its_fulfilment(errands):
-    store(errands.client(HOME))
-    assert found(errands.client(HOME))
+def test_nothing_is_asked_between_the_wish_to_forget_and_its_fulfilment(executor):
+    store(executor.client(HOME))
+    assert found(executor.client(HOME))
     hold = threading.Event()
-    errands.later(hold.wait)
-    errands.clear()
-    assert errands.client(HOME) is None, "a lookup would find what is to be forgotten"
+    executor.later(hold.wait)
+    executor.clear()
+    assert executor.client(HOME) is None, "a lookup would find what is to be forgotten"
     hold.set()
-    assert not found(eventually(lambda: errands.client(HOME)))
+    assert not found(eventually(lambda: executor.client(HOME)))
 
 
-def test_a_wish_to_forget_that_fails_is_fulfilled_later_and_nothing_is_used_before(errands, monkeypatch):
+def test_a_wish_to_forget_that_fails_is_fulfilled_later_and_nothing_is_used_before(executor, monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.05)
-    store(errands.client(HOME))
-    clear, tries = errands._sessions.clear, []
+    store(executor.client(HOME))
+    clear, tries = executor._sessions.clear, []
 
     def fails_once():
-        tries.append(errands.client(HOME))
+        tries.append(executor.client(HOME))
         if len(tries) == 1:
             raise PeerGone("not now")
         clear()
 
-    monkeypatch.setattr(errands._sessions, "clear", fails_once)
-    errands.clear()
+    monkeypatch.setattr(executor._sessions, "clear", fails_once)
+    executor.clear()
     with pytest.raises(PeerGone):
-        errands.run(HOME, found).result(5)
-    assert not found(eventually(lambda: errands.client(HOME)))
+        executor.run(HOME, found).result(5)
+    assert not found(eventually(lambda: executor.client(HOME)))
     assert tries == [None, None]
 
 
-def test_the_lease_that_a_late_answer_brings_is_released(errands):
-    client = errands.client(HOME)
+def test_the_lease_that_a_late_answer_brings_is_released(executor):
+    client = executor.client(HOME)
     store(client)
-    errands.release_late(client, client.submit_lookup(TOKENS))
+    executor.release_late(client, client.submit_lookup(TOKENS))
     time.sleep(0.05)
     eventually(lambda: client.stats().gauges["read_leases"] == 0)
 

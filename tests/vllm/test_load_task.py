@@ -17,8 +17,8 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.loading import Arrival, Loading
 from blendhub.vllm.messages import Load
+from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
@@ -49,7 +49,7 @@ class Stage:
         self.found = None
         self.late = []
         job = Load("r", SPACE.digest, TOKENS, np.arange(6), Decision(0, 96, (Match(Span(0, 96), run, 0, True),), 0.0))
-        self.loading = Loading(job, self.open, self.begin, lambda *late: self.late.append(late), PATIENCE_S)
+        self.loading = LoadTask(job, self.open, self.begin, lambda *late: self.late.append(late), PATIENCE_S)
 
     def open(self) -> HubClient | None:
         return self.client

@@ -8,7 +8,7 @@ from blendhub.contracts import PagedLayer, Rotation
 from blendhub.devices import planes_of
 from blendhub.errors import Unsupported
 from blendhub.layout import KVLayout
-from blendhub.vllm.model import EngineModel
+from blendhub.vllm.worker.model.engine_model import EngineModel
 
 DTYPES = {
     torch.float32: "float32",

@@ -16,9 +16,9 @@ from vllm.utils.torch_utils import async_tensor_h2d
 from blendhub.errors import Unsupported
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
-from blendhub.vllm.metadata import AttentionMetadata, Blocks
-from blendhub.vllm.runner import Runner
-from blendhub.vllm.runs import total
+from blendhub.vllm.spans import total
+from blendhub.vllm.worker.model.attention_metadata import AttentionMetadata, Blocks
+from blendhub.vllm.worker.model.runner import Runner
 
 
 class StopForward(Exception):

@@ -10,9 +10,9 @@ from vllm.v1.request import Request
 from blendhub.errors import OptionError
 from blendhub.layout import Namespace
 from blendhub.vllm.decision import Refusal
-from blendhub.vllm.gate import Gate
+from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys, read_request
-from blendhub.vllm.tracking import Tracked
+from blendhub.vllm.worker.model.model_check import ModelSupport
 
 log = logging.getLogger(__name__)
 MOST_NOTED = 32
@@ -21,7 +21,7 @@ MOST_NOTED = 32
 class Admission:
     """Looks at each request once, when it arrives."""
 
-    def __init__(self, config: VllmConfig, settings: Settings, gate: Gate, namespace: Namespace) -> None:
+    def __init__(self, config: VllmConfig, settings: Settings, gate: ModelSupport, namespace: Namespace) -> None:
         self.namespace = namespace
         """That of requests without LoRA and without a cache salt."""
         role = config.kv_transfer_config.kv_role if config.kv_transfer_config else None
@@ -31,7 +31,7 @@ class Admission:
         self._gate = gate
         self._noted: set[str] = set()
 
-    def admit(self, request: Request, obstacle: Refusal | None = None) -> Tracked:
+    def admit(self, request: Request, obstacle: Refusal | None = None) -> RequestState:
         """``obstacle`` keeps every request from reading and storing just now."""
         namespace = self._namespace_of(request)
         try:
@@ -47,7 +47,7 @@ class Admission:
             mode = "exact"
         ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
         stores = self._stores and asked.store and not _is_strange(request) and not obstacle
-        return Tracked(request, namespace, mode, ratio, refusal, stores, asked.explain)
+        return RequestState(request, namespace, mode, ratio, refusal, stores, asked.explain)
 
     def holes_for(self, request: Request) -> bool:
         """Whether holes of this request may be computed apart."""

@@ -16,21 +16,21 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request
 
 from blendhub.layout import KVLayout, Namespace
-from blendhub.vllm.gate import Gate
 from blendhub.vllm.plugin import register
-from blendhub.vllm.requests import Admission
+from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.worker.model.model_check import ModelSupport
 
 register()
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32")
 BASE = Namespace(model="m", layout=LAYOUT)
-BLENDS = Gate(LAYOUT, True, ())
-EXACT_ONLY = Gate(LAYOUT, False, ("keys cannot be moved",))
+BLENDS = ModelSupport(LAYOUT, True, ())
+EXACT_ONLY = ModelSupport(LAYOUT, False, ("keys cannot be moved",))
 PROMPT = list(range(40))
 IMAGE = MultiModalFeatureSpec(data=None, modality="image", identifier="i", mm_position=PlaceholderRange(0, 4))
 
 
-def admission(role: str = "kv_both", gate: Gate = BLENDS, **settings) -> Admission:
+def admission(role: str = "kv_both", gate: ModelSupport = BLENDS, **settings) -> Admission:
     config = VllmConfig(kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role=role))
     return Admission(config, Settings(**settings), gate, BASE)
 

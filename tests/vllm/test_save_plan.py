@@ -9,7 +9,7 @@ from blendhub import Match, Span
 from blendhub.client import Reservation
 from blendhub.errors import ArenaFull
 from blendhub.layout import KVLayout
-from blendhub.vllm.saving import Part, Saving
+from blendhub.vllm.scheduler.save_plan import Part, SavePlan
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
@@ -71,7 +71,7 @@ def stored(draw):
 @given(stored(), st.none() | st.integers(0, PROMPT), st.integers(1, 6))
 def test_what_is_not_stored_is_asked_for(matches, first_approximate, min_tokens):
     hub = Hub()
-    Saving(hub.reserve, min_tokens).begin(PROMPT, matches, first_approximate)
+    SavePlan(hub.reserve, min_tokens).begin(PROMPT, matches, first_approximate)
     covered = {p for match in matches for p in positions(match.span)}
     stretches, stretch = [], []
     for position in range(PROMPT + 1):
@@ -92,7 +92,7 @@ def test_what_is_not_stored_is_asked_for(matches, first_approximate, min_tokens)
 @given(stored(), st.integers(0, 12), st.data())
 def test_every_granted_position_is_written_once_in_order_and_never_too_early(matches, answered, data):
     hub = Hub()
-    saving = Saving(hub.reserve, 1)
+    saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, matches, None)
     written = {}
 
@@ -146,7 +146,7 @@ def test_a_lease_that_is_not_written_to_its_end_is_open(length, computed):
 
 def test_a_preempted_request_does_not_write_again_what_it_computes_again():
     hub = Hub()
-    saving = Saving(hub.reserve, 1)
+    saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, [], None)
     hub.answer(0, "grants", 0, PROMPT)
     (part,) = saving.parts
@@ -157,7 +157,7 @@ def test_a_preempted_request_does_not_write_again_what_it_computes_again():
 
 def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
     hub = Hub()
-    saving = Saving(hub.reserve, 1)
+    saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, [Match(Span(0, 10), 1, 0, True)], None)
     hub.answer(0, "grants", 0, PROMPT)
     saving.end(PROMPT, PROMPT + 3, exact=True)
@@ -166,7 +166,7 @@ def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
 
 def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_room():
     hub = Hub()
-    saving = Saving(hub.reserve, 1)
+    saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, [], None)
     hub.answer(0, "grants", 0, 10)
     saving.end(PROMPT, PROMPT + 3, exact=False)
@@ -175,6 +175,6 @@ def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_
 
 def test_without_an_answer_there_is_nothing_to_add():
     hub = Hub()
-    saving = Saving(hub.reserve, 1)
+    saving = SavePlan(hub.reserve, 1)
     saving.end(PROMPT, PROMPT, exact=True)
     assert not hub.asked and not saving.waits

@@ -29,7 +29,7 @@ class GivenUp(NamedTuple):
     client: HubClient | None
 
 
-class Saver:
+class SaveQueue:
     """Waits for copies to end, on a thread of its own, and then has them committed, so that the engine need not.
 
     A request's blocks are free when its copies have ended: no commit is waited for.

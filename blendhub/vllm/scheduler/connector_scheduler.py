@@ -19,22 +19,22 @@ from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
 from blendhub.observers import Observers
 from blendhub.vllm.decision import Refusal, decide
-from blendhub.vllm.errands import Errands
-from blendhub.vllm.lookup import Lookup
+from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import Address, HubPlace, Load, StepPlan, WorkerReport
-from blendhub.vllm.requests import Admission
-from blendhub.vllm.runs import total
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.request_state import RequestState, Stage
+from blendhub.vllm.scheduler.salt_block_hashes import can_salt, salt_block_hashes
+from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.startup import Facts, Watch
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.startup import Facts, Watch
-from blendhub.vllm.storing import Storing
-from blendhub.vllm.taint import can_taint, taint
-from blendhub.vllm.tracking import Stage, Tracked
+from blendhub.vllm.spans import total
 
 log = logging.getLogger(__name__)
 
 
-class SchedulerSide:
+class ConnectorScheduler:
     """All methods are called by the scheduler's thread."""
 
     def __init__(
@@ -55,22 +55,24 @@ class SchedulerSide:
         self._admission = admission
         self._place: HubPlace | None = HubPlace(address, admission.namespace)
         """For the workers, who have yet to hear of it."""
-        self.errands = Errands(Sessions(address, engine_id, -1, host), admission.namespace)
-        self.storing = Storing(self.errands, config.cache_config.block_size, settings, admission.namespace.world_size)
-        self._tracked: dict[str, Tracked] = {}
-        self._unsent: list[Tracked] = []
+        self.executor = HubExecutor(Sessions(address, engine_id, -1, host), admission.namespace)
+        self.storing = SaveScheduler(
+            self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
+        )
+        self._tracked: dict[str, RequestState] = {}
+        self._unsent: list[RequestState] = []
         """Their lookups wait for a session to be opened."""
         self._patience_s = settings.lookup_wait_ms / 1000
-        self._loads: list[tuple[Load, Tracked]] = []
+        self._loads: list[tuple[Load, RequestState]] = []
         self._cancelled: set[str] = set()
         self._told: set[str] = set()
         """Refusals that were logged: each code once is enough."""
         try:
-            self.errands.reach()
+            self.executor.reach()
         except BlendHubError:
-            self.errands.close()
+            self.executor.close()
             raise
-        self._watch = Watch(facts, lambda: self.errands.home)
+        self._watch = Watch(facts, lambda: self.executor.home)
         self._watch.refusal()
 
     # A request arrives, and is admitted.
@@ -120,9 +122,9 @@ class SchedulerSide:
         if decision.first_approximate is not None:
             self._becomes_approximate(tracked, decision.first_approximate)
             size = self._config.cache_config.hash_block_size or self._config.cache_config.block_size
-            taint(request, decision.first_approximate, size)
+            salt_block_hashes(request, decision.first_approximate, size)
 
-    def _becomes_approximate(self, tracked: Tracked, first: int) -> None:
+    def _becomes_approximate(self, tracked: RequestState, first: int) -> None:
         """From here on, or from further ahead, KV is not what the model alone would compute."""
         known = tracked.first_approximate
         if known is None or first < known:
@@ -137,7 +139,7 @@ class SchedulerSide:
         self._patience_s = self._settings.lookup_wait_ms / 1000
         self._send_lookups()
         plan = StepPlan(budget=self._budget(step))
-        if self._place and self.errands.is_up:
+        if self._place and self.executor.is_up:
             plan.hub, self._place = self._place, None
         for load, tracked in self._loads:
             plan.loads.append(load)
@@ -209,22 +211,22 @@ class SchedulerSide:
         What was found before is not used, and what is being stored is not stored.
         """
         self.storing.drop(tracked for tracked in self._tracked.values() if tracked.saving)
-        self.errands.clear()
+        self.executor.clear()
         for tracked in self._tracked.values():
             if tracked.stage in (Stage.ASKED, Stage.FOUND):
                 self._ask(tracked)
-        return self.errands.is_up
+        return self.executor.is_up
 
     def close(self) -> None:
-        self.errands.close()
+        self.executor.close()
 
     # Asking the hub.
 
-    def _ask(self, tracked: Tracked) -> None:
+    def _ask(self, tracked: RequestState) -> None:
         self._end_lookup(tracked)
         tracked.outcome = tracked.decision = tracked.found = None
         tracked.stage = Stage.ASKED
-        tracked.lookup = Lookup(self.errands, tracked.namespace, tracked.tokens(), self._settings.lookup_timeout_s)
+        tracked.lookup = Lookup(self.executor, tracked.namespace, tracked.tokens(), self._settings.lookup_timeout_s)
         if not tracked.lookup.is_sent:
             self._unsent.append(tracked)
 
@@ -237,7 +239,7 @@ class SchedulerSide:
                 if not tracked.lookup.is_sent:
                     self._unsent.append(tracked)
 
-    def _answered(self, tracked: Tracked) -> bool:
+    def _answered(self, tracked: RequestState) -> bool:
         """Whether the lookup has come back; waits for it for a moment. Raises if it failed or took too long."""
         started = time.monotonic()
         assert tracked.lookup
@@ -252,14 +254,14 @@ class SchedulerSide:
         tracked.found, tracked.stage = found, Stage.FOUND
         return True
 
-    def _decide(self, tracked: Tracked, local: int) -> tuple[int, bool]:
+    def _decide(self, tracked: RequestState, local: int) -> tuple[int, bool]:
         request = tracked.request
         decision = decide(
             tracked.matches,
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=tracked.mode == "blend" and can_taint(request),
+            blend=tracked.mode == "blend" and can_salt(request),
             holes=self._admission.holes_for(request),
             ratio=tracked.ratio,
             usual_ratio=self._settings.recompute_ratio,
@@ -271,12 +273,12 @@ class SchedulerSide:
         tracked.decision = decision
         return decision.end - local, True
 
-    def _refuse(self, tracked: Tracked, refusal: Refusal) -> None:
+    def _refuse(self, tracked: RequestState, refusal: Refusal) -> None:
         tracked.refusal, tracked.stage = refusal, Stage.COMPUTED
         self._count_refusal(tracked, refusal)
         self._end_lookup(tracked)
 
-    def _count_refusal(self, tracked: Tracked, refusal: Refusal) -> None:
+    def _count_refusal(self, tracked: RequestState, refusal: Refusal) -> None:
         if refusal.code not in self._told:
             self._told.add(refusal.code)
             log.info("request %s: nothing is reused: %s", tracked.id, refusal.reason)
@@ -289,7 +291,7 @@ class SchedulerSide:
             log.warning("the hub gives no room for what is computed, so that it is not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1
 
-    def _end_lookup(self, tracked: Tracked) -> None:
+    def _end_lookup(self, tracked: RequestState) -> None:
         """End the lease that the lookup brought; what it found is remembered, for it need not be stored again."""
         lookup, tracked.lookup = tracked.lookup, None
         if lookup:

@@ -17,16 +17,16 @@ from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.host import PluginHost
 from blendhub.layout import Namespace
 from blendhub.vllm.decision import clipped
-from blendhub.vllm.errands import Errands
-from blendhub.vllm.gate import Gate
-from blendhub.vllm.loading import Arrival, Loading
-from blendhub.vllm.messages import Load, Outcome, Save, StepPlan, WorkerReport
-from blendhub.vllm.model import EngineModel
-from blendhub.vllm.pages import paged_layer
-from blendhub.vllm.recompute import Blend, Engine
-from blendhub.vllm.saver import Saver
+from blendhub.vllm.hub_executor import HubExecutor
+from blendhub.vllm.messages import Load, LoadResult, Save, StepPlan, WorkerReport
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.worker.load_task import Arrival, LoadTask
+from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.worker.model.model_check import ModelSupport
+from blendhub.vllm.worker.model.pages import paged_layer
+from blendhub.vllm.worker.recompute import Blend, Engine
+from blendhub.vllm.worker.save_queue import SaveQueue
 from blendhub.wire import Found
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ class WaitingSave(NamedTuple):
     until: float
 
 
-class Worker:
+class ConnectorWorker:
     """One rank. All methods are called by the worker's own thread, and none waits for the hub but ``close``.
 
     A step of vLLM calls ``begin_step``, computes, and calls ``load``, ``save`` and ``finished``.
@@ -49,7 +49,7 @@ class Worker:
     def __init__(
         self,
         model: EngineModel,
-        gate: Gate,
+        gate: ModelSupport,
         settings: Settings,
         selector: Selector,
         host: PluginHost,
@@ -65,11 +65,11 @@ class Worker:
         layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
         self._device.attach(layers, model.page_size, gate.layout)
         self._engine = Engine(model, layers, gate.layout, self._device, selector, self._sum_over_ranks)
-        self._errands: Errands | None = None
+        self._executor: HubExecutor | None = None
         self._pinned: str | None = None
-        self._loading: dict[str, Loading] = {}
+        self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
-        self._saver = Saver(self._later)
+        self._saver = SaveQueue(self._later)
         self._ending: set[str] = set()
         """Requests whose blocks are kept for their saves."""
         self._unsettled: set[str] = set()
@@ -82,13 +82,13 @@ class Worker:
         """Before vLLM computes: ask the hub, so that it answers meanwhile, and let no block be written that is read."""
         if plan.hub:
             sessions = Sessions(plan.hub.address, self._engine_id, self._group.rank_in_group, self._host)
-            self._errands = Errands(sessions, plan.hub.home)
+            self._executor = HubExecutor(sessions, plan.hub.home)
         self._settle_saves(plan.preempted)
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
         for job in plan.loads:
             open, copy = partial(self._client, plan.spaces[job.space]), partial(self._begin_load, job)
-            self._loading[job.request] = Loading(job, open, copy, self._release_late, self._patience_s)
+            self._loading[job.request] = LoadTask(job, open, copy, self._release_late, self._patience_s)
         self._advance()
 
     def load(self, plan: StepPlan) -> None:
@@ -136,8 +136,8 @@ class Worker:
 
     def close(self) -> None:
         self._saver.close()
-        if self._errands:
-            self._errands.close()
+        if self._executor:
+            self._executor.close()
         self._device.close()
 
     # Loading.
@@ -163,7 +163,7 @@ class Worker:
             if arrival == Arrival.PROVEN and loading.blend and loading.blend.outcome:
                 self._finish(loading, loading.blend.outcome)
 
-    def _compute(self, loading: Loading, blend: Blend, budget: int) -> int:
+    def _compute(self, loading: LoadTask, blend: Blend, budget: int) -> int:
         """Recompute for a load; returns the tokens that were computed for it."""
         spent = 0
         try:
@@ -177,7 +177,7 @@ class Worker:
                 loading.fail(BlendHubError(f"the model failed on chosen tokens: {type(error).__name__}: {error}"))
         return spent
 
-    def _fail(self, loading: Loading) -> None:
+    def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute these tokens itself."""
         job, error = loading.job, loading.error or HubError("another rank failed")
         loading.fail(error)
@@ -185,9 +185,9 @@ class Worker:
             log.warning("request %s is computed without what was stored: %s", job.request, error)
             size = self._engine.model.block_size
             self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.decision.end // size)].tolist())
-        self._finish(loading, Outcome(error=f"{type(error).__name__}: {error}"))
+        self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}"))
 
-    def _finish(self, loading: Loading, outcome: Outcome) -> None:
+    def _finish(self, loading: LoadTask, outcome: LoadResult) -> None:
         del self._loading[loading.job.request]
         self._loaded.add(loading.job.request)
         self._report.loads[loading.job.request] = outcome
@@ -258,7 +258,7 @@ class Worker:
 
     def _client(self, namespace: Namespace) -> HubClient | None:
         """The session of a namespace; None while it is not open yet. Raises what keeps it from that."""
-        client = self._errands.client(namespace) if self._errands else None
+        client = self._executor.client(namespace) if self._executor else None
         return client if client and self._pin(client) else None
 
     def _pin(self, client: HubClient) -> bool:
@@ -279,12 +279,12 @@ class Worker:
                 transfer.wait()
 
     def _release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
-        assert self._errands
-        self._errands.release_late(client, reply)
+        assert self._executor
+        self._executor.release_late(client, reply)
 
     def _later(self, work: Callable[[], None]) -> None:
-        assert self._errands
-        self._errands.later(work)
+        assert self._executor
+        self._executor.later(work)
 
     def _sum_over_ranks(self, scores: torch.Tensor) -> torch.Tensor:
         return self._group.all_reduce(scores) if self._group.world_size > 1 else scores

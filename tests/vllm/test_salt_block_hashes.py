@@ -11,7 +11,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from blendhub.vllm.taint import can_taint, taint
+from blendhub.vllm.scheduler.salt_block_hashes import can_salt, salt_block_hashes
 
 BLOCK = 4
 init_none_hash(sha256)
@@ -27,8 +27,8 @@ def test_blocks_before_the_first_approximate_token_keep_their_hashes_and_no_othe
     first = data.draw(st.integers(0, n_tokens - 1))
     plain, tainted, other = request(n_tokens), request(n_tokens), request(n_tokens)
     for one in (tainted, other):
-        assert can_taint(one)
-        taint(one, first, BLOCK)
+        assert can_salt(one)
+        salt_block_hashes(one, first, BLOCK)
     for one in (plain, tainted, other):
         for token in range(answered):
             one.append_output_token_ids(token)
@@ -45,9 +45,9 @@ def test_tainted_twice_nothing_of_the_first_time_is_found(n_tokens, data):
     """A request that is preempted is blended anew, perhaps from another token on."""
     once = request(n_tokens)
     first = data.draw(st.integers(0, n_tokens - 1))
-    taint(once, first, BLOCK)
+    salt_block_hashes(once, first, BLOCK)
     before = list(once.block_hashes)
-    taint(once, first, BLOCK)
+    salt_block_hashes(once, first, BLOCK)
     changed = min(first // BLOCK, n_tokens // BLOCK - 1)
     assert not set(before[changed:]) & set(once.block_hashes[changed:])
 
@@ -55,10 +55,10 @@ def test_tainted_twice_nothing_of_the_first_time_is_found(n_tokens, data):
 def test_a_tainted_hash_is_one_that_vllm_can_use():
     tainted = request(2 * BLOCK)
     kinds = {type(one) for one in tainted.block_hashes}
-    taint(tainted, 0, BLOCK)
+    salt_block_hashes(tainted, 0, BLOCK)
     assert {type(one) for one in tainted.block_hashes} == kinds
 
 
 def test_a_prompt_shorter_than_a_block_cannot_be_tainted():
-    assert not can_taint(request(BLOCK - 1))
-    assert can_taint(request(BLOCK))
+    assert not can_salt(request(BLOCK - 1))
+    assert can_salt(request(BLOCK))

@@ -1,0 +1,1 @@
+"""The connector in vLLM's scheduler process."""

@@ -1,0 +1,1 @@
+"""The connector in each vLLM worker process."""

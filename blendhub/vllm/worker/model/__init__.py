@@ -1,0 +1,1 @@
+"""Everything that touches the loaded model and its paged KV."""
