@@ -17,7 +17,7 @@ from blendhub.homes import HOMES, install_command
 from blendhub.options import describe_options
 from blendhub.plugin_choice import PluginChoice
 from blendhub.testing import SUITES
-from blendhub.vllm.settings import Choice, Policy, RequestSettings, Settings, read_request, read_settings
+from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -165,18 +165,14 @@ def rows_of(struct: type[msgspec.Struct]) -> list[str]:
     "heading, struct",
     [
         ("### `blendhub`", Settings),
-        ("### `transport`, `device`, `selector`, and each of `matchers`", Choice),
-        ("### `policy`", Policy),
+        ("### `transport`, `device`, `selector`, and each of `matchers`", PluginChoice),
+        ("### `policy`", ReusePolicy),
         ("## What a request may say", RequestSettings),
     ],
     ids=["settings", "choice", "policy", "request"],
 )
 def test_every_setting_of_the_adapter_is_documented(heading, struct):
     assert table_under(heading) == rows_of(struct), "\n".join(rows_of(struct))
-
-
-def test_a_matcher_is_chosen_as_other_plugins_are():
-    assert PluginChoice.__struct_fields__ == Choice.__struct_fields__
 
 
 def test_every_metric_of_the_adapter_is_documented():
@@ -195,11 +191,13 @@ def test_everything_that_a_response_tells_is_documented():
 
     from blendhub.layout import KVLayout, Namespace
     from blendhub.vllm.decision import Refusal
-    from blendhub.vllm.scheduler.request_state import RequestState
+    from blendhub.vllm.scheduler.request_state import RequestState, Terms
 
     space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
-    report = RequestState(request, space, "off", 0.0, Refusal("off", "mode is off"), False).report()
+    state = RequestState(request, Terms(space, "off", 0.0, stores=False))
+    state.refuse(Refusal("off", "mode is off"))
+    report = state.report()
     documented = [row.split("`")[1] for row in table_under("## What the response tells")]
     assert documented == list(report)
     (example,) = re.findall(r"```json\n(.*?)```", read(DOCS / "vllm.md"), re.S)
@@ -208,7 +206,7 @@ def test_everything_that_a_response_tells_is_documented():
 
 def test_every_reason_for_refusing_a_request_is_documented():
     codes = {"model"}  # counted where there is no request to look at
-    for file in (ROOT / "blendhub" / "vllm").glob("*.py"):
+    for file in (ROOT / "blendhub" / "vllm").rglob("*.py"):
         for node in ast.walk(ast.parse(read(file))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
                 codes.add(ast.literal_eval(node.args[0]))

@@ -115,7 +115,7 @@ class Device(ABC):
     block_tokens: int
     """The number of neighbouring tokens that should be recomputed together on this device."""
 
-    on_the_side: bool = True
+    overlaps_compute: bool = True
     """Whether transfers run beside the engine's computation, as those of a DMA engine do. False: they use the engine's
     cores, and the engine waits for them, because both end sooner than when they share the cores."""
 

@@ -1,4 +1,4 @@
-"""``BlendHubConnector``: what vLLM creates, once in its scheduler and once in each worker."""
+"""``BlendHubConnector``: vLLM creates one in its scheduler and one in each worker."""
 
 import logging
 import threading
@@ -30,16 +30,18 @@ from blendhub.host import PluginHost
 from blendhub.hub.embedded import EmbeddedHub, HubInThread
 from blendhub.layout import Namespace
 from blendhub.observers import Observers
-from blendhub.vllm.messages import Address, StepPlan, WorkerHandshake, WorkerReport
+from blendhub.plugin_choice import PluginChoice
+from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
+from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler.startup import Facts
+from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import ModelSupport, check_model, closed
+from blendhub.vllm.worker.model.model_check import ModelCheck, check_model
 from blendhub.vllm.worker.model.rotary import digest
 from blendhub.vllm.worker.model.runner import find_runner
 
@@ -55,7 +57,7 @@ log = logging.getLogger(__name__)
 
 
 class BlendHubConnector(KVConnectorBase_V1):
-    """Stores and reuses KV through a hub. The two sides do their work in ``scheduler.py`` and ``worker.py``."""
+    """Stores and reuses KV through a hub. ``scheduler/`` and ``worker/`` do the work."""
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -64,7 +66,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._settings = read_settings(
             self._kv_transfer_config.kv_connector_extra_config, self._host, current_platform.device_type
         )
-        # What cannot be loaded is computed; by default vLLM would fail the request.
+        # vLLM computes what cannot be loaded; by default it would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         self._engine_id = str(self._kv_transfer_config.engine_id)
         self._scheduler: ConnectorScheduler | None = None
@@ -72,12 +74,12 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._observers: Observers | None = None
         self._worker: ConnectorWorker | None = None
         self._model: EngineModel | None = None
-        self._gate: ModelSupport | None = None
+        self._support: ModelSupport | None = None
         self._unserved: Counter[str] = Counter()
-        """Requests that came while this model is served without reuse, and why that is."""
+        """Refused requests, by counter, of a model that is served without reuse."""
         self._reasons: tuple[str, ...] = ()
-        # An engine within somebody's script is not shut down but by the end of the script. By the time of ``atexit``
-        # Python takes no work for threads any more, which a hub needs to end well.
+        # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no
+        # threads any more, but a hub needs them to close.
         threading._register_atexit(self.shutdown)  # type: ignore[attr-defined]
 
     # In a worker.
@@ -86,28 +88,27 @@ class BlendHubConnector(KVConnectorBase_V1):
         try:
             self._model = EngineModel(find_runner(), self._vllm_config)
         except Unsupported as error:
-            self._gate = closed(str(error))
-        except Exception as error:  # a model of a new kind is served, if without reuse
-            log.exception("the model could not be looked into")
-            self._gate = closed(f"the model could not be looked into: {error}")
+            self._support = unsupported(str(error))
+        except Exception as error:  # a model of a new kind is served without reuse
+            log.exception("the model could not be examined")
+            self._support = unsupported(f"the model could not be examined: {error}")
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """Called when the model has been warmed up, and vLLM serves nobody yet: the time to check it."""
+        """vLLM calls this after the model was warmed up and before the first request: the time to check the model."""
         if self._model is None:
-            return WorkerHandshake(self._gate or closed("vLLM registered no KV caches"), "", "")
+            return WorkerHandshake(self._support or unsupported("vLLM registered no KV caches"), "", "")
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        gate = check_model(self._model, self._settings.chunk_tokens, selector.probe_layer)
-        if gate.layout:
+        check = check_model(self._model, self._settings.chunk_tokens, selector.probe_layer)
+        if check.support.layout:
             try:
-                self._worker = ConnectorWorker(self._model, gate, self._settings, selector, self._host, self._engine_id)
+                self._worker = ConnectorWorker(
+                    self._model, check, self._settings, selector, self._host, self._engine_id
+                )
             except (LayoutMismatch, Unsupported) as error:
-                gate = closed(str(error))
-        self._gate = gate
-        rotary = " ".join(dict.fromkeys(map(digest, gate.rotations)))
-        # The rotations are tensors, and of no use to the scheduler.
-        told = ModelSupport(gate.layout, gate.blends, gate.reasons)
-        return WorkerHandshake(told, fingerprint(self._model.module), rotary)
+                check = ModelCheck(unsupported(str(error)))
+        rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
+        return WorkerHandshake(check.support, fingerprint(self._model.module), rotary)
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         if self._worker:
@@ -151,15 +152,15 @@ class BlendHubConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        # vLLM's own ends the engine when there are pipeline stages; they are refused with a reason.
+        # vLLM's own method ends the engine if there are pipeline stages; the worker's check refuses them with a reason.
         self.set_xfer_handshake_metadata(dict(enumerate(one for _, one in sorted(metadata.items()))))
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """What the workers found out about the model: now the hub can be told who this engine is."""
-        met = [one for _, one in sorted(metadata.items()) if isinstance(one, WorkerHandshake)]
-        gates = [one.gate for one in met]
-        worst = next((gate for gate in gates if not gate.layout), None) or next(
-            (gate for gate in gates if not gate.blends), gates[0]
+        """The workers have checked the model, so the namespace is known and the hub can be reached."""
+        handshakes = [one for _, one in sorted(metadata.items()) if isinstance(one, WorkerHandshake)]
+        supports = [one.support for one in handshakes]
+        worst = next((support for support in supports if not support.layout), None) or next(
+            (support for support in supports if not support.blends), supports[0]
         )
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
@@ -169,14 +170,14 @@ class BlendHubConnector(KVConnectorBase_V1):
         namespace = Namespace(
             model=self._vllm_config.model_config.model,
             revision=self._vllm_config.model_config.revision or "",
-            weights=blake2b(" ".join(one.weights for one in met).encode(), digest_size=16).hexdigest(),
-            rotary=met[0].rotary,
-            world_size=len(met),
+            weights=blake2b(" ".join(one.weights for one in handshakes).encode(), digest_size=16).hexdigest(),
+            rotary=handshakes[0].rotary,
+            world_size=len(handshakes),
             layout=worst.layout,
             matchers=self._settings.matchers,
         )
         admission = Admission(self._vllm_config, self._settings, worst, namespace)
-        facts = Facts(
+        facts = StartupFacts(
             settings=self._settings,
             blends=worst.blends,
             role=str(self._kv_transfer_config.kv_role),
@@ -210,7 +211,7 @@ class BlendHubConnector(KVConnectorBase_V1):
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         super().bind_kv_cache_manager(kv_cache_manager)
         if self._scheduler:
-            self._scheduler.storing.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
+            self._scheduler.saves.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
 
     def on_new_request(self, request: "Request") -> None:
         if self._scheduler:
@@ -232,7 +233,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         if not self._scheduler:
             return
         if isinstance(connector_output.kv_connector_worker_meta, WorkerReport):
-            self._scheduler.heard(connector_output.kv_connector_worker_meta)
+            self._scheduler.process_report(connector_output.kv_connector_worker_meta)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         if self._scheduler:
@@ -240,7 +241,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         return False, {"blendhub": {"reason": "; ".join(self._reasons)}}
 
     def has_pending_push_work(self) -> bool:
-        """vLLM goes on with steps while this holds: the workers commit after the blocks of a request were freed."""
+        """vLLM continues to step while this is true: workers commit after the blocks of a request were freed."""
         return self._scheduler is not None and self._scheduler.has_work
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
@@ -265,23 +266,23 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """No; but where there are CUDA graphs, vLLM asks this long before it loads the model: a wrong setting ends its
-        start here."""
+        """Always false. With CUDA graphs vLLM calls this long before it loads the model: wrong settings end its start
+        here."""
         read_settings(extra_config, PluginHost.discover(), current_platform.device_type)
         return False
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A save that is dropped is only a later cache miss."""
+        """A dropped save only causes a later cache miss."""
         return False
 
-    def _reach_hub(self) -> Address:
+    def _reach_hub(self) -> HubAddress:
         if self._settings.endpoint:
-            return Address(self._settings.transport.name, self._settings.endpoint, self._settings.transport.options)
+            return HubAddress(self._settings.endpoint, self._settings.transport)
         self._hub = HubInThread(self._settings.hub, self._host)
-        if self._vllm_config.parallel_config.world_size == 1 and _workers_live_here(self._vllm_config):
-            return Address("inproc", self._hub.inproc_endpoint)
-        return Address("zmq", self._hub.endpoint)
+        if self._vllm_config.parallel_config.world_size == 1 and _worker_runs_in_this_process(self._vllm_config):
+            return HubAddress(self._hub.inproc_endpoint, PluginChoice("inproc"))
+        return HubAddress(self._hub.endpoint, PluginChoice("zmq"))
 
     # In both.
 
@@ -306,6 +307,6 @@ def _log_where_vllm_logs() -> None:
     ours.setLevel(theirs.level)
 
 
-def _workers_live_here(config: VllmConfig) -> bool:
-    """Whether the one worker runs in the scheduler's process."""
+def _worker_runs_in_this_process(config: VllmConfig) -> bool:
+    """Whether the only worker runs in the scheduler's process."""
     return config.parallel_config.distributed_executor_backend == "uni"

@@ -1,4 +1,4 @@
-"""What an engine's process asks of the hub while the engine goes on."""
+"""Runs a process's calls to the hub off the engine's thread."""
 
 import contextlib
 import logging
@@ -23,17 +23,16 @@ RETRY_S = 1.0
 """How often a hub that could not be reached is tried again."""
 
 LATE_S = 0.01
-"""How often answers are looked for that came too late for those who had asked."""
+"""How often late answers are looked for."""
 
 LEAVE_S = 1.0
-"""How long the end of the process waits for what was asked before."""
+"""How long ``close`` waits for the remaining calls."""
 
 
 class HubExecutor:
-    """Asks the hub on a thread of its own: one, so that what is asked in order is done in order.
+    """One thread runs the calls in order. It registers with the hub first, and tries again until that succeeds.
 
-    That thread opens the session of the namespace ``home`` first, and tries again until it has it. Methods return at
-    once, but for ``reach`` and ``close``.
+    Methods return at once, except ``reach`` and ``close``.
     """
 
     def __init__(self, sessions: Sessions, home: Namespace) -> None:
@@ -43,21 +42,21 @@ class HubExecutor:
         self._late: list[tuple[HubClient, PendingReply[Found]]] = []
         self._opening: dict[str, Future[HubClient]] = {}
         self._reached: Future[None] = Future()
-        """What became of the first try to reach the hub."""
+        """The result of the first attempt to reach the hub."""
         self._unreached: BlendHubError | None = None
-        """Why the last try failed."""
+        """Why the last attempt failed; None if it succeeded."""
         self._clears = self._cleared = 0
-        """How often all was to be forgotten, and how many of these wishes have been met."""
+        """How many clears were requested, and how many are done."""
         self._thread = threading.Thread(target=self._run, name="blendhub-executor", daemon=True)
         self._thread.start()
 
     def reach(self) -> None:
-        """Wait for the first try to reach the hub. A hub that is away is tried again; raises what will not pass."""
+        """Wait for the first attempt to reach the hub. An absent hub is tried again; other errors are raised."""
         self._reached.result()
 
     @property
     def is_up(self) -> bool:
-        """Whether the hub answered when it was last asked."""
+        """Whether the hub answered the last call."""
         return self.home is not None and self.home.is_up
 
     @property
@@ -90,7 +89,7 @@ class HubExecutor:
         return client
 
     def run(self, namespace: Namespace, work: Callable[[HubClient], T]) -> "Future[T]":
-        """Something to be asked in a namespace, by a call that waits."""
+        """Run a call that waits for the hub."""
         future: Future[T] = Future()
         clears = self._clears
 
@@ -98,7 +97,7 @@ class HubExecutor:
             try:
                 self._check_up()
                 if clears > self._cleared:
-                    raise PeerGone("what is stored is to be forgotten first")
+                    raise PeerGone("the hub has not cleared the cache yet")
                 future.set_result(work(self._sessions.open(namespace)))
             except Exception as error:
                 future.set_exception(error)
@@ -106,21 +105,21 @@ class HubExecutor:
         self._work.put(do)
         return future
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Something to be done on the thread that asks; it must not raise."""
+    def run_later(self, work: Callable[[], None]) -> None:
+        """Run a function that does not raise."""
         self._work.put(work)
 
     def release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
-        """End the lease that this answer brings, if it still comes."""
+        """End the lease that this answer brings, if it still arrives."""
         self._work.put(partial(self._late.append, (client, reply)))
 
     def clear(self) -> None:
-        """Forget what is stored in the namespaces that are open; nothing else is asked before that is done."""
+        """Clear the engine's namespaces; no other call runs before that is done."""
         self._clears += 1
         self._work.put(self._clear)
 
     def close(self) -> None:
-        """Finish what was asked, if the hub answers, and leave the hub."""
+        """Run the remaining calls, if the hub answers, and leave the hub."""
         self._work.put(None)
         self._thread.join(LEAVE_S)
         self._sessions.close()
@@ -149,7 +148,7 @@ class HubExecutor:
                 retry_at = time.monotonic() + RETRY_S
 
     def _pause_s(self, retry_at: float) -> float | None:
-        """How long there is nothing to do but to wait for work."""
+        """How long to wait for work; None: until there is some."""
         if self._late:
             return LATE_S
         if self._unreached or self._clears > self._cleared:
@@ -187,10 +186,10 @@ class HubExecutor:
             self._sessions.clear()
             self._cleared = asked
         except BlendHubError as error:
-            log.warning("BlendHub: what is stored could not be forgotten yet, and is not used meanwhile: %s", error)
+            log.warning("BlendHub: the cache could not be cleared yet; nothing is reused until it is: %s", error)
 
     def _check_up(self) -> None:
-        """Raise PeerGone at once where the hub would be waited for in vain."""
+        """Raise PeerGone at once if the hub is known not to answer."""
         home = self.home
         if home is None:
             raise PeerGone(f"the hub at {self._sessions.address.endpoint} has not answered yet: {self._unreached}")

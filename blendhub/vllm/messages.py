@@ -1,7 +1,6 @@
-"""What the two sides of the connector tell each other: the scheduler side in each step, the worker side in return."""
+"""The messages between scheduler and workers: a plan for each step, and a report from each worker."""
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,102 +13,102 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from blendhub.layout import Namespace
 from blendhub.plan import Span
+from blendhub.plugin_choice import PluginChoice
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.worker.model.model_check import ModelSupport
+from blendhub.vllm.model_support import ModelSupport
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
 
-class Address(msgspec.Struct, frozen=True):
-    """Where the hub is."""
+class HubAddress(msgspec.Struct, frozen=True):
+    """The hub's endpoint, and the transport that reaches it."""
 
-    transport: str
     endpoint: str
-    options: dict[str, Any] = {}
+    transport: PluginChoice
 
 
 class HubPlace(msgspec.Struct, frozen=True):
-    """Where the workers find the hub, and the namespace whose session they open first."""
+    """Where the workers find the hub, and the namespace that they register with."""
 
-    address: Address
+    address: HubAddress
     home: Namespace
 
 
-class Load(msgspec.Struct, frozen=True):
-    """Bring in what was decided for a request, and compute what is missing between."""
+class LoadJob(msgspec.Struct, frozen=True):
+    """Load the KV that was decided for a request, and compute the holes and the chosen moved tokens."""
 
     request: str
     space: str
     """The namespace's digest."""
     tokens: Tokens
-    """The prompt up to the end of what was decided."""
+    """The prompt up to the end of the decision."""
     blocks: npt.NDArray[np.int64]
     decision: Decision
 
 
-class Save(msgspec.Struct, frozen=True):
-    """Store the KV of ``span``, which this step has computed; slots that it fills are committed."""
+class SaveJob(msgspec.Struct, frozen=True):
+    """Store the KV of ``span``, which this step computes; slots that it completes are committed."""
 
     request: str
     space: str
     right: WriteRight
     slots: tuple[Slot, ...]
-    """Those that the span touches."""
+    """The slots that hold some of the span."""
     span: Span
     blocks: npt.NDArray[np.int64]
-    """From that of position 0 on, as far as the span needs."""
+    """The request's blocks, from position 0 to the end of the span."""
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """From the scheduler's side to the workers'."""
+    """From the scheduler to the workers."""
 
     hub: HubPlace | None = None
-    """In one plan only: the first after the scheduler's side has reached the hub."""
+    """Set in one plan only: the first after the scheduler has reached the hub."""
     spaces: dict[str, Namespace] = field(default_factory=dict)
-    """The namespaces that the jobs below name."""
-    loads: list[Load] = field(default_factory=list)
-    saves: list[Save] = field(default_factory=list)
+    """The namespaces of the jobs below, by digest."""
+    loads: list[LoadJob] = field(default_factory=list)
+    saves: list[SaveJob] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
     preempted: set[str] = field(default_factory=set)
-    """Requests whose blocks this step gives to others."""
+    """Requests whose blocks vLLM has freed for other requests in this step."""
     ending: set[str] = field(default_factory=set)
-    """Requests that have ended, and of which no plan will name another save. Their blocks are kept until all of
-    their saves are copied. A plan names each once: workers answer each time."""
+    """Requests that have ended and have no further saves. Their blocks are kept until all of their saves are copied.
+    Each request is named in one plan only, because workers answer each time."""
     budget: int = 0
-    """How many tokens may be recomputed in this step."""
+    """Most tokens to recompute in this step."""
 
 
 class LoadResult(msgspec.Struct, frozen=True):
-    """How a load went."""
+    """How a load ended."""
 
     recomputed: tuple[Span, ...] = ()
-    """Moved tokens that were computed anew."""
+    """The moved tokens that were recomputed."""
     holes: int = 0
     seconds: float = 0.0
     error: str = ""
-    """Why it failed; empty if it did not."""
+    """Why the load failed; empty if it succeeded."""
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """From a worker to the scheduler's side; all ranks' reports of a step become one."""
+    """From a worker to the scheduler; vLLM aggregates the reports of all ranks of a step."""
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
     saved_tokens: int = 0
     failed_saves: dict[str, int] = field(default_factory=dict)
-    """How many saves failed, by reason."""
+    """The number of failed saves, by reason."""
     settled: dict[str, int] = field(default_factory=dict)
-    """Of requests that have ended: on how many ranks nothing is left to be committed."""
+    """For requests that have ended: the number of ranks on which every commit is done."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
         loads = dict(self.loads)
-        for request, outcome in other.loads.items():
-            if request not in loads or outcome.error:
-                loads[request] = outcome
+        for request, result in other.loads.items():
+            if request not in loads or result.error:
+                loads[request] = result
         failed = dict(self.failed_saves)
         for reason, count in other.failed_saves.items():
             failed[reason] = failed.get(reason, 0) + count
@@ -122,8 +121,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 @dataclass
 class WorkerHandshake(KVConnectorHandshakeMetadata):
-    """What a worker knows about its model once it is loaded."""
+    """What a worker found out about its model once it was loaded."""
 
-    gate: ModelSupport
+    support: ModelSupport
     weights: str
     rotary: str

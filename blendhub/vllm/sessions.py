@@ -8,7 +8,7 @@ from blendhub.client import HubClient
 from blendhub.errors import BlendHubError, PeerGone
 from blendhub.host import PluginHost
 from blendhub.layout import Namespace
-from blendhub.vllm.messages import Address
+from blendhub.vllm.messages import HubAddress
 
 MOST_SESSIONS = 64
 """Requests choose cache salts, and each is a namespace: what was longest not used is closed."""
@@ -17,7 +17,7 @@ MOST_SESSIONS = 64
 class Sessions:
     """Clients by namespace. ``open``, ``clear`` and ``close`` wait for the hub; ``ready`` never does."""
 
-    def __init__(self, address: Address, engine: str, rank: int, host: PluginHost) -> None:
+    def __init__(self, address: HubAddress, engine: str, rank: int, host: PluginHost) -> None:
         self.address = address
         self._engine = engine
         self._rank = rank
@@ -41,7 +41,9 @@ class Sessions:
         client = self.ready(namespace)
         if client is not None:
             return client
-        client = HubClient(self.address.endpoint, self.address.transport, self.address.options, host=self._host)
+        client = HubClient(
+            self.address.endpoint, self.address.transport.name, self.address.transport.options, host=self._host
+        )
         with self._lock:
             self._opening = client
         try:

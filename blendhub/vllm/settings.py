@@ -1,4 +1,4 @@
-"""What a person can set about the adapter: ``kv_connector_extra_config.blendhub`` in vLLM's configuration."""
+"""The adapter's settings: ``kv_connector_extra_config.blendhub`` in vLLM's configuration."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -20,29 +20,22 @@ Share = Annotated[float, Meta(ge=0, le=1)]
 KEY = "blendhub"
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A plugin by name, and what it is told."""
-
-    name: Annotated[str, Meta(description="a plugin by name")]
-    options: Annotated[dict[str, Any], Meta(description="the plugin's options")] = {}
-
-
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """When reuse pays."""
+class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits within which reuse pays."""
 
     min_reused_tokens: Annotated[
-        int, Meta(ge=1, description="what would reuse fewer tokens, beyond vLLM's own cache, is left alone")
+        int, Meta(ge=1, description="fewer reusable tokens, beyond vLLM's own cache, are not reused")
     ] = 64
     max_recompute_share: Annotated[
-        Share, Meta(description="blending that would recompute more of the tokens it covers is left alone")
+        Share, Meta(description="text is not blended if a larger share of the tokens it covers would be recomputed")
     ] = 0.8
     min_saved_tokens: Annotated[
         int, Meta(ge=1, description="shorter stretches between reused ones are not stored, unless all is exact")
     ] = 64
 
 
-class OwnHub(HubConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A hub within the engine: several of them on a machine must not all open a port, so none does by itself."""
+class EmbeddedHubConfig(HubConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The settings of an embedded hub. It serves no metrics by default: each on a machine would need a port."""
 
     metrics: Annotated[str, Meta(description="HOST:PORT of the hub's own /metrics; port 0: any; empty: not served")] = (
         ""
@@ -53,32 +46,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """How one engine reuses KV."""
 
     endpoint: Annotated[
-        str, Meta(description="the hub's, as `blendhub serve` prints it; empty: a hub of this engine's own")
+        str, Meta(description="the hub's endpoint, as `blendhub serve` prints it; empty: a hub embedded in this engine")
     ] = ""
-    transport: Annotated[Choice, Meta(description="how to reach the endpoint")] = Choice(name="zmq")
-    hub: Annotated[OwnHub, Meta(description="the hub of this engine's own: the keys of hub.toml")] = OwnHub()
+    transport: Annotated[PluginChoice, Meta(description="how to reach the endpoint")] = PluginChoice("zmq")
+    hub: Annotated[EmbeddedHubConfig, Meta(description="the embedded hub: the keys of hub.toml")] = EmbeddedHubConfig()
     matchers: Annotated[
         tuple[PluginChoice, ...], Meta(min_length=1, max_length=8, description="how reuse is found, by name")
     ] = DEFAULT_MATCHERS
-    device: Annotated[Choice | None, Meta(description="how KV moves; none given: the one named like vLLM's device")] = (
-        None
-    )
-    selector: Annotated[Choice, Meta(description="which reused tokens are recomputed")] = Choice(name="hkvd")
+    device: Annotated[
+        PluginChoice | None, Meta(description="how KV is copied; default: the device named like vLLM's")
+    ] = None
+    selector: Annotated[PluginChoice, Meta(description="which reused tokens are recomputed")] = PluginChoice("hkvd")
     mode: Annotated[
         Mode, Meta(description="blend: reuse text anywhere; exact: only what is bit for bit the same; off: nothing")
     ] = "blend"
     recompute_ratio: Annotated[
-        Share, Meta(description="how much of the moved text is recomputed; a request may say otherwise")
+        Share, Meta(description="share of the moved text that is recomputed; a request may override it")
     ] = 0.15
-    policy: Annotated[Policy, Meta(description="when reuse pays")] = Policy()
+    policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
     blend_tokens_per_step: Annotated[
         int,
-        Meta(ge=0, description="most tokens recomputed in an engine step; 0: what vLLM's scheduler left of its budget"),
+        Meta(ge=0, description="most tokens recomputed in a step; 0: as many as vLLM left of its token budget"),
     ] = 0
     min_blend_tokens_per_step: Annotated[
-        int, Meta(ge=1, description="recomputed in each step even if vLLM's scheduler left nothing of its budget")
+        int, Meta(ge=1, description="tokens recomputed in each step even if vLLM left fewer of its token budget")
     ] = 256
     lookup_wait_ms: Annotated[
         float, Meta(ge=0, description="how long the scheduler waits for a lookup before it goes on to other requests")
@@ -87,12 +80,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one request may say, in ``kv_transfer_params.blendhub``."""
+    """The settings of one request, in ``kv_transfer_params.blendhub``."""
 
-    mode: Annotated[Mode | None, Meta(description="for this request only")] = None
-    recompute_ratio: Annotated[Share | None, Meta(description="for this request only")] = None
+    mode: Annotated[Mode | None, Meta(description="overrides the engine's for this request")] = None
+    recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
-    explain: Annotated[bool, Meta(description="true: the response also tells which tokens met which fate")] = False
+    explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
 
 
 EXTRA = "kv_connector_extra_config"
@@ -108,13 +101,13 @@ def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Se
     for choice in _choices(extra.get(KEY), device):
         host.spec(choice.kind, choice.name)
     settings = parse_options(OWNER, Settings, extra.get(KEY))
-    return settings if settings.device else msgspec.structs.replace(settings, device=Choice(name=device))
+    return settings if settings.device else msgspec.structs.replace(settings, device=PluginChoice(name=device))
 
 
 def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:
-    """Everything that is wrong in ``kv_connector_extra_config``; whether plugins can run here is another question.
+    """All mistakes in ``kv_connector_extra_config``. Whether the plugins can run on this machine is not checked here.
 
-    ``device`` is vLLM's, which is taken where none is named; None if that is not known.
+    ``device`` is vLLM's, the default for the device plugin; None if it is not known.
     """
     if not isinstance(extra, Mapping):
         return [OptionError(f"{EXTRA} must be a mapping, got {extra!r}")]
@@ -136,7 +129,7 @@ def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> li
 
 
 class _Named(NamedTuple):
-    """A plugin that is named in the settings, or by default."""
+    """A plugin named in the settings or by a default."""
 
     key: str
     kind: str
@@ -145,25 +138,25 @@ class _Named(NamedTuple):
 
 
 def _choices(given: Any, device: str | None) -> Iterator[_Named]:
-    """Every plugin that the settings name, however wrong the rest of them may be."""
-    settings = _with_defaults(given, Settings(device=Choice(name=device) if device else None))
-    hub = _with_defaults(settings["hub"], OwnHub())
+    """Every plugin that the settings name, even where the rest of the settings is invalid."""
+    settings = _with_defaults(given, Settings(device=PluginChoice(name=device) if device else None))
+    hub = _with_defaults(settings["hub"], EmbeddedHubConfig())
     named = [(f"{OWNER}.{key}", key, settings[key]) for key in ("transport", "device", "selector")]
     named += [(f"{OWNER}.matchers[{n}]", "matcher", one) for n, one in enumerate(_items(settings["matchers"]))]
     if isinstance(hub["store"], Mapping):
         named.append((f"{OWNER}.hub.store", "store", _with_defaults(hub["store"], StoreChoice())))
-    for number, door in enumerate(_items(hub["listen"])):
-        if isinstance(door, Mapping):
-            choice = {"name": door.get("transport", _DOOR.transport), "options": door.get("options", {})}
+    for number, listen in enumerate(_items(hub["listen"])):
+        if isinstance(listen, Mapping):
+            choice = {"name": listen.get("transport", DEFAULT_TRANSPORT), "options": listen.get("options", {})}
             named.append((f"{OWNER}.hub.listen[{number}]", "transport", choice))
     for key, kind, choice in named:
-        # What is not even a mapping with a name is wrong as a value.
+        # Anything but a mapping with a name is reported as a wrong value.
         if isinstance(choice, Mapping) and isinstance(name := choice.get("name"), str):
             options = choice.get("options")
             yield _Named(key, kind, name, options if isinstance(options, Mapping) else {})
 
 
-_DOOR = Listen(endpoint="anywhere")
+DEFAULT_TRANSPORT = Listen(endpoint="any").transport
 
 
 def _with_defaults(given: Any, defaults: msgspec.Struct) -> dict[str, Any]:
@@ -179,7 +172,7 @@ def _items(given: Any) -> list[Any]:
 
 
 def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
-    """What a request asks for; raises OptionError for what is not understood."""
+    """The settings in a request's parameters; raises OptionError for a key or value that is not valid."""
     if params is not None and not isinstance(params, Mapping):
         raise OptionError(f"kv_transfer_params must be a mapping, got {params!r}")
     for key in foreign_keys(params):
@@ -194,5 +187,5 @@ def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
 
 
 def foreign_keys(params: Mapping[str, Any] | None) -> list[str]:
-    """What a request says to other connectors, or to none."""
+    """The keys that are not BlendHub's."""
     return [str(key) for key in params or {} if key != KEY]

@@ -1,9 +1,14 @@
-"""Which tokens are computed in which forward: pure arithmetic on spans."""
+"""Arithmetic on spans: how the tokens to compute are joined, sampled and cut for forwards."""
 
 import math
 from collections.abc import Iterator, Sequence
 
 from blendhub.plan import Span
+
+
+def clipped(span: Span, limits: Span) -> Span:
+    start = max(span.start, limits.start)
+    return Span(start, max(start, min(span.end, limits.end)))
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
@@ -28,23 +33,23 @@ def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:
     return [Span(start, min(start + taken, span.end)) for start in starts]
 
 
-def pieces(runs: Sequence[Span], max_tokens: int, max_runs: int) -> Iterator[list[Span]]:
-    """The runs cut into groups, each within both limits, in the order of their positions."""
-    piece: list[Span] = []
-    room = max_tokens
-    for run in runs:
-        start = run.start
-        while start < run.end:
-            end = min(run.end, start + room)
-            piece.append(Span(start, end))
-            room -= end - start
+def batches(spans: Sequence[Span], max_tokens: int, max_spans: int) -> Iterator[list[Span]]:
+    """The spans cut into batches, each within both limits, in the order of their positions."""
+    batch: list[Span] = []
+    left = max_tokens
+    for span in spans:
+        start = span.start
+        while start < span.end:
+            end = min(span.end, start + left)
+            batch.append(Span(start, end))
+            left -= end - start
             start = end
-            if not room or len(piece) == max_runs:
-                yield piece
-                piece, room = [], max_tokens
-    if piece:
-        yield piece
+            if not left or len(batch) == max_spans:
+                yield batch
+                batch, left = [], max_tokens
+    if batch:
+        yield batch
 
 
-def total(runs: Sequence[Span]) -> int:
-    return sum(len(run) for run in runs)
+def total(spans: Sequence[Span]) -> int:
+    return sum(len(span) for span in spans)

@@ -1,4 +1,4 @@
-"""Counters of the adapter on vLLM's own metrics endpoint, and in its log."""
+"""The adapter's counters, on vLLM's metrics endpoint and in its log."""
 
 from collections import Counter
 from typing import Any
@@ -15,31 +15,31 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 COUNTERS: dict[str, str] = {
     "requests_blended": "Requests for which moved text was reused.",
     "requests_exact": "Requests for which only exact text was reused.",
-    "loads_failed": "Requests whose stored KV could not be loaded, and was computed.",
-    "tokens_exact": "Tokens reused where they were computed.",
-    "tokens_moved": "Tokens reused elsewhere than where they were computed.",
-    "tokens_recomputed": "Moved tokens that were computed anew.",
+    "loads_failed": "Requests whose stored KV could not be loaded, so vLLM computed it.",
+    "tokens_exact": "Tokens reused at the position where they were computed.",
+    "tokens_moved": "Tokens reused at another position than where they were computed.",
+    "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
-    "blend_microseconds": "Time spent on choosing and recomputing tokens.",
+    "blend_microseconds": "Time spent on choosing and recomputing tokens, in microseconds.",
     "saved_tokens": "Tokens whose KV was stored.",
 }
-"""Every counter that has no label."""
+"""The counters without a label."""
 
 LABELLED: dict[str, tuple[str, str]] = {
     "refused_": ("requests_without_reuse", "Requests for which nothing was reused, by reason."),
-    "saves_failed_": ("saves_failed", "Pieces of KV that could not be stored, by error."),
-    "reservations_failed_": ("reservations_failed", "Room in the hub that could not be had, by error."),
+    "saves_failed_": ("saves_failed", "Saves that failed, by error."),
+    "reservations_failed_": ("reservations_failed", "Reservations of slots that failed, by error."),
 }
-"""Counters whose names end with a reason: what they begin with, their metric, and what it is."""
+"""The counters whose names end with a reason: the beginning of the name, the metric, its help text."""
 
 
 class BlendHubStats(KVConnectorStats):
-    """Counters since the last time they were taken, by name."""
+    """Counts since the last call, by counter."""
 
     @classmethod
     def taken_from(cls, counters: "Counter[str]") -> "BlendHubStats | None":
         taken = {name: count for name, count in counters.items() if count}
-        # Counted on another thread too: what comes between must not be lost.
+        # Another thread counts too: its counts must not be lost.
         counters.subtract(taken)
         return cls(taken) if taken else None
 

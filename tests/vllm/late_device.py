@@ -36,7 +36,7 @@ class LateTransfer(Transfer):
 
 
 class LateDevice(CpuDevice):
-    on_the_side = True
+    overlaps_compute = True
 
     def __init__(self, options: LateOptions) -> None:
         super().__init__(CpuOptions())

@@ -25,15 +25,16 @@ from blendhub.errors import LeaseError
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.observers import Observers
-from blendhub.vllm.messages import Address, LoadResult, WorkerReport
+from blendhub.plugin_choice import PluginChoice
+from blendhub.vllm.messages import HubAddress, LoadResult, WorkerReport
+from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler.startup import Facts
+from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.sessions import Sessions
-from blendhub.vllm.settings import Policy, Settings
+from blendhub.vllm.settings import ReusePolicy, Settings
 from blendhub.vllm.stats import BlendHubStats
-from blendhub.vllm.worker.model.model_check import ModelSupport
 from tests.vllm.standing_still import standing_still
 
 register()
@@ -43,9 +44,9 @@ HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 SPACE = Namespace(model="m", layout=LAYOUT)
 SETTINGS = Settings(
-    policy=Policy(min_reused_tokens=16, min_saved_tokens=1, max_recompute_share=1.0), lookup_wait_ms=1000.0
+    policy=ReusePolicy(min_reused_tokens=16, min_saved_tokens=1, max_recompute_share=1.0), lookup_wait_ms=1000.0
 )
-FACTS = Facts(settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=SPACE)
+FACTS = StartupFacts(settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=SPACE)
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
 
@@ -57,17 +58,17 @@ def text(number: int, length: int) -> list[int]:
 class Engine:
     """vLLM around the scheduler side: requests, steps, and one worker that stores what it is told to."""
 
-    def __init__(self, hub: HubInThread, address: Address | None = None) -> None:
+    def __init__(self, hub: HubInThread, address: HubAddress | None = None) -> None:
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
-        address = address or Address("inproc", hub.inproc_endpoint)
+        address = address or HubAddress(hub.inproc_endpoint, PluginChoice("inproc"))
         admission = Admission(config, SETTINGS, ModelSupport(LAYOUT, True, ()), SPACE)
         self.side = ConnectorScheduler(
             config, SETTINGS, admission, address, "engine", HOST, FACTS, Observers(HOST.observers())
         )
-        self.side.storing.block_ids = lambda request: list(range(1, 101))
+        self.side.saves.block_ids = lambda request: list(range(1, 101))
         self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
         self.saved = []
         self.hub = hub
@@ -84,7 +85,7 @@ class Engine:
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
         answered = threading.Event()
-        self.side.executor.later(answered.set)
+        self.side.executor.run_later(answered.set)
         assert answered.wait(10)
 
     def step(self, **computed: tuple[int, int]) -> list:
@@ -111,7 +112,7 @@ class Engine:
         if told:
             self.side.allocated(request, list(range(1, 1 - (-(local + told) // BLOCK))), told)
             self.step()
-            self.side.heard(WorkerReport({request.request_id: LoadResult(error=error)}))
+            self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error)}))
         return local if error else local + told
 
     def end(self, request: Request, computed: int) -> None:
@@ -120,7 +121,7 @@ class Engine:
         if self.side.ended(request, blocks)[0]:
             while request.request_id not in self.ending:
                 self.step()
-            self.side.heard(WorkerReport(settled={request.request_id: 1}))
+            self.side.process_report(WorkerReport(settled={request.request_id: 1}))
         self.settle()
 
     def serve(self, name: str, prompt: list[int]) -> None:
@@ -155,7 +156,7 @@ def test_what_was_served_is_found_exactly_by_the_same_prompt_and_moved_in_anothe
     request = engine.request("b", text(1, 32) + document + text(2, 32))
     engine.side.arrived(request)
     assert engine.load(request) == 128
-    told = engine.side._tracked["b"].report()
+    told = engine.side._requests["b"].report()
     assert (told["exact_tokens"], told["moved_tokens"]) == (0, 96)
 
 
@@ -254,13 +255,13 @@ def test_an_answer_s_blocks_are_kept_until_the_hub_s_late_word_is_acted_on(engin
     engine.step(a=(0, 64))
     for token in answer:
         request.append_output_token_ids(token)
-    save = engine.side.storing._save
+    save = engine.side.saves._schedule
 
     def save_just_before_the_hub_answers(*arguments):
         save(*arguments)
         engine.settle()
 
-    monkeypatch.setattr(engine.side.storing, "_save", save_just_before_the_hub_answers)
+    monkeypatch.setattr(engine.side.saves, "_schedule", save_just_before_the_hub_answers)
     engine.end(request, 96)
     assert engine.found(prompt + answer, exact=True) == set(range(96))
 
@@ -321,7 +322,7 @@ def test_what_is_still_being_read_from_the_store_is_called_so(tmp_path, monkeypa
         request = engine.request("b", prompt)
         engine.side.arrived(request)
         assert engine.load(request) == 0
-        reason = engine.side._tracked["b"].report()["reason"]
+        reason = engine.side._requests["b"].report()["reason"]
         ended.set()
         engine.close()
     assert "96 tokens of this prompt were still being read from the store" in reason
@@ -335,7 +336,7 @@ def test_the_log_has_every_request_s_report_in_a_line_of_json(engine, caplog):
         request = engine.request("b", text(1, 32) + document)
         engine.side.arrived(request)
         engine.load(request)
-        report = engine.side._tracked["b"].report()
+        report = engine.side._requests["b"].report()
         engine.end(request, 128)
     lines = [line for line in caplog.messages if line.startswith("{")]
     assert not any("\n" in line for line in lines)
@@ -361,12 +362,12 @@ def test_where_the_hub_s_memory_cannot_be_mapped_nothing_is_asked_and_a_hub_that
             # As if it had another /dev/shm.
             segment = SHM / hub.hub.service.state.cache.arena.name.segment
             segment.unlink()
-            engine = Engine(hub, Address("zmq", endpoint))
+            engine = Engine(hub, HubAddress(endpoint, PluginChoice("zmq")))
             for name in ("a", "b"):
                 engine.serve(name, document)
             request = engine.request("c", document)
             engine.side.arrived(request)
-            assert engine.side._tracked["c"].report()["reason"].startswith("this machine cannot map the hub's shared")
+            assert engine.side._requests["c"].report()["reason"].startswith("this machine cannot map the hub's shared")
             engine.end(request, 0)
             asked = hub.hub.service.counters.requests
             assert not asked["lookup"] and not asked["reserve"] and not engine.saved
@@ -375,7 +376,7 @@ def test_where_the_hub_s_memory_cannot_be_mapped_nothing_is_asked_and_a_hub_that
         assert warning.startswith("BlendHub: nothing is reused or stored: cannot map the hub's arena")
         with HubInThread(config, HOST):
             until = time.monotonic() + 20
-            while engine.client.arena is None or engine.side._watch.refusal():
+            while engine.client.arena is None or engine.side._arena.refusal():
                 assert time.monotonic() < until, "the hub that came back was not found"
                 time.sleep(0.05)
             engine.serve("d", document)
@@ -399,7 +400,7 @@ def test_an_ending_is_announced_in_one_plan_however_long_vllm_takes_to_free_it(e
         announced.append(engine.ending)
     assert sorted(map(len, announced)) == [0, 0, 0, 0, 1]
     assert engine.side.has_work
-    engine.side.heard(WorkerReport(settled={"a": 1}))
+    engine.side.process_report(WorkerReport(settled={"a": 1}))
     assert not engine.side.has_work
 
 
@@ -419,10 +420,10 @@ def test_what_is_found_is_asked_for_anew_when_its_lease_has_expired():
         request = engine.request("b", text(1, 32) + text(0, 96))
         engine.side.arrived(request)
         assert engine.side.matched(request, 0) == (127, True)
-        lookup = engine.side._tracked["b"].lookup
+        lookup = engine.side._requests["b"].lookup
         time.sleep(0.4)
         assert engine.side.matched(request, 0) == (127, True)
-        assert engine.side._tracked["b"].lookup is not lookup
+        assert engine.side._requests["b"].lookup is not lookup
         engine.close()
 
 
@@ -442,7 +443,7 @@ def test_the_scheduler_waits_a_moment_for_a_hub_that_stands_still_and_no_longer_
             if told is not None:
                 break
         assert told == 0 and time.monotonic() - started < 0.6 and longest < 0.1
-        assert "lookup_timeout_s" in engine.side._tracked["a"].report()["reason"]
+        assert "lookup_timeout_s" in engine.side._requests["a"].report()["reason"]
         # Who comes now is not kept waiting at all.
         another = engine.request("b", text(1, 64))
         engine.side.arrived(another)
@@ -451,7 +452,7 @@ def test_the_scheduler_waits_a_moment_for_a_hub_that_stands_still_and_no_longer_
 
 
 def test_blocks_are_kept_for_room_that_the_hub_does_not_give_no_longer_than_the_timeout(engine):
-    engine.side.storing._patience_s = 0.2
+    engine.side.saves._timeout_s = 0.2
     request = engine.request("a", text(0, 64))
     engine.side.arrived(request)
     engine.load(request)
@@ -469,7 +470,7 @@ def test_blocks_are_kept_for_room_that_the_hub_does_not_give_no_longer_than_the_
         while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
             assert time.monotonic() - started < 0.5
         assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
-        engine.side.heard(WorkerReport(settled={"a": 1}))
+        engine.side.process_report(WorkerReport(settled={"a": 1}))
     # The room that it gives all the same is given back.
     engine.settle()
     assert engine.gauge("write_leases") == 0
@@ -478,7 +479,7 @@ def test_blocks_are_kept_for_room_that_the_hub_does_not_give_no_longer_than_the_
 
 def test_blocks_that_vllm_took_away_meanwhile_are_not_stored(engine):
     """Attention with a window: vLLM has block 0 in the place of those that the window has left."""
-    engine.side.storing.block_ids = lambda request: [0, 0, 3, 4]
+    engine.side.saves.block_ids = lambda request: [0, 0, 3, 4]
     prompt = text(0, 64)
     request = engine.request("a", prompt)
     engine.side.arrived(request)

@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 
 from blendhub import Match, Span
 from blendhub.plan import check_tiling, join
-from blendhub.vllm.decision import Decision, Refusal, clipped, decide
-from blendhub.vllm.settings import Policy
+from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.scheduler.decide import decide
+from blendhub.vllm.settings import ReusePolicy
+from blendhub.vllm.spans import clipped
 
 LENGTH = 24
 # Eighths are exact as floats, so that limits can be met to the token.
 eighths = st.integers(0, 8).map(lambda n: n / 8)
-policies = st.builds(Policy, min_reused_tokens=st.integers(1, 8), max_recompute_share=eighths)
+policies = st.builds(ReusePolicy, min_reused_tokens=st.integers(1, 8), max_recompute_share=eighths)
 modes = st.sampled_from([(True, True), (False, True), (False, False)])
 """``blend`` and ``holes``: a model that cannot compute holes apart cannot blend."""
 
@@ -70,11 +72,11 @@ MIDDLE = [Match(Span(8, 16), 1, 108, False)]
 
 
 @given(answers(), st.integers(0, LENGTH), policies, modes, eighths, eighths)
-@example([Match(Span(0, LENGTH), 1, 0, True)], 0, Policy(min_reused_tokens=LENGTH - 1), (False, False), 0.0, 0.0)
-@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0, 0)
-@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.375), (True, True), 0, 0)
-@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 1, 0)
-@example(MIDDLE, 0, Policy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0, 1)
+@example([Match(Span(0, LENGTH), 1, 0, True)], 0, ReusePolicy(min_reused_tokens=LENGTH - 1), (False, False), 0.0, 0.0)
+@example(MIDDLE, 0, ReusePolicy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0, 0)
+@example(MIDDLE, 0, ReusePolicy(min_reused_tokens=1, max_recompute_share=0.375), (True, True), 0, 0)
+@example(MIDDLE, 0, ReusePolicy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 1, 0)
+@example(MIDDLE, 0, ReusePolicy(min_reused_tokens=1, max_recompute_share=0.5), (True, True), 0, 1)
 def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, policy, mode, ratio, usual):
     blend, holes = mode
     given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio, usual_ratio=usual)
@@ -88,7 +90,7 @@ def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, policy, m
 
 @given(answers(), st.integers(0, LENGTH), st.booleans(), st.booleans(), eighths)
 def test_what_is_claimed_is_tiled_and_leaves_the_last_token_to_the_engine(matches, local, blend, holes, ratio):
-    policy = Policy(min_reused_tokens=1, max_recompute_share=1.0)
+    policy = ReusePolicy(min_reused_tokens=1, max_recompute_share=1.0)
     given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio, usual_ratio=ratio)
     if isinstance(given, Refusal):
         return
@@ -134,7 +136,7 @@ def test_clipped_is_the_intersection(span, limits):
     ids=["nothing_stored", "too_short", "mostly_cached", "too_dear"],
 )  # fmt: skip
 def test_a_refusal_names_the_limit_that_it_met(matches, local, policy, code, reason):
-    refusal = decide(matches, 200, local, Policy(**policy), blend=True, holes=True, ratio=0.15, usual_ratio=0.15)
+    refusal = decide(matches, 200, local, ReusePolicy(**policy), blend=True, holes=True, ratio=0.15, usual_ratio=0.15)
     assert isinstance(refusal, Refusal) and refusal.code == code
     assert reason in refusal.reason
 
@@ -142,35 +144,35 @@ def test_a_refusal_names_the_limit_that_it_met(matches, local, policy, code, rea
 def test_a_request_that_wants_everything_recomputed_is_not_refused_for_it():
     """``recompute_ratio: 1`` always ended as too_much, with the default policy."""
     moved = [Match(Span(10, 190), 1, 0, False)]
-    decision = decide(moved, 200, 0, Policy(), blend=True, holes=True, ratio=1.0, usual_ratio=0.15)
+    decision = decide(moved, 200, 0, ReusePolicy(), blend=True, holes=True, ratio=1.0, usual_ratio=0.15)
     assert isinstance(decision, Decision) and decision.ratio == 1.0
 
 
 def test_where_only_moved_text_is_stored_a_request_for_exact_text_hears_that():
     moved = [Match(Span(0, 190), 1, 50, False)]
-    refusal = decide(moved, 200, 0, Policy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
+    refusal = decide(moved, 200, 0, ReusePolicy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
     assert refusal.code == "nothing_exact" and refusal.reason.startswith("nothing exact is stored of this prompt")
     # vLLM's own cache has it all: another thing.
     exact = [Match(Span(0, 100), 1, 0, True)]
-    refusal = decide(exact, 200, 100, Policy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
+    refusal = decide(exact, 200, 100, ReusePolicy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
     assert refusal.code == "too_little"
 
 
 @pytest.mark.parametrize("reused", [0, 20])
 def test_text_that_is_still_coming_from_the_store_is_not_called_unknown(reused):
     found = [Match(Span(0, reused), 1, 0, True)] if reused else []
-    refusal = decide(found, 200, 0, Policy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=150)
+    refusal = decide(found, 200, 0, ReusePolicy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=150)
     assert refusal.code == "on_the_way"
     assert "150 tokens of this prompt were still being read from the store" in refusal.reason
     assert f"{reused} others could be reused; lookup_timeout_s" in refusal.reason
     enough = [Match(Span(0, 100), 1, 0, True)]
-    given = decide(enough, 200, 0, Policy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=9)
+    given = decide(enough, 200, 0, ReusePolicy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=9)
     assert isinstance(given, Decision)
 
 
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
     exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
-    policy = Policy(max_recompute_share=0.3)
+    policy = ReusePolicy(max_recompute_share=0.3)
     assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15) == Decision(
         0, 100, (exact,), 0.15
     )

@@ -21,7 +21,7 @@ from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm import hub_executor as module
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import Address
+from blendhub.vllm.messages import HubAddress
 from blendhub.vllm.sessions import Sessions
 from tests.hub.processes import HubProcess
 from tests.vllm.standing_still import standing_still
@@ -36,7 +36,7 @@ def salted(salt: str) -> Namespace:
     return msgspec.structs.replace(HOME, cache_salt=salt)
 
 
-def start(address: Address) -> HubExecutor:
+def start(address: HubAddress) -> HubExecutor:
     return HubExecutor(Sessions(address, "engine", 0, HOST), HOME)
 
 
@@ -56,7 +56,7 @@ def hub():
 
 @pytest.fixture
 def executor(hub):
-    made = start(Address("inproc", hub.inproc_endpoint))
+    made = start(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")))
     made.reach()
     yield made
     made.close()
@@ -87,7 +87,7 @@ def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(executor
 
 def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
     strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
-    refused = HubExecutor(Sessions(Address("inproc", hub.inproc_endpoint), "engine", 0, HOST), strange)
+    refused = HubExecutor(Sessions(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")), "engine", 0, HOST), strange)
     with pytest.raises(BlendHubError, match="nobody"):
         refused.reach()
     refused.close()
@@ -115,18 +115,18 @@ def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
     eventually(lambda: executor.is_up)
 
 
-def test_nothing_is_asked_between_the_wish_to_forget_and_its_fulfilment(executor):
+def test_no_call_runs_between_the_request_to_clear_and_the_clear(executor):
     store(executor.client(HOME))
     assert found(executor.client(HOME))
     hold = threading.Event()
-    executor.later(hold.wait)
+    executor.run_later(hold.wait)
     executor.clear()
     assert executor.client(HOME) is None, "a lookup would find what is to be forgotten"
     hold.set()
     assert not found(eventually(lambda: executor.client(HOME)))
 
 
-def test_a_wish_to_forget_that_fails_is_fulfilled_later_and_nothing_is_used_before(executor, monkeypatch):
+def test_a_clear_that_fails_is_repeated_and_nothing_is_used_before(executor, monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     store(executor.client(HOME))
     clear, tries = executor._sessions.clear, []
@@ -165,7 +165,7 @@ def away(tmp_path):
 
 def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
     with caplog.at_level(logging.INFO, logger="blendhub"):
-        made = start(Address("zmq", away.endpoint))
+        made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
         made.reach()
         with pytest.raises(PeerGone, match=away.endpoint):
             made.client(HOME)
@@ -180,7 +180,7 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
 
 def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
     away.start()
-    made = start(Address("zmq", away.endpoint))
+    made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
     made.reach()
     for number in range(5):
         made.run(salted(str(number)), lambda client: client).result(10)

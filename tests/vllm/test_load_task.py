@@ -17,7 +17,7 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import Load
+from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from tests.vllm.standing_still import standing_still
 
@@ -48,7 +48,8 @@ class Stage:
         self.copy = Copy()
         self.found = None
         self.late = []
-        job = Load("r", SPACE.digest, TOKENS, np.arange(6), Decision(0, 96, (Match(Span(0, 96), run, 0, True),), 0.0))
+        decision = Decision(0, 96, (Match(Span(0, 96), run, 0, True),), 0.0)
+        job = LoadJob("r", SPACE.digest, TOKENS, np.arange(6), decision)
         self.loading = LoadTask(job, self.open, self.begin, lambda *late: self.late.append(late), PATIENCE_S)
 
     def open(self) -> HubClient | None:

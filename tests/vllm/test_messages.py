@@ -11,9 +11,19 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from blendhub import Match, Span
 from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import Address, HubPlace, Load, LoadResult, Save, StepPlan, WorkerHandshake, WorkerReport
-from blendhub.vllm.worker.model.model_check import ModelSupport
+from blendhub.vllm.messages import (
+    HubAddress,
+    HubPlace,
+    LoadJob,
+    LoadResult,
+    SaveJob,
+    StepPlan,
+    WorkerHandshake,
+    WorkerReport,
+)
+from blendhub.vllm.model_support import ModelSupport
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
@@ -55,10 +65,11 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     decision = Decision(0, 12, (Match(Span(2, 12), 3, 40, False),), 0.5)
     blocks = np.arange(3, dtype=np.int64)
     space = Namespace(model="m", layout=LAYOUT)
-    plan = StepPlan(HubPlace(Address("zmq", "ipc:///x", {"linger_s": 1.0}), space), budget=64)
+    plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"linger_s": 1.0})), space), budget=64)
     plan.spaces["s"] = space
-    plan.loads.append(Load("r", "s", np.arange(12, dtype=np.uint32), blocks, decision))
-    plan.saves.append(Save("r", "s", WriteRight(5, 6, 7, "nonce", 8, 9.5), (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
+    plan.loads.append(LoadJob("r", "s", np.arange(12, dtype=np.uint32), blocks, decision))
+    right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
+    plan.saves.append(SaveJob("r", "s", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
     plan.cancelled.add("gone")
     plan.ending.add("done")
     given = pickle.loads(pickle.dumps(plan))

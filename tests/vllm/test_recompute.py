@@ -16,9 +16,9 @@ from blendhub.guard import guard
 from blendhub.layout import KVLayout
 from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import Load
+from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
-from blendhub.vllm.worker.recompute import Blend, Engine
+from blendhub.vllm.worker.recompute import Blend, BlendContext
 
 HEADS, WIDTH, BLOCK, BLOCKS = 2, 8, 16, 32
 LAYOUT = KVLayout(layers=3, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=32)
@@ -29,7 +29,7 @@ class Model:
     """A model on a device that has no numbers."""
 
     block_size = page_size = BLOCK
-    max_tokens, max_runs = 4096, 64
+    max_tokens, max_spans = 4096, 64
     device = torch.device("meta")
 
     def forward_until(self, layer, tokens, blocks, runs):
@@ -50,9 +50,9 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
     pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.bfloat16, device="meta")
     layers = [PagedLayer(f"layer {n}", "packed_heads", (pages,)) for n in range(3)]
     selector, device = HOST.create("selector", "hkvd", {}), SimpleNamespace(block_tokens=1)
-    engine = Engine(Model(), layers, LAYOUT, device, selector, lambda scores: scores)
+    engine = BlendContext(Model(), layers, LAYOUT, device, selector, lambda scores: scores)
     decision = Decision(0, 96, (Match(Span(0, 96), 1, 100, False),), 0.5)
-    blend = Blend(engine, Load("r", "space", np.zeros(96, np.uint32), np.arange(8), decision))
+    blend = Blend(engine, LoadJob("r", "space", np.zeros(96, np.uint32), np.arange(8), decision))
     scores = blend._score([Span(0, 1), Span(3, 40)])
     assert scores.device.type == "meta" and scores.shape == (38,)
     with pytest.raises(NotImplementedError, match="no data"):
@@ -95,16 +95,16 @@ class Picking(Selector):
 def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_text(picked, complaint):
     computed = []
     selector = guard(Picking(picked), Selector, "selector 'picking'")
-    model = SimpleNamespace(max_tokens=4096, max_runs=64, forward=lambda tokens, blocks, runs: computed.extend(runs))
-    engine = Engine(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, lambda scores: scores)
+    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, runs: computed.extend(runs))
+    engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, lambda scores: scores)
     matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
     decision = Decision(10, 50, matches, 0.5)
-    blend = Blend(engine, Load("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))
+    blend = Blend(engine, LoadJob("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))
     if complaint:
         with pytest.raises(PluginError) as raised:
             blend.step(1000)
         assert f"selector 'picking' failed in select: {complaint}" in str(raised.value) and not computed
     else:
-        while blend.outcome is None:
+        while blend.result is None:
             blend.step(1000)
-        assert list(blend.outcome.recomputed) == picked
+        assert list(blend.result.recomputed) == picked

@@ -9,7 +9,7 @@ from blendhub import Match, Span
 from blendhub.client import Reservation
 from blendhub.errors import ArenaFull
 from blendhub.layout import KVLayout
-from blendhub.vllm.scheduler.save_plan import Part, SavePlan
+from blendhub.vllm.scheduler.save_plan import PlannedSave, SavePlan
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
@@ -34,7 +34,7 @@ class Hub:
         return future
 
     def answer(self, number, kind, skipped, kept):
-        """Grant a part of what was asked for: its beginning is stored already, its end finds no room."""
+        """Grant a save of what was asked for: its beginning is stored already, its end finds no room."""
         span, _, run, future = self.asked[number]
         granted = Span(span.start + min(skipped, len(span)), span.end)
         granted = Span(granted.start, granted.start + min(kept, len(granted)))
@@ -97,14 +97,14 @@ def test_every_granted_position_is_written_once_in_order_and_never_too_early(mat
     written = {}
 
     def write(computed):
-        for part in saving.parts:
-            taken = part.take(computed)
+        for save in saving.saves:
+            taken = save.next_part(computed)
             if taken is None:
                 continue
             right, slots, span = taken
-            assert part.reservation and right == part.reservation.right
+            assert save.reservation and right == save.reservation.right
             assert len(span) and span.end <= computed
-            assert slots == tuple(s for s in part.reservation.slots if positions(s.span) & positions(span))
+            assert slots == tuple(s for s in save.reservation.slots if positions(s.span) & positions(span))
             written.setdefault(right, []).extend(range(span.start, span.end))
 
     def answer_some():
@@ -117,16 +117,16 @@ def test_every_granted_position_is_written_once_in_order_and_never_too_early(mat
         answer_some()
         write(computed)
     total = PROMPT + answered
-    saving.end(PROMPT, total, exact=True)
+    saving.add_answer(PROMPT, total, exact=True)
     answer_some()
     write(total)
     for number, (*_, future) in enumerate(hub.asked):
         if not future.done():
-            assert saving.waits
+            assert saving.is_pending
             hub.answer(number, *data.draw(answers))
-    assert not saving.waits
+    assert not saving.is_pending
     write(total)
-    granted = {part.reservation.right: part.reservation.span for part in saving.parts if part.reservation}
+    granted = {save.reservation.right: save.reservation.span for save in saving.saves if save.reservation}
     granted.pop(None, None)
     assert written == {right: list(range(span.start, span.end)) for right, span in granted.items()}
     assert saving.open_rights == []
@@ -135,13 +135,13 @@ def test_every_granted_position_is_written_once_in_order_and_never_too_early(mat
 @given(st.integers(1, PROMPT), st.integers(0, PROMPT))
 def test_a_lease_that_is_not_written_to_its_end_is_open(length, computed):
     future = Future()
-    part = Part(Span(0, length), True, future)
-    assert part.is_asked_for and part.open_right is None
+    save = PlannedSave(Span(0, length), True, future)
+    assert save.is_pending and save.open_right is None
     slots = tuple(Slot(chunk, 0) for chunk in LAYOUT.chunks_of(Span(0, length)))
     right = right_to(7, length)
     future.set_result(Reservation(Span(0, length), 1, right, slots))
-    part.take(computed)
-    assert part.open_right == (right if computed < length else None)
+    save.next_part(computed)
+    assert save.open_right == (right if computed < length else None)
 
 
 def test_a_preempted_request_does_not_write_again_what_it_computes_again():
@@ -149,10 +149,10 @@ def test_a_preempted_request_does_not_write_again_what_it_computes_again():
     saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, [], None)
     hub.answer(0, "grants", 0, PROMPT)
-    (part,) = saving.parts
-    assert part.take(10)[2] == Span(0, 10)
-    assert part.take(4) is None
-    assert part.take(12)[2] == Span(10, 12)
+    (save,) = saving.saves
+    assert save.next_part(10)[2] == Span(0, 10)
+    assert save.next_part(4) is None
+    assert save.next_part(12)[2] == Span(10, 12)
 
 
 def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
@@ -160,8 +160,8 @@ def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
     saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, [Match(Span(0, 10), 1, 0, True)], None)
     hub.answer(0, "grants", 0, PROMPT)
-    saving.end(PROMPT, PROMPT + 3, exact=True)
-    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), True, saving.parts[0].reservation.run)
+    saving.add_answer(PROMPT, PROMPT + 3, exact=True)
+    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), True, saving.saves[0].reservation.run)
 
 
 def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_room():
@@ -169,12 +169,12 @@ def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_
     saving = SavePlan(hub.reserve, 1)
     saving.begin(PROMPT, [], None)
     hub.answer(0, "grants", 0, 10)
-    saving.end(PROMPT, PROMPT + 3, exact=False)
+    saving.add_answer(PROMPT, PROMPT + 3, exact=False)
     assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), False, None)
 
 
 def test_without_an_answer_there_is_nothing_to_add():
     hub = Hub()
     saving = SavePlan(hub.reserve, 1)
-    saving.end(PROMPT, PROMPT, exact=True)
-    assert not hub.asked and not saving.waits
+    saving.add_answer(PROMPT, PROMPT, exact=True)
+    assert not hub.asked and not saving.is_pending

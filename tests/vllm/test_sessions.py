@@ -13,7 +13,7 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm import sessions
-from blendhub.vllm.messages import Address
+from blendhub.vllm.messages import HubAddress
 from blendhub.vllm.sessions import Sessions
 
 HOST = PluginHost.discover()
@@ -30,7 +30,7 @@ def hub():
 
 @pytest.fixture
 def opened(hub):
-    made = Sessions(Address("inproc", hub.inproc_endpoint), "engine", 0, HOST)
+    made = Sessions(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")), "engine", 0, HOST)
     yield made
     made.close()
 
@@ -106,7 +106,7 @@ def test_a_namespace_that_the_hub_refuses_leaves_nothing_open(opened, hub):
 
 
 def test_a_hub_that_is_not_there_is_said_to_be():
-    nowhere = Sessions(Address("inproc", "inproc://nobody-listens"), "engine", 0, HOST)
+    nowhere = Sessions(HubAddress("inproc://nobody-listens", PluginChoice("inproc")), "engine", 0, HOST)
     with pytest.raises(BlendHubError):
         nowhere.open(BASE)
     nowhere.close()

@@ -7,7 +7,7 @@ import pytest
 
 from blendhub import PluginHost
 from blendhub.errors import OptionError, PluginError
-from blendhub.vllm.settings import Choice, RequestSettings, Settings, read_request, read_settings
+from blendhub.vllm.settings import PluginChoice, RequestSettings, Settings, read_request, read_settings
 
 HOST = PluginHost.discover()
 WHERE = "kv_connector_extra_config.blendhub"
@@ -19,7 +19,7 @@ def read(given, host=HOST):
 
 def test_nothing_written_means_the_defaults_and_the_device_that_vllm_runs_on():
     for extra in ({}, {"blendhub": {}}, {"blendhub": None}):
-        assert read_settings(extra, HOST, "cpu") == Settings(device=Choice(name="cpu"))
+        assert read_settings(extra, HOST, "cpu") == Settings(device=PluginChoice(name="cpu"))
 
 
 def test_what_is_written_is_taken():
@@ -38,7 +38,7 @@ def test_what_is_written_is_taken():
     )
     assert settings.transport.options == {"linger_s": 1.0}
     assert [matcher.name for matcher in settings.matchers] == ["prefix", "separator"]
-    assert settings.selector == Choice(name="first_k", options={"k": 8})
+    assert settings.selector == PluginChoice(name="first_k", options={"k": 8})
     assert (settings.mode, settings.recompute_ratio, settings.store) == ("exact", 0.5, False)
     assert settings.policy.min_reused_tokens == 10
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.vllm.spans import joined, pieces, total
+from blendhub.vllm.spans import batches, joined, total
 
 LENGTH = 30
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
@@ -26,19 +26,19 @@ def test_joined_runs_are_the_same_tokens_apart_from_each_other(given_spans):
 
 
 @given(runs, st.integers(1, LENGTH), st.integers(1, 4))
-def test_pieces_are_full_and_in_order(given_runs, max_tokens, max_runs):
-    cut = list(pieces(given_runs, max_tokens, max_runs))
+def test_batches_are_full_and_in_order(given_runs, max_tokens, max_spans):
+    cut = list(batches(given_runs, max_tokens, max_spans))
     assert positions(itertools.chain(*cut)) == positions(given_runs)
-    assert all(len(run) for piece in cut for run in piece)
-    assert all(total(piece) <= max_tokens and len(piece) <= max_runs for piece in cut)
+    assert all(len(run) for batch in cut for run in batch)
+    assert all(total(batch) <= max_tokens and len(batch) <= max_spans for batch in cut)
     # One that could have taken more would cost a forward more than is needed.
-    assert all(total(piece) == max_tokens or len(piece) == max_runs for piece in cut[:-1])
+    assert all(total(batch) == max_tokens or len(batch) == max_spans for batch in cut[:-1])
 
 
 @given(runs, st.integers(1, LENGTH), st.integers(1, 4))
-def test_a_run_is_cut_only_where_a_piece_ends(given_runs, max_tokens, max_runs):
-    for piece in pieces(given_runs, max_tokens, max_runs):
-        assert piece == joined(piece)
+def test_a_run_is_cut_only_where_a_batch_ends(given_runs, max_tokens, max_spans):
+    for batch in batches(given_runs, max_tokens, max_spans):
+        assert batch == joined(batch)
 
 
 @given(st.lists(spans, max_size=8))

@@ -8,22 +8,22 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub.layout import KVLayout, Namespace
-from blendhub.vllm.scheduler.startup import Facts, lines, tokens_of
-from blendhub.vllm.settings import OwnHub, Policy, Settings
+from blendhub.vllm.scheduler.startup import StartupFacts, lines, tokens_of
+from blendhub.vllm.settings import EmbeddedHubConfig, ReusePolicy, Settings
 
 LAYOUT = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 SPACE = Namespace(model="m", layout=LAYOUT)
 TOKEN = 128 * 1024
 GIB = 2**30
-OWN = "BlendHub: text is reused anywhere; hub of this engine's own"
+OWN = "BlendHub: text is reused anywhere; embedded hub"
 
 
-def facts(**changes) -> Facts:
+def facts(**changes) -> StartupFacts:
     given = {"settings": Settings(), "blends": True, "role": "kv_both", "max_model_len": 8192, "namespace": SPACE}
-    return Facts(**given | changes)
+    return StartupFacts(**given | changes)
 
 
-def said(facts: Facts, arena: int | None = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
+def said(facts: StartupFacts, arena: int | None = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
     """The lines of INFO, and those of WARNING."""
     by_level: dict[int, list[str]] = {logging.INFO: [], logging.WARNING: []}
     for line in lines(facts, arena, trouble):
@@ -75,7 +75,7 @@ def test_an_arena_that_does_not_hold_one_prompt_is_a_warning_that_names_the_key(
     assert "holds 1,792 tokens, less than one prompt of max_model_len 131,072" in warning and key in warning
     advised = float(warning.split("at least ")[1].split(",")[0])
     assert said(small, int(advised * GIB))[1] == []
-    assert OwnHub(arena_gib=advised).arena_gib == 16.0
+    assert EmbeddedHubConfig(arena_gib=advised).arena_gib == 16.0
 
 
 def test_one_prompt_that_just_fits_is_no_warning():
@@ -94,5 +94,5 @@ def test_an_arena_that_cannot_be_mapped_is_a_warning_that_promises_nothing():
 def test_a_ratio_that_the_policy_forbids_is_a_warning():
     _, (warning,) = said(facts(settings=Settings(recompute_ratio=1.0)))
     assert "recompute_ratio 1.0 is above policy.max_recompute_share 0.8" in warning
-    assert said(facts(settings=Settings(recompute_ratio=1.0, policy=Policy(max_recompute_share=1.0))))[1] == []
+    assert said(facts(settings=Settings(recompute_ratio=1.0, policy=ReusePolicy(max_recompute_share=1.0))))[1] == []
     assert said(facts(settings=Settings(recompute_ratio=1.0, mode="exact")))[1] == []

@@ -1,4 +1,4 @@
-"""Which requests take part, in which namespace, and how far."""
+"""Admission: which requests read and store KV, in which namespace, and in which mode."""
 
 import logging
 from pathlib import Path
@@ -10,29 +10,29 @@ from vllm.v1.request import Request
 from blendhub.errors import OptionError
 from blendhub.layout import Namespace
 from blendhub.vllm.decision import Refusal
-from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.scheduler.request_state import Terms
 from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys, read_request
-from blendhub.vllm.worker.model.model_check import ModelSupport
 
 log = logging.getLogger(__name__)
 MOST_NOTED = 32
 
 
 class Admission:
-    """Looks at each request once, when it arrives."""
+    """Decides the terms of each request, once, when it arrives."""
 
-    def __init__(self, config: VllmConfig, settings: Settings, gate: ModelSupport, namespace: Namespace) -> None:
+    def __init__(self, config: VllmConfig, settings: Settings, support: ModelSupport, namespace: Namespace) -> None:
         self.namespace = namespace
-        """That of requests without LoRA and without a cache salt."""
+        """The namespace of requests without LoRA and without a cache salt."""
         role = config.kv_transfer_config.kv_role if config.kv_transfer_config else None
         self._reads = role != "kv_producer"
         self._stores = settings.store and role != "kv_consumer"
         self._settings = settings
-        self._gate = gate
+        self._support = support
         self._noted: set[str] = set()
 
-    def admit(self, request: Request, obstacle: Refusal | None = None) -> RequestState:
-        """``obstacle`` keeps every request from reading and storing just now."""
+    def admit(self, request: Request, obstacle: Refusal | None = None) -> tuple[Terms, Refusal | None]:
+        """The request's terms, and why it reads nothing. ``obstacle`` keeps all requests from reading and storing."""
         namespace = self._namespace_of(request)
         try:
             asked = read_request(request.kv_transfer_params)
@@ -43,21 +43,21 @@ class Admission:
             refusal = self._refusal(request, asked) or obstacle
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
-        if mode == "blend" and not (self._gate.blends and request.lora_request is None):
+        if mode == "blend" and not (self._support.blends and request.lora_request is None):
             mode = "exact"
         ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
-        stores = self._stores and asked.store and not _is_strange(request) and not obstacle
-        return RequestState(request, namespace, mode, ratio, refusal, stores, asked.explain)
+        stores = self._stores and asked.store and not _why_unsupported(request) and not obstacle
+        return Terms(namespace, mode, ratio, stores, asked.explain), refusal
 
     def holes_for(self, request: Request) -> bool:
-        """Whether holes of this request may be computed apart."""
-        # The engine's LoRA mapping is set for its own forwards only.
-        return self._gate.blends and request.lora_request is None
+        """Whether holes of this request may be computed apart from the engine's own prefill."""
+        # vLLM sets the LoRA mapping for its own forwards only.
+        return self._support.blends and request.lora_request is None
 
     def _note_foreign_keys(self, request: Request) -> None:
-        """They may be meant for another connector, or for this one by mistake: each is logged once."""
+        """Log each key once: it may be meant for another connector, or be a mistake."""
         for key in foreign_keys(request.kv_transfer_params):
-            # Clients choose these words: there may be any number of them.
+            # Clients choose these keys, so their number is bounded here.
             if key not in self._noted and len(self._noted) < MOST_NOTED:
                 self._noted.add(key)
                 log.warning(
@@ -71,8 +71,8 @@ class Admission:
             return Refusal("off", "mode is off" + (" for this request" if asked.mode else ""))
         if not self._reads:
             return Refusal("role", "kv_role is kv_producer: this engine stores and reads nothing")
-        strange = _is_strange(request)
-        return Refusal("request", strange) if strange else None
+        unsupported = _why_unsupported(request)
+        return Refusal("request", unsupported) if unsupported else None
 
     def _namespace_of(self, request: Request) -> Namespace:
         lora = request.lora_request
@@ -83,8 +83,8 @@ class Admission:
         )
 
 
-def _is_strange(request: Request) -> str:
-    """Why a request's tokens do not tell its KV, or nobody could use it; empty if all is well."""
+def _why_unsupported(request: Request) -> str:
+    """Why a request's KV does not follow from its token ids, or is of no use to other requests; empty if neither."""
     if request.mm_features:
         return "prompts with images, sound or video are not supported"
     if request.prompt_embeds is not None or request.prompt_token_ids is None:
@@ -95,8 +95,8 @@ def _is_strange(request: Request) -> str:
 
 
 def _age_of(path: str) -> int:
-    """When an adapter was last changed: another one may be put in the same place."""
+    """When the adapter's files last changed: another adapter may take the same path."""
     try:
         return max(entry.stat().st_mtime_ns for entry in Path(path).iterdir())
     except (OSError, ValueError):
-        return 0  # it is not a directory here, but a name that vLLM resolves
+        return 0  # not a local directory, but a name that vLLM resolves

@@ -1,6 +1,6 @@
-"""The connector in vLLM's scheduler: asks the hub, decides, and tells the workers what to do.
+"""The connector in vLLM's scheduler: looks up prompts, decides what is reused, and plans the workers' steps.
 
-Nothing here waits for the hub but ``matched``, and that for a moment only.
+Only ``matched`` waits for the hub, for at most ``lookup_wait_ms`` a step.
 """
 
 import logging
@@ -18,15 +18,16 @@ from blendhub.errors import BlendHubError
 from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
 from blendhub.observers import Observers
-from blendhub.vllm.decision import Refusal, decide
+from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import Address, HubPlace, Load, StepPlan, WorkerReport
+from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.salt_block_hashes import can_salt, salt_block_hashes
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
-from blendhub.vllm.scheduler.startup import Facts, Watch
+from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
@@ -42,10 +43,10 @@ class ConnectorScheduler:
         config: VllmConfig,
         settings: Settings,
         admission: Admission,
-        address: Address,
+        address: HubAddress,
         engine_id: str,
         host: PluginHost,
-        facts: Facts,
+        facts: StartupFacts,
         observers: Observers,
     ) -> None:
         self.counters: Counter[str] = Counter()
@@ -53,254 +54,233 @@ class ConnectorScheduler:
         self._config = config
         self._settings = settings
         self._admission = admission
-        self._place: HubPlace | None = HubPlace(address, admission.namespace)
-        """For the workers, who have yet to hear of it."""
+        self._unsent_place: HubPlace | None = HubPlace(address, admission.namespace)
+        """Sent to the workers in the first plan after the hub was reached."""
         self.executor = HubExecutor(Sessions(address, engine_id, -1, host), admission.namespace)
-        self.storing = SaveScheduler(
+        self.saves = SaveScheduler(
             self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
         )
-        self._tracked: dict[str, RequestState] = {}
+        self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
-        """Their lookups wait for a session to be opened."""
-        self._patience_s = settings.lookup_wait_ms / 1000
-        self._loads: list[tuple[Load, RequestState]] = []
+        """Requests whose lookups wait for a session with the hub."""
+        self._wait_left_s = settings.lookup_wait_ms / 1000
+        """How long ``matched`` may still wait in this step."""
+        self._loads: list[tuple[LoadJob, RequestState]] = []
         self._cancelled: set[str] = set()
-        self._told: set[str] = set()
-        """Refusals that were logged: each code once is enough."""
+        self._logged: set[str] = set()
+        """Reasons that were logged: once each is enough."""
         try:
             self.executor.reach()
         except BlendHubError:
             self.executor.close()
             raise
-        self._watch = Watch(facts, lambda: self.executor.home)
-        self._watch.refusal()
+        self._arena = ArenaWatch(facts, lambda: self.executor.home)
+        self._arena.refusal()
 
-    # A request arrives, and is admitted.
+    # A request arrives, and is scheduled.
 
     def arrived(self, request: Request) -> None:
-        """A new request: ask the hub about it at once, long before its turn comes."""
-        tracked = self._admission.admit(request, self._watch.refusal())
-        self._tracked[request.request_id] = tracked
-        if tracked.refusal:
-            self._count_refusal(tracked, tracked.refusal)
+        """Look up a new request at once, long before vLLM schedules it."""
+        terms, refusal = self._admission.admit(request, self._arena.refusal())
+        state = self._requests[request.request_id] = RequestState(request, terms)
+        if refusal:
+            self._refuse(state, refusal)
         else:
-            self._ask(tracked)
+            self._look_up(state)
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
-        """How many tokens after the first ``local`` will be there; None: ask again later."""
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None:
+        """How many tokens after the first ``local`` come from BlendHub; None: ask again in a later step."""
+        state = self._requests.get(request.request_id)
+        if state is None:
             return 0, False
-        tracked.engine_tokens = local
-        if request.skip_reading_prefix_cache and not tracked.refusal:
+        state.engine_tokens = local
+        if request.skip_reading_prefix_cache and not state.refusal:
             self._refuse(
-                tracked, Refusal("all_computed", "the request needs every token computed, as prompt logprobs do")
+                state, Refusal("all_computed", "the request needs every token computed, as prompt logprobs do")
             )
-        if tracked.stage is Stage.COMPUTED:
+        if state.stage is Stage.COMPUTING:
             return 0, False
-        # It was preempted, and lost what was loaded; or its turn came late, and what was found is no longer leased.
-        if tracked.stage is Stage.LOADED or (tracked.lookup and tracked.lookup.has_expired):
-            self._ask(tracked)
+        # Either it was preempted and lost its blocks, or it was scheduled so late that the lease has expired.
+        if state.stage is Stage.LOADED or (state.lookup and state.lookup.has_expired):
+            self._look_up(state)
         try:
-            if tracked.stage is Stage.ASKED and not self._answered(tracked):
+            if state.stage is Stage.LOOKING_UP and not self._wait_for_lookup(state):
                 return None, False
         except BlendHubError as error:
-            self._refuse(tracked, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
+            self._refuse(state, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
             return 0, False
-        return self._decide(tracked, local)
+        decision = self._decide(state, local)
+        if isinstance(decision, Refusal):
+            self._refuse(state, decision)
+            return 0, False
+        state.decided(decision)
+        return decision.end - local, True
 
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
-        """vLLM has made room for what ``matched`` promised."""
-        tracked = self._tracked.get(request.request_id)
-        if tracked is None or not n_external or tracked.decision is None:
+        """vLLM has allocated blocks for the tokens that ``matched`` returned."""
+        state = self._requests.get(request.request_id)
+        if state is None or not n_external or state.decision is None:
             return
-        decision = tracked.decision
-        tracked.stage = Stage.LOADING
-        tracked.was_approximate_from = tracked.first_approximate
-        tokens = tracked.tokens()[: decision.end]
-        self._loads.append((Load(tracked.id, tracked.space, tokens, np.asarray(blocks, np.int64), decision), tracked))
+        decision, was_approximate_from = state.decision, state.first_approximate
+        state.begin_load()
+        tokens, namespace = state.tokens()[: decision.end], state.terms.namespace
+        self._loads.append((LoadJob(state.id, namespace.digest, tokens, np.asarray(blocks, np.int64), decision), state))
+        if state.first_approximate != was_approximate_from:
+            # It was preempted: its save plan would store as exact what is approximate from now on.
+            self.saves.retire(state)
         if decision.first_approximate is not None:
-            self._becomes_approximate(tracked, decision.first_approximate)
             size = self._config.cache_config.hash_block_size or self._config.cache_config.block_size
             salt_block_hashes(request, decision.first_approximate, size)
-
-    def _becomes_approximate(self, tracked: RequestState, first: int) -> None:
-        """From here on, or from further ahead, KV is not what the model alone would compute."""
-        known = tracked.first_approximate
-        if known is None or first < known:
-            tracked.first_approximate = first
-            # If it was preempted, more of it was to be stored as exact.
-            self.storing.retire(tracked)
 
     # A step.
 
     def plan(self, step: SchedulerOutput) -> StepPlan:
-        """What the workers do in this step."""
-        self._patience_s = self._settings.lookup_wait_ms / 1000
+        """The workers' part of this step."""
+        self._wait_left_s = self._settings.lookup_wait_ms / 1000
         self._send_lookups()
         plan = StepPlan(budget=self._budget(step))
-        if self._place and self.executor.is_up:
-            plan.hub, self._place = self._place, None
-        for load, tracked in self._loads:
+        if self._unsent_place and self.executor.is_up:
+            plan.hub, self._unsent_place = self._unsent_place, None
+        for load, state in self._loads:
             plan.loads.append(load)
-            plan.spaces[load.space] = tracked.namespace
+            plan.spaces[load.space] = state.terms.namespace
         self._loads.clear()
         plan.cancelled, self._cancelled = self._cancelled, set()
         plan.preempted = set(step.preempted_req_ids or ())
-        self.storing.plan(step, self._tracked, plan)
-        while not self.storing.refused.empty():
-            self._count_reservation(self.storing.refused.get())
+        self.saves.plan_step(step, self._requests, plan)
+        while not self.saves.failed_reservations.empty():
+            self._count_failed_reservation(self.saves.failed_reservations.get())
         return plan
 
-    def heard(self, report: WorkerReport) -> None:
-        """What the workers have done."""
+    def process_report(self, report: WorkerReport) -> None:
+        """Take note of what the workers have done."""
         self.counters["saved_tokens"] += report.saved_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
-        self.storing.settled(report.settled)
-        for request, outcome in report.loads.items():
-            tracked = self._tracked.get(request)
-            if tracked is None or tracked.decision is None:
-                continue
-            tracked.stage = Stage.COMPUTED if outcome.error else Stage.LOADED
-            tracked.outcome = outcome
-            self._end_lookup(tracked)
-            if outcome.error:
-                self.counters["loads_failed"] += 1
-                # vLLM computes what was not loaded. Of an earlier time blended blocks may be left all the same.
-                tracked.first_approximate = tracked.was_approximate_from
-                continue
-            moved = tracked.decision.moved
-            self.counters["requests_blended" if moved else "requests_exact"] += 1
-            self.counters["tokens_exact"] += sum(map(len, tracked.decision.exact))
-            self.counters["tokens_moved"] += sum(map(len, moved))
-            self.counters["tokens_recomputed"] += total(outcome.recomputed)
-            self.counters["tokens_in_holes"] += outcome.holes
-            self.counters["blend_microseconds"] += round(outcome.seconds * 1e6)
+        self.saves.settle(report.settled)
+        for name, result in report.loads.items():
+            state = self._requests.get(name)
+            if state and state.stage is Stage.LOADING:
+                state.end_load(result)
+                self._count_load(state, result)
 
     # A request ends.
 
     def ended(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """Whether its blocks are needed for a while, and what to tell whoever asked for it."""
-        tracked = self._tracked.pop(request.request_id, None)
-        if tracked is None:
+        """A request has ended. Returns whether its blocks are still needed, and the report for the response."""
+        state = self._requests.pop(request.request_id, None)
+        if state is None:
             return False, None
-        report = tracked.report()
-        told = {"blendhub": report}
-        facts = {"request": tracked.id, "prompt_tokens": request.num_prompt_tokens, **report}
+        report = state.report()
+        response = {"blendhub": report}
+        facts = {"request": state.id, "prompt_tokens": request.num_prompt_tokens, **report}
         self._observers.request_done(msgspec.convert(facts, RequestReport))
         if log.isEnabledFor(logging.DEBUG):
-            # Streams and batches of many clients have no other way to see it.
-            log.debug("%s", msgspec.json.encode({"request": tracked.id, **told}).decode())
-        self._end_lookup(tracked)
-        if tracked.stage is Stage.LOADING:
-            # vLLM keeps the blocks until the workers say that they have stopped.
-            self._cancelled.add(tracked.id)
-            self.storing.abandon(tracked)
-            return False, told
-        return self.storing.ended(tracked, blocks), told
+            # The responses of streams and batches do not carry the report.
+            log.debug("%s", msgspec.json.encode({"request": state.id, **response}).decode())
+        state.end_lookup()
+        if state.stage is Stage.LOADING:
+            # vLLM keeps the blocks until the workers report that they have stopped.
+            self._cancelled.add(state.id)
+            self.saves.abort(state)
+            return False, response
+        return self.saves.end(state, blocks), response
 
     @property
     def has_work(self) -> bool:
-        """Whether steps are needed even if no request is left."""
-        return self.storing.is_busy
+        """Whether steps are needed although no request is left."""
+        return self.saves.is_busy
 
     def clear(self) -> bool:
-        """Have all forgotten that is stored in this engine's namespaces; returns whether the hub is there to do it.
+        """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
 
-        What was found before is not used, and what is being stored is not stored.
+        Earlier lookups are repeated, and pending saves are dropped.
         """
-        self.storing.drop(tracked for tracked in self._tracked.values() if tracked.saving)
+        self.saves.drop_all()
         self.executor.clear()
-        for tracked in self._tracked.values():
-            if tracked.stage in (Stage.ASKED, Stage.FOUND):
-                self._ask(tracked)
+        for state in self._requests.values():
+            if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
+                self._look_up(state)
         return self.executor.is_up
 
     def close(self) -> None:
         self.executor.close()
 
-    # Asking the hub.
+    # Lookups and decisions.
 
-    def _ask(self, tracked: RequestState) -> None:
-        self._end_lookup(tracked)
-        tracked.outcome = tracked.decision = tracked.found = None
-        tracked.stage = Stage.ASKED
-        tracked.lookup = Lookup(self.executor, tracked.namespace, tracked.tokens(), self._settings.lookup_timeout_s)
-        if not tracked.lookup.is_sent:
-            self._unsent.append(tracked)
+    def _look_up(self, state: RequestState) -> None:
+        state.look_up(Lookup(self.executor, state.terms.namespace, state.tokens(), self._settings.lookup_timeout_s))
+        if state.lookup and not state.lookup.is_sent:
+            self._unsent.append(state)
 
     def _send_lookups(self) -> None:
-        """A session may have been opened since; vLLM asks only for requests whose turn has come."""
+        """Send the lookups that waited for a session: vLLM calls ``matched`` only for requests that it schedules."""
         waiting, self._unsent = self._unsent, []
-        for tracked in waiting:
-            if tracked.lookup:
-                tracked.lookup.send()
-                if not tracked.lookup.is_sent:
-                    self._unsent.append(tracked)
+        for state in waiting:
+            if state.lookup:
+                state.lookup.send()
+                if not state.lookup.is_sent:
+                    self._unsent.append(state)
 
-    def _answered(self, tracked: RequestState) -> bool:
-        """Whether the lookup has come back; waits for it for a moment. Raises if it failed or took too long."""
+    def _wait_for_lookup(self, state: RequestState) -> bool:
+        """Wait a moment for the answer; returns whether it has come. Raises if the lookup failed or timed out."""
         started = time.monotonic()
-        assert tracked.lookup
+        assert state.lookup
         try:
-            while (found := tracked.lookup.answer()) is None and time.monotonic() - started < self._patience_s:
+            while (found := state.lookup.answer()) is None and time.monotonic() - started < self._wait_left_s:
                 time.sleep(50e-6)
         finally:
-            # Shared by all requests of a step: a hundred that wait must not hold up those that run.
-            self._patience_s = max(0.0, self._patience_s - (time.monotonic() - started))
+            # All requests of a step share the wait: a hundred that wait must not hold up those that run.
+            self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
         if found is None:
             return False
-        tracked.found, tracked.stage = found, Stage.FOUND
+        state.answered(found)
         return True
 
-    def _decide(self, tracked: RequestState, local: int) -> tuple[int, bool]:
-        request = tracked.request
-        decision = decide(
-            tracked.matches,
+    def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
+        request, terms = state.request, state.terms
+        return decide(
+            state.matches,
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=tracked.mode == "blend" and can_salt(request),
+            blend=terms.mode == "blend" and can_salt(request),
             holes=self._admission.holes_for(request),
-            ratio=tracked.ratio,
+            ratio=terms.ratio,
             usual_ratio=self._settings.recompute_ratio,
-            on_the_way=tracked.found.on_the_way_tokens if tracked.found else 0,
+            on_the_way=state.found.on_the_way_tokens if state.found else 0,
         )
-        if isinstance(decision, Refusal):
-            self._refuse(tracked, decision)
-            return 0, False
-        tracked.decision = decision
-        return decision.end - local, True
 
-    def _refuse(self, tracked: RequestState, refusal: Refusal) -> None:
-        tracked.refusal, tracked.stage = refusal, Stage.COMPUTED
-        self._count_refusal(tracked, refusal)
-        self._end_lookup(tracked)
-
-    def _count_refusal(self, tracked: RequestState, refusal: Refusal) -> None:
-        if refusal.code not in self._told:
-            self._told.add(refusal.code)
-            log.info("request %s: nothing is reused: %s", tracked.id, refusal.reason)
+    def _refuse(self, state: RequestState, refusal: Refusal) -> None:
+        state.refuse(refusal)
+        if refusal.code not in self._logged:
+            self._logged.add(refusal.code)
+            log.info("request %s: nothing is reused: %s", state.id, refusal.reason)
         self.counters[f"refused_{refusal.code}"] += 1
 
-    def _count_reservation(self, error: BaseException) -> None:
+    # Counting.
+
+    def _count_load(self, state: RequestState, result: LoadResult) -> None:
+        if result.error or state.decision is None:
+            self.counters["loads_failed"] += 1
+            return
+        moved = state.decision.moved
+        self.counters["requests_blended" if moved else "requests_exact"] += 1
+        self.counters["tokens_exact"] += total(state.decision.exact)
+        self.counters["tokens_moved"] += total(moved)
+        self.counters["tokens_recomputed"] += total(result.recomputed)
+        self.counters["tokens_in_holes"] += result.holes
+        self.counters["blend_microseconds"] += round(result.seconds * 1e6)
+
+    def _count_failed_reservation(self, error: BaseException) -> None:
         reason = type(error).__name__
-        if reason not in self._told:
-            self._told.add(reason)
-            log.warning("the hub gives no room for what is computed, so that it is not stored: %s", error)
+        if reason not in self._logged:
+            self._logged.add(reason)
+            log.warning("the hub reserved no slots for computed KV, which is therefore not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1
 
-    def _end_lookup(self, tracked: RequestState) -> None:
-        """End the lease that the lookup brought; what it found is remembered, for it need not be stored again."""
-        lookup, tracked.lookup = tracked.lookup, None
-        if lookup:
-            lookup.close()
-
-    # The rest.
-
     def _budget(self, step: SchedulerOutput) -> int:
-        """How many tokens of recomputation go into a step beside what vLLM scheduled."""
+        """How many tokens may be recomputed in a step beside those that vLLM scheduled."""
         settings, most = self._settings, self._config.scheduler_config.max_num_batched_tokens
         left = most - step.total_num_scheduled_tokens
         budget = max(left, settings.min_blend_tokens_per_step)

@@ -1,4 +1,4 @@
-"""One question about a prompt: what of it is stored?"""
+"""The lookup of one prompt in the hub."""
 
 import contextlib
 import time
@@ -12,13 +12,13 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.wire import Found
 
 STORE_SHARE = 0.8
-"""Of a lookup's time, how much the hub may spend on fetching from its store what it found."""
+"""The share of the timeout that the hub may spend on reading matches from its store."""
 
 
 class Lookup:
-    """Sent at once where the namespace's session is open, else when it is. Nothing here waits.
+    """Sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
 
-    The answer has ``timeout_s`` from when the lookup was sent. One that came in time is kept, whenever it is asked for.
+    The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
     """
 
     def __init__(self, executor: HubExecutor, namespace: Namespace, tokens: Tokens, timeout_s: float) -> None:
@@ -36,7 +36,7 @@ class Lookup:
         self.send()
 
     def send(self) -> None:
-        """Send it, unless that was done before, or the session is still being opened."""
+        """Send the lookup if it was not sent yet and the session is open."""
         if self._reply or self._error:
             return
         try:
@@ -52,7 +52,7 @@ class Lookup:
         return self._reply is not None
 
     def answer(self) -> Found | None:
-        """What was found; None while that is not known. Raises if it failed, or took too long."""
+        """The hub's answer; None while there is none. Raises if the lookup failed or timed out."""
         if self._found is None:
             self.send()
             if self._error:
@@ -72,7 +72,7 @@ class Lookup:
                 raise DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}") from error
         if not self._client.is_up:
             self._executor.release_late(self._client, self._reply)
-            self._error = DeadlineExceeded("the hub stopped to answer before it answered the lookup")
+            self._error = DeadlineExceeded("the hub stopped answering before it answered the lookup")
             raise self._error
         return None
 
@@ -85,7 +85,7 @@ class Lookup:
 
     @property
     def has_expired(self) -> bool:
-        """Whether the lease on what was found has ended by itself."""
+        """Whether the lease on the matches has expired."""
         found = self._found
         return found is not None and found.lease is not None and time.monotonic() > self._sent_at + found.expires_s
 

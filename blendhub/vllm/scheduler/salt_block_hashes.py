@@ -1,4 +1,4 @@
-"""Keeps blended KV out of vLLM's prefix cache."""
+"""Salts a request's block hashes, so that vLLM's prefix cache gives its blended KV to no other request."""
 
 import secrets
 from hashlib import blake2b
@@ -7,17 +7,17 @@ from vllm.v1.request import Request
 
 
 def can_salt(request: Request) -> bool:
-    """Whether there is a block hash to begin with; a prompt shorter than a block has none."""
+    """Whether the request has a block hash; a prompt shorter than a block has none."""
     return bool(request.block_hashes)
 
 
 def salt_block_hashes(request: Request, first_approximate: int, hash_block_size: int) -> None:
-    """Let no other request find this one's blocks from the first approximate token on.
+    """Make the block hashes unique to this request, from the first approximate token on.
 
-    Block hashes are chained, so one changed link makes all that follow unique to this request, generated tokens too.
-    The blocks before keep their hashes. To be called before the blocks are put into the cache.
+    Block hashes are chained, so one salted hash makes all that follow unique, those of generated tokens too.
+    The blocks before keep their hashes. Call this before vLLM caches the blocks.
     """
-    # Hashes are made of whole blocks: where none is there yet to be changed, the one before has to be.
+    # Only whole blocks have hashes. If the block has none yet, the one before is salted.
     link = min(first_approximate // hash_block_size, len(request.block_hashes) - 1)
     known = request.block_hashes[link]
     changed = blake2b(bytes(known) + secrets.token_bytes(16), digest_size=32).digest()

@@ -1,4 +1,4 @@
-"""Which KV of a request is stored, and how far that has come."""
+"""The spans of one request that are stored, and how far each has been written."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -9,11 +9,11 @@ from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
 Reserve = Callable[[Span, bool, int | None], "Future[Reservation]"]
-"""Asks the hub for slots for a span: is it exact, and which run does it go on?"""
+"""Reserves slots for a span. The other arguments: whether its KV is exact, and the run that it continues."""
 
 
-class Part:
-    """A span to store. Its slots come from the hub when they come; what is computed until then waits."""
+class PlannedSave:
+    """A span to store. Nothing is written before the hub has answered with slots."""
 
     def __init__(self, span: Span, exact: bool, reserved: "Future[Reservation]") -> None:
         self.span = span
@@ -23,20 +23,20 @@ class Part:
         self._is_dropped = False
 
     @property
-    def is_asked_for(self) -> bool:
-        """Whether the hub has yet to answer."""
+    def is_pending(self) -> bool:
+        """Whether the hub has not answered yet."""
         return not (self._reserved.done() or self._is_dropped)
 
     @property
     def reservation(self) -> Reservation | None:
-        """The slots; None while the hub has not answered, or if it had none."""
+        """The slots; None while the hub has not answered, or if it refused."""
         if not self._reserved.done() or self._reserved.cancelled() or self._reserved.exception():
             return None
         return self._reserved.result()
 
     @property
     def open_right(self) -> WriteRight | None:
-        """A right that was not used to its end."""
+        """The right to write, unless all of it was used."""
         reservation = self.reservation
         if reservation is None or reservation.right is None:
             return None
@@ -45,11 +45,11 @@ class Part:
         return reservation.right
 
     def drop(self) -> None:
-        """Store none of it that is not stored yet."""
+        """Store nothing that is not stored yet."""
         self._is_dropped = True
 
-    def take(self, computed: int) -> tuple[WriteRight, tuple[Slot, ...], Span] | None:
-        """What can be written now that tokens up to ``computed`` are there: right, slots and span."""
+    def next_part(self, computed: int) -> tuple[WriteRight, tuple[Slot, ...], Span] | None:
+        """The next part to write, now that tokens up to ``computed`` are computed: right, slots and span."""
         reservation = self.reservation
         if reservation is None or reservation.right is None or self._is_dropped:
             return None
@@ -64,39 +64,40 @@ class Part:
 
 
 class SavePlan:
-    """The parts of one request's text that are to be stored."""
+    """The planned saves of one request."""
 
     def __init__(self, reserve: Reserve, min_tokens: int) -> None:
-        self.parts: list[Part] = []
+        self.saves: list[PlannedSave] = []
         self._reserve = reserve
         self._min_tokens = min_tokens
 
     def begin(self, n_prompt: int, stored: Sequence[Match], first_approximate: int | None) -> None:
-        """Store what of the prompt is not stored; short stretches between moved text could never be found again."""
+        """Store the parts of the prompt that are not stored, except short ones between moved text: no lookup would find
+        them again."""
         for gap in gaps(Span(0, n_prompt), (match.span for match in stored)):
             exact = first_approximate is None or gap.end <= first_approximate
             if exact or gap.end == n_prompt or len(gap) >= self._min_tokens:
                 self._add(gap, exact, None)
 
-    def end(self, n_prompt: int, computed: int, exact: bool) -> None:
-        """Store the answer too, as it is known now."""
+    def add_answer(self, n_prompt: int, computed: int, exact: bool) -> None:
+        """Store the generated tokens too."""
         if computed > n_prompt:
-            last = self.parts[-1].reservation if self.parts else None
-            goes_on = last is not None and last.span.end == n_prompt
-            self._add(Span(n_prompt, computed), exact, last.run if last and goes_on else None)
+            last = self.saves[-1].reservation if self.saves else None
+            continues = last is not None and last.span.end == n_prompt
+            self._add(Span(n_prompt, computed), exact, last.run if last and continues else None)
 
     def drop(self) -> None:
-        """Store none of it that is not stored yet."""
-        for part in self.parts:
-            part.drop()
+        """Store nothing that is not stored yet."""
+        for save in self.saves:
+            save.drop()
 
     @property
     def open_rights(self) -> list[WriteRight]:
-        return [right for part in self.parts if (right := part.open_right) is not None]
+        return [right for save in self.saves if (right := save.open_right) is not None]
 
     @property
-    def waits(self) -> bool:
-        return any(part.is_asked_for for part in self.parts)
+    def is_pending(self) -> bool:
+        return any(save.is_pending for save in self.saves)
 
     def _add(self, span: Span, exact: bool, run: int | None) -> None:
-        self.parts.append(Part(span, exact, self._reserve(span, exact, run)))
+        self.saves.append(PlannedSave(span, exact, self._reserve(span, exact, run)))

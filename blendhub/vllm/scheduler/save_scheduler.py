@@ -1,8 +1,8 @@
-"""What of the requests is stored: the half of the scheduler's side that gives, as the other half takes."""
+"""Scheduler side of saving: reserves slots in the hub and schedules the workers' writes."""
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -14,22 +14,39 @@ from blendhub.client import HubClient, Reservation
 from blendhub.errors import BlendHubError, DeadlineExceeded
 from blendhub.plan import Span
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import Save, StepPlan
+from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import Settings
 
 BlockIds = Callable[[str], list[int]]
-NO_BLOCK = 0
-"""vLLM has it in the place of blocks that it took away because the attention's window has left them."""
+NULL_BLOCK = 0
+"""vLLM puts it in the place of blocks that it freed because they left the attention window."""
 
 
-class Ending:
-    """A request that has ended, and is not saved yet."""
+class RequestSaves:
+    """What is being stored of one request."""
 
-    def __init__(self, tracked: RequestState, saving: SavePlan, computed: int, blocks: list[int], ranks: int) -> None:
-        self.tracked = tracked
-        self.saving = saving
+    def __init__(self, request: RequestState) -> None:
+        self.request = request
+        self.plan: SavePlan | None = None
+        self.retired: list[SavePlan] = []
+        """Earlier plans. The workers finish what they save under these; no more is scheduled."""
+        self.is_dropped = False
+        """The cache was reset: nothing that is computed for this request is stored any more."""
+
+    def retire(self) -> None:
+        if self.plan:
+            self.retired.append(self.plan)
+            self.plan = None
+
+
+class EndedRequest:
+    """A request that has ended and whose KV is not stored yet."""
+
+    def __init__(self, saves: RequestSaves, plan: SavePlan, computed: int, blocks: list[int], ranks: int) -> None:
+        self.saves = saves
+        self.plan = plan
         self.computed = computed
         self.blocks = blocks
         self.ended_at = time.monotonic()
@@ -37,146 +54,155 @@ class Ending:
 
 
 class SaveScheduler:
-    """Reserves room in the hub for what requests compute, and tells the workers when to write it."""
+    """All methods are called by the scheduler's thread, and none waits for the hub."""
 
     def __init__(self, executor: HubExecutor, block_size: int, settings: Settings, ranks: int) -> None:
         self.block_ids: BlockIds = lambda request: []
-        self.refused: SimpleQueue[BaseException] = SimpleQueue()
-        """Why room was refused. Filled by the thread that asks the hub, too."""
+        self.failed_reservations: SimpleQueue[BaseException] = SimpleQueue()
+        """Filled by the executor's thread, too."""
         self._executor = executor
         self._block_size = block_size
         self._min_saved_tokens = settings.policy.min_saved_tokens
-        self._patience_s = settings.lookup_timeout_s
+        self._timeout_s = settings.lookup_timeout_s
         self._ranks = ranks
-        self._ending: dict[str, Ending] = {}
-        """Their blocks are kept for saves that no plan has named yet."""
-        self._announced: dict[str, Ending] = {}
-        """A plan has said that no save follows; the workers have yet to commit."""
+        self._running: dict[str, RequestSaves] = {}
+        self._ending: dict[str, EndedRequest] = {}
+        """vLLM keeps their blocks for saves that no plan has named yet."""
+        self._announced: dict[str, EndedRequest] = {}
+        """A plan has said that no save follows; the workers have not committed everything yet."""
 
     @property
     def is_busy(self) -> bool:
-        """Whether workers have yet to say that nothing is left to be committed."""
+        """Whether the workers still have saves to do or to commit for requests that have ended."""
         return bool(self._ending or self._announced)
 
-    def plan(self, step: SchedulerOutput, tracked: Mapping[str, RequestState], plan: StepPlan) -> None:
-        """Add what this step computes of prompts, and what has ended."""
-        self._save_what_is_computed(step, tracked, plan)
-        self._save_what_has_ended(plan)
-
-    def ended(self, tracked: RequestState, blocks: list[int]) -> bool:
-        """Whether a request's blocks are needed for a while, now that it has ended."""
-        if tracked.saving is None:
-            self.abandon(tracked)
-            return False
-        # The last token was sampled, but nothing was computed from it; what is being computed now was not sampled yet.
-        computed = min(tracked.request.num_computed_tokens, tracked.request.num_tokens - 1)
-        tracked.saving.end(tracked.request.num_prompt_tokens, computed, tracked.first_approximate is None)
-        self._ending[tracked.id] = Ending(tracked, tracked.saving, computed, blocks, self._ranks)
-        return True
-
-    def settled(self, requests: Mapping[str, int]) -> None:
-        """So many more ranks have nothing left to commit of these requests."""
-        for request, ranks in requests.items():
-            ending = self._announced[request]
-            ending.unsettled_ranks -= ranks
-            if not ending.unsettled_ranks:
-                self.abandon(self._announced.pop(request).tracked)
-
-    def retire(self, tracked: RequestState) -> None:
-        """Store no more of what is being stored of a request. What the workers are saving of it is stored all the
-        same, so that its rights end with the request."""
-        if tracked.saving:
-            tracked.retired.append(tracked.saving)
-            tracked.saving = None
-
-    def abandon(self, tracked: RequestState) -> None:
-        """The same, and end its rights; what is stored stays."""
-        self.retire(tracked)
-        savings, tracked.retired = tracked.retired, []
-        if any(saving.parts for saving in savings):
-            # On the thread that reserved: it knows by then what the hub has answered.
-            self._executor.run(tracked.namespace, partial(_abort, savings))
-
-    def drop(self, running: Iterable[RequestState]) -> None:
-        """Store nothing of what was computed up to now, not even what the workers are saving."""
-        for tracked in [*running, *(ending.tracked for ending in [*self._ending.values(), *self._announced.values()])]:
-            tracked.stores = False
-            for saving in [*tracked.retired, *([tracked.saving] if tracked.saving else [])]:
-                saving.drop()
-            self.abandon(tracked)
-
-    def _save_what_is_computed(
-        self, step: SchedulerOutput, tracked: Mapping[str, RequestState], plan: StepPlan
-    ) -> None:
+    def plan_step(self, step: SchedulerOutput, requests: Mapping[str, RequestState], plan: StepPlan) -> None:
+        """Add the saves of what this step computes, and of requests that have ended."""
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
         cached = step.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for request, before in computed.items():
-            one = tracked.get(request)
-            if one is None:
-                continue
-            if one.saving is None and one.stores:
-                one.saving = self._begin_saving(one)
-            if one.saving:
-                upto = min(before + step.num_scheduled_tokens[request], one.request.num_prompt_tokens)
-                self._save(one, one.saving, upto, None, plan)
+        for name, before in computed.items():
+            request = requests.get(name)
+            if request and request.terms.stores:
+                self._save_running(request, before + step.num_scheduled_tokens[name], plan)
+        for ended in list(self._ending.values()):
+            self._save_ended(ended, plan)
 
-    def _save_what_has_ended(self, plan: StepPlan) -> None:
-        for request, ending in list(self._ending.items()):
-            # Asked before: the hub's answer may come at any moment, and what it says must not be missed.
-            waits = ending.saving.waits
-            self._save(ending.tracked, ending.saving, ending.computed, ending.blocks, plan)
-            if waits and time.monotonic() < ending.ended_at + self._patience_s:
-                continue
-            if waits:
-                self.refused.put(
-                    DeadlineExceeded(f"the hub gave no room within lookup_timeout_s {self._patience_s} of the end")
-                )
-            plan.ending.add(request)
-            self._announced[request] = self._ending.pop(request)
+    def end(self, request: RequestState, blocks: list[int]) -> bool:
+        """A request has ended; returns whether its blocks are still needed."""
+        saves = self._running.pop(request.id, None)
+        if saves is None:
+            return False
+        if saves.plan is None:
+            self._abandon(saves)
+            return False
+        # The last token was sampled but not computed; tokens that are being computed now were not sampled yet.
+        computed = min(request.request.num_computed_tokens, request.request.num_tokens - 1)
+        saves.plan.add_answer(request.request.num_prompt_tokens, computed, request.first_approximate is None)
+        self._ending[request.id] = EndedRequest(saves, saves.plan, computed, blocks, self._ranks)
+        return True
 
-    def _save(
-        self, tracked: RequestState, saving: SavePlan, computed: int, blocks: list[int] | None, plan: StepPlan
+    def settle(self, requests: Mapping[str, int]) -> None:
+        """On so many more ranks every commit of these requests is done."""
+        for name, ranks in requests.items():
+            ended = self._announced[name]
+            ended.unsettled_ranks -= ranks
+            if not ended.unsettled_ranks:
+                self._abandon(self._announced.pop(name).saves)
+
+    def retire(self, request: RequestState) -> None:
+        """Schedule no more saves under the present plan; the next step makes another one."""
+        if saves := self._running.get(request.id):
+            saves.retire()
+
+    def abort(self, request: RequestState) -> None:
+        """A request was aborted while it was loading: end its write rights."""
+        if saves := self._running.pop(request.id, None):
+            self._abandon(saves)
+
+    def drop_all(self) -> None:
+        """Store nothing that was computed until now, nor what the workers are saving."""
+        ended = [one.saves for one in [*self._ending.values(), *self._announced.values()]]
+        for saves in [*self._running.values(), *ended]:
+            saves.is_dropped = True
+            for plan in [*saves.retired, *([saves.plan] if saves.plan else [])]:
+                plan.drop()
+            self._abandon(saves)
+
+    def _save_running(self, request: RequestState, computed: int, plan: StepPlan) -> None:
+        saves = self._running.setdefault(request.id, RequestSaves(request))
+        if saves.is_dropped:
+            return
+        if saves.plan is None:
+            saves.plan = self._new_plan(request)
+        self._schedule(request, saves.plan, min(computed, request.request.num_prompt_tokens), None, plan)
+
+    def _save_ended(self, ended: EndedRequest, plan: StepPlan) -> None:
+        # Read before: the hub may answer at any moment, and its answer must not be missed.
+        is_pending = ended.plan.is_pending
+        request = ended.saves.request
+        self._schedule(request, ended.plan, ended.computed, ended.blocks, plan)
+        if is_pending:
+            if time.monotonic() < ended.ended_at + self._timeout_s:
+                return
+            self.failed_reservations.put(
+                DeadlineExceeded(f"the hub reserved no slots within lookup_timeout_s {self._timeout_s} of the end")
+            )
+        plan.ending.add(request.id)
+        self._announced[request.id] = self._ending.pop(request.id)
+
+    def _schedule(
+        self, request: RequestState, save_plan: SavePlan, computed: int, blocks: list[int] | None, plan: StepPlan
     ) -> None:
-        for part in saving.parts:
-            taken = part.take(computed)
-            if taken is None:
+        for save in save_plan.saves:
+            part = save.next_part(computed)
+            if part is None:
                 continue
-            right, slots, span = taken
+            right, slots, span = part
             if blocks is None:
-                blocks = self.block_ids(tracked.id)
+                blocks = self.block_ids(request.id)
             needed = np.asarray(blocks[: -(-span.end // self._block_size)], np.int64)
-            if NO_BLOCK in needed[span.start // self._block_size :]:
-                part.drop()
-                self.refused.put(DeadlineExceeded("vLLM had taken blocks away when the hub gave room for their KV"))
+            if NULL_BLOCK in needed[span.start // self._block_size :]:
+                save.drop()
+                self.failed_reservations.put(
+                    DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
+                )
                 continue
-            plan.saves.append(Save(tracked.id, tracked.space, right, slots, span, needed))
-            plan.spaces[tracked.space] = tracked.namespace
+            namespace = request.terms.namespace
+            plan.saves.append(SaveJob(request.id, namespace.digest, right, slots, span, needed))
+            plan.spaces[namespace.digest] = namespace
 
-    def _begin_saving(self, tracked: RequestState) -> SavePlan:
-        blended = tracked.first_approximate is not None
-        known = [match for match in tracked.matches if match.exact or blended]
-        saving = SavePlan(partial(self._reserve, tracked), self._min_saved_tokens)
-        saving.begin(tracked.request.num_prompt_tokens, known, tracked.first_approximate)
-        return saving
+    def _abandon(self, saves: RequestSaves) -> None:
+        """Schedule no more saves, and end the rights; what is stored stays."""
+        saves.retire()
+        plans, saves.retired = saves.retired, []
+        if any(plan.saves for plan in plans):
+            # On the executor's thread, which knows the hub's answers to earlier reservations by then.
+            self._executor.run(saves.request.terms.namespace, partial(_abort, plans))
 
-    def _reserve(self, tracked: RequestState, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
-        tokens = tracked.tokens()[: span.end]
-        future = self._executor.run(
-            tracked.namespace, lambda client: client.reserve(tokens, span, exact=exact, run=run)
-        )
-        future.add_done_callback(self._note_reservation)
+    def _new_plan(self, request: RequestState) -> SavePlan:
+        blended = request.first_approximate is not None
+        stored = [match for match in request.matches if match.exact or blended]
+        plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
+        plan.begin(request.request.num_prompt_tokens, stored, request.first_approximate)
+        return plan
+
+    def _reserve(self, request: RequestState, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
+        tokens = request.tokens()[: span.end]
+        reserve = partial(HubClient.reserve, tokens=tokens, span=span, exact=exact, run=run)
+        future = self._executor.run(request.terms.namespace, reserve)
+        future.add_done_callback(self._note_failure)
         return future
 
-    def _note_reservation(self, future: "Future[Reservation]") -> None:
-        """Called by the thread that asked; counters belong to the scheduler's."""
+    def _note_failure(self, future: "Future[Reservation]") -> None:
+        """Called by the executor's thread; counters belong to the scheduler's thread."""
         error = future.exception()
         if error is not None:
-            self.refused.put(error)
+            self.failed_reservations.put(error)
 
 
-def _abort(savings: list[SavePlan], client: HubClient) -> None:
-    for saving in savings:
-        for right in saving.open_rights:
+def _abort(plans: list[SavePlan], client: HubClient) -> None:
+    for plan in plans:
+        for right in plan.open_rights:
             with contextlib.suppress(BlendHubError):
                 client.abort(right)

@@ -1,6 +1,7 @@
-"""What vLLM's log says once the hub has answered: what is reused, with how much room, and what keeps it from more.
+"""The start-up lines in vLLM's log: what is reused, how large the arena is, and what restricts reuse.
 
-The composing is pure; ``Watch`` says it when a session is open, and again when the hub came back with another arena.
+``lines`` composes them; ``ArenaWatch`` logs them when a session is open, and again when the hub came back with another
+arena.
 """
 
 import logging
@@ -20,12 +21,12 @@ NO_ARENA = Refusal(
 )
 
 
-class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What does not change while the engine runs."""
+class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine's facts that the lines state."""
 
     settings: Settings
     blends: bool
-    """Whether the loaded model can be given moved text."""
+    """Whether moved text can be reused with the loaded model."""
     role: str
     """vLLM's kv_role."""
     max_model_len: int
@@ -42,12 +43,12 @@ def tokens_of(arena_bytes: int, namespace: Namespace) -> int:
     return arena_bytes // namespace.slot_bytes * namespace.layout.chunk_tokens
 
 
-def lines(facts: Facts, arena_bytes: int | None, trouble: str) -> list[Line]:
-    """What to say. ``arena_bytes`` is None if the arena cannot be mapped here, and ``trouble`` is why."""
+def lines(facts: StartupFacts, arena_bytes: int | None, trouble: str) -> list[Line]:
+    """The lines to log. ``arena_bytes`` is None if the arena cannot be mapped here; ``trouble`` says why."""
     if arena_bytes is None:
         return [Line(logging.WARNING, _without_an_arena(facts, trouble))]
     tokens = tokens_of(arena_bytes, facts.namespace)
-    said = [
+    composed = [
         Line(
             logging.INFO,
             f"BlendHub: {_what_is_reused(facts)}; {_where(facts)}; "
@@ -55,7 +56,7 @@ def lines(facts: Facts, arena_bytes: int | None, trouble: str) -> list[Line]:
         )
     ]
     if tokens < facts.max_model_len:
-        said.append(
+        composed.append(
             Line(
                 logging.WARNING,
                 f"BlendHub: the arena holds {tokens:,} tokens, less than one prompt of max_model_len "
@@ -65,43 +66,43 @@ def lines(facts: Facts, arena_bytes: int | None, trouble: str) -> list[Line]:
         )
     ratio, most = facts.settings.recompute_ratio, facts.settings.policy.max_recompute_share
     if facts.blends and facts.settings.mode == "blend" and ratio > most:
-        said.append(
+        composed.append(
             Line(
                 logging.WARNING,
                 f"BlendHub: recompute_ratio {ratio} is above policy.max_recompute_share {most}: moved text is refused "
                 "as too_much, unless much exact text stands beside it; lower the one or raise the other",
             )
         )
-    return said
+    return composed
 
 
-class Watch:
-    """Looks whether the arena can be mapped, and says so. To be asked by one thread.
+class ArenaWatch:
+    """Logs whether the arena can be mapped, and refuses requests while it cannot. For one thread.
 
-    ``ready`` gives the session of requests without LoRA and salt, or None while it is being opened; it never waits.
+    ``ready`` returns the client, or None while it is being registered; it never waits.
     """
 
-    def __init__(self, facts: Facts, ready: Callable[[], HubClient | None]) -> None:
+    def __init__(self, facts: StartupFacts, ready: Callable[[], HubClient | None]) -> None:
         self._facts = facts
         self._ready = ready
-        self._said = ""
-        """Of which arena, or for which trouble, the lines are in the log."""
+        self._logged = ""
+        """The arena, or the trouble, that the last lines were about."""
 
     def refusal(self) -> Refusal | None:
-        """Why no request can reuse or store anything now. A hub that came, or came back, is noticed here."""
+        """Why no request can reuse or store anything now, if so. Notices a hub that came or came back."""
         client = self._ready()
         if client is None:
             return None
         arena, trouble = client.arena, client.arena_trouble
         about = arena.name.nonce if arena else trouble
-        if about != self._said:
-            self._said = about
+        if about != self._logged:
+            self._logged = about
             for line in lines(self._facts, arena.name.size if arena else None, trouble):
                 log.log(line.level, "%s", line.text)
         return None if arena else NO_ARENA
 
 
-def _what_is_reused(facts: Facts) -> str:
+def _what_is_reused(facts: StartupFacts) -> str:
     if facts.role == "kv_producer":
         return "text is stored, and none reused, as kv_role says"
     kinds: dict[Mode, str] = {
@@ -112,19 +113,19 @@ def _what_is_reused(facts: Facts) -> str:
     return kinds[facts.settings.mode]
 
 
-def _where(facts: Facts) -> str:
-    return f"hub at {facts.settings.endpoint}" if facts.settings.endpoint else "hub of this engine's own"
+def _where(facts: StartupFacts) -> str:
+    return f"hub at {facts.settings.endpoint}" if facts.settings.endpoint else "embedded hub"
 
 
-def _without_an_arena(facts: Facts, trouble: str) -> str:
+def _without_an_arena(facts: StartupFacts, trouble: str) -> str:
     return (
         f"BlendHub: nothing is reused or stored: {trouble}. KV is exchanged with the {_where(facts)} through shared "
         "memory. Run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), as the same "
-        f"user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for a hub of this engine's own"
+        f"user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for a embedded hub"
     )
 
 
-def _how_to_enlarge(facts: Facts) -> str:
+def _how_to_enlarge(facts: StartupFacts) -> str:
     return "set arena_gib of that hub" if facts.settings.endpoint else f"set {OWNER}.hub.arena_gib"
 
 

@@ -1,4 +1,4 @@
-"""The connector in a worker: loads, recomputes and saves, as the scheduler's side says."""
+"""The connector in a vLLM worker: loads, recomputes and saves what the scheduler has planned."""
 
 import contextlib
 import logging
@@ -16,16 +16,16 @@ from blendhub.contracts import Device, Segment, Selector, Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.host import PluginHost
 from blendhub.layout import Namespace
-from blendhub.vllm.decision import clipped
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import Load, LoadResult, Save, StepPlan, WorkerReport
+from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.model_check import ModelSupport
+from blendhub.vllm.worker.model.model_check import ModelCheck
 from blendhub.vllm.worker.model.pages import paged_layer
-from blendhub.vllm.worker.recompute import Blend, Engine
+from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
 from blendhub.wire import Found
 
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 
 class WaitingSave(NamedTuple):
-    """A save whose session with the hub is still being opened."""
+    """A save that waits for the session with the hub."""
 
-    job: Save
+    job: SaveJob
     namespace: Namespace
     until: float
 
@@ -49,37 +49,38 @@ class ConnectorWorker:
     def __init__(
         self,
         model: EngineModel,
-        gate: ModelSupport,
+        check: ModelCheck,
         settings: Settings,
         selector: Selector,
         host: PluginHost,
         engine_id: str,
     ) -> None:
-        assert gate.layout and settings.device
+        layout = check.support.layout
+        assert layout and settings.device
         self._host = host
         self._engine_id = engine_id
-        self._patience_s = settings.lookup_timeout_s
+        self._timeout_s = settings.lookup_timeout_s
         self._group = get_tp_group()
         self._device: Device = host.create("device", settings.device.name, settings.device.options)
-        rotations = gate.rotations or (None,) * len(model.layer_names)
+        rotations = check.rotations or (None,) * len(model.layer_names)
         layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
-        self._device.attach(layers, model.page_size, gate.layout)
-        self._engine = Engine(model, layers, gate.layout, self._device, selector, self._sum_over_ranks)
+        self._device.attach(layers, model.page_size, layout)
+        self._context = BlendContext(model, layers, layout, self._device, selector, self._sum_over_ranks)
         self._executor: HubExecutor | None = None
         self._pinned: str | None = None
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
-        self._saver = SaveQueue(self._later)
+        self._saves = SaveQueue(self._run_later)
         self._ending: set[str] = set()
-        """Requests whose blocks are kept for their saves."""
+        """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._unsettled: set[str] = set()
-        """Requests that have ended, and of which something is still to be committed."""
+        """Requests that have ended and have commits left."""
         self._loaded: set[str] = set()
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
 
     def begin_step(self, plan: StepPlan) -> None:
-        """Before vLLM computes: ask the hub, so that it answers meanwhile, and let no block be written that is read."""
+        """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
         if plan.hub:
             sessions = Sessions(plan.hub.address, self._engine_id, self._group.rank_in_group, self._host)
             self._executor = HubExecutor(sessions, plan.hub.home)
@@ -88,11 +89,11 @@ class ConnectorWorker:
             self._loading[request].cancel()
         for job in plan.loads:
             open, copy = partial(self._client, plan.spaces[job.space]), partial(self._begin_load, job)
-            self._loading[job.request] = LoadTask(job, open, copy, self._release_late, self._patience_s)
+            self._loading[job.request] = LoadTask(job, open, copy, self._release_late, self._timeout_s)
         self._advance()
 
     def load(self, plan: StepPlan) -> None:
-        """Go on with what is being loaded, within the step's budget."""
+        """Continue the loads, within the step's budget of recomputed tokens."""
         self._advance()
         self._agree()
         budget = plan.budget
@@ -103,18 +104,18 @@ class ConnectorWorker:
                 budget -= self._compute(loading, loading.blend, budget)
 
     def save(self, plan: StepPlan) -> None:
-        """Begin to save what this step computed."""
-        until = time.monotonic() + self._patience_s
+        """Begin to save what this step has computed."""
+        until = time.monotonic() + self._timeout_s
         self._waiting += [WaitingSave(job, plan.spaces[job.space], until) for job in plan.saves]
         self._begin_saves()
         self._ending |= plan.ending
 
     def finished(self) -> tuple[set[str], set[str]]:
-        """Requests whose blocks may go, and requests whose KV has arrived."""
+        """The requests whose blocks can be freed, and the requests whose KV is loaded."""
         self._advance()
         self._agree()
         waiting = {save.job.request for save in self._waiting}
-        saved = {request for request in self._ending - waiting if not self._saver.is_copying(request)}
+        saved = {request for request in self._ending - waiting if not self._saves.is_copying(request)}
         self._ending -= saved
         self._unsettled |= saved
         loaded, self._loaded = self._loaded, set()
@@ -126,16 +127,16 @@ class ConnectorWorker:
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
-        settled = {request for request in self._unsettled if not self._saver.is_committing(request)}
+        settled = {request for request in self._unsettled if not self._saves.is_committing(request)}
         self._unsettled -= settled
         for request in settled:
-            self._saver.forget(request)
+            self._saves.forget(request)
         report.settled = dict.fromkeys(settled, 1)
-        report.saved_tokens, report.failed_saves = self._saver.take_numbers()
+        report.saved_tokens, report.failed_saves = self._saves.take_numbers()
         return report if report != WorkerReport() else None
 
     def close(self) -> None:
-        self._saver.close()
+        self._saves.close()
         if self._executor:
             self._executor.close()
         self._device.close()
@@ -147,7 +148,7 @@ class ConnectorWorker:
             loading.advance()
 
     def _agree(self) -> None:
-        """Begin to compute with what has been copied on all ranks, and end what has ended on all: in step."""
+        """Begin and finish recomputation on all ranks in the same step."""
         loads = list(self._loading.values())
         if not loads:
             return
@@ -159,17 +160,17 @@ class ConnectorWorker:
                 self._fail(loading)
                 continue
             if arrival >= Arrival.COPIED and not loading.blend:
-                loading.blend = Blend(self._engine, loading.job)
-            if arrival == Arrival.PROVEN and loading.blend and loading.blend.outcome:
-                self._finish(loading, loading.blend.outcome)
+                loading.blend = Blend(self._context, loading.job)
+            if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
+                self._finish(loading, loading.blend.result)
 
     def _compute(self, loading: LoadTask, blend: Blend, budget: int) -> int:
-        """Recompute for a load; returns the tokens that were computed for it."""
+        """Recompute for a load; returns the cost in tokens."""
         spent = 0
         try:
-            while spent < budget and blend.outcome is None:
+            while spent < budget and blend.result is None:
                 spent += blend.step(budget - spent)
-        except Exception as error:  # a model that fails on chosen tokens may well compute all of them
+        except Exception as error:  # a model that fails on chosen tokens may still compute all of them
             if isinstance(error, BlendHubError):
                 loading.fail(error)
             else:
@@ -178,21 +179,21 @@ class ConnectorWorker:
         return spent
 
     def _fail(self, loading: LoadTask) -> None:
-        """Have vLLM compute these tokens itself."""
+        """Have vLLM compute the tokens of a failed load."""
         job, error = loading.job, loading.error or HubError("another rank failed")
         loading.fail(error)
         if not loading.is_cancelled:
-            log.warning("request %s is computed without what was stored: %s", job.request, error)
-            size = self._engine.model.block_size
+            log.warning("request %s is computed without its stored KV: %s", job.request, error)
+            size = self._context.model.block_size
             self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.decision.end // size)].tolist())
         self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}"))
 
-    def _finish(self, loading: LoadTask, outcome: LoadResult) -> None:
+    def _finish(self, loading: LoadTask, result: LoadResult) -> None:
         del self._loading[loading.job.request]
         self._loaded.add(loading.job.request)
-        self._report.loads[loading.job.request] = outcome
+        self._report.loads[loading.job.request] = result
 
-    def _begin_load(self, job: Load, client: HubClient, found: Found) -> Transfer:
+    def _begin_load(self, job: LoadJob, client: HubClient, found: Found) -> Transfer:
         segments = [
             Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
             for piece in found.pieces
@@ -200,36 +201,36 @@ class ConnectorWorker:
         expected = sum(len(span) for span in [*job.decision.exact, *job.decision.moved])
         given = sum(min(s.span.end, job.decision.end) - max(s.span.start, job.decision.start) for s in segments)
         if given != expected:
-            raise HubError(f"of {expected} tokens that were found, the hub has only {given} left")
+            raise HubError(f"of {expected} tokens that were found, the hub still has {given}")
         if not self._pin(client):
             raise HubError("the hub was restarted, and its new arena is not in use yet")
-        transfer = self._device.load(segments, self._engine.model.pages(job.blocks), job.decision.start)
-        self._wait_unless_on_the_side(transfer)
+        transfer = self._device.load(segments, self._context.model.pages(job.blocks), job.decision.start)
+        self._wait_unless_overlapping(transfer)
         return transfer
 
     # Saving.
 
     def _settle_saves(self, preempted: set[str]) -> None:
-        """Read no more from the blocks of these requests: they are about to be used for something else."""
-        if self._engine.model.frees_blocks_early:
+        """Finish all reads from the blocks of these requests: vLLM is about to reuse the blocks."""
+        if self._context.model.frees_blocks_early:
             preempted = preempted | {save.job.request for save in self._waiting}
-            self._saver.wait()
+            self._saves.wait()
         else:
-            self._saver.wait(preempted)
+            self._saves.wait(preempted)
         for save in self._waiting:
             if save.job.request in preempted:
-                error = DeadlineExceeded("its blocks were taken away before the session with the hub was open")
-                self._saver.note(save.job, error)
+                error = DeadlineExceeded("vLLM freed its blocks before the session with the hub was open")
+                self._saves.note(save.job, error)
         self._waiting = [save for save in self._waiting if save.job.request not in preempted]
 
     def _begin_saves(self) -> None:
         waiting, self._waiting = self._waiting, []
         for save in waiting:
-            if self._saver.gave_up(save.job):
+            if self._saves.has_failed(save.job):
                 continue
             client = None
             try:
-                # What follows in a lease must not be begun before what comes first.
+                # The saves of a lease are done in order.
                 is_next = all(other.job.right != save.job.right for other in self._waiting)
                 client = self._client(save.namespace) if is_next else None
                 if client:
@@ -239,9 +240,9 @@ class ConnectorWorker:
                 else:
                     raise DeadlineExceeded("the worker's session with the hub was not open in time")
             except BlendHubError as error:
-                self._saver.note(save.job, error, client)
+                self._saves.note(save.job, error, client)
 
-    def _begin_save(self, job: Save, client: HubClient) -> None:
+    def _begin_save(self, job: SaveJob, client: HubClient) -> None:
         if job.right.arena != self._pinned:
             raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
         segments = []
@@ -250,41 +251,41 @@ class ConnectorWorker:
             segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
-            transfer = self._device.save(segments, self._engine.model.pages(job.blocks))
-            self._saver.add(job, transfer, right.pop_all(), client)
-        self._wait_unless_on_the_side(transfer)
+            transfer = self._device.save(segments, self._context.model.pages(job.blocks))
+            self._saves.add(job, transfer, right.pop_all(), client)
+        self._wait_unless_overlapping(transfer)
 
     # Both.
 
     def _client(self, namespace: Namespace) -> HubClient | None:
-        """The session of a namespace; None while it is not open yet. Raises what keeps it from that."""
+        """The client of a namespace; None while it is being registered. Raises if that failed."""
         client = self._executor.client(namespace) if self._executor else None
         return client if client and self._pin(client) else None
 
     def _pin(self, client: HubClient) -> bool:
-        """Make the client's arena the one that the device copies from and to; False while it copies in another one."""
+        """Have the device use the client's arena; returns False while it still copies in an earlier arena."""
         arena = client.arena
         if arena is None:
             raise HubError("the hub's arena is on another machine; run a hub on this one")
         if self._pinned != arena.name.nonce:
-            if any(loading.is_copying for loading in self._loading.values()) or self._saver.is_copying():
+            if any(loading.is_copying for loading in self._loading.values()) or self._saves.is_copying():
                 return False
             self._device.pin(arena.bytes)
             self._pinned = arena.name.nonce
         return True
 
-    def _wait_unless_on_the_side(self, transfer: Transfer) -> None:
-        if not self._device.on_the_side:
-            with contextlib.suppress(Exception):  # it is raised again to those who ask what became of the copy
+    def _wait_unless_overlapping(self, transfer: Transfer) -> None:
+        if not self._device.overlaps_compute:
+            with contextlib.suppress(Exception):  # ``done`` and ``wait`` raise it again for the load or save
                 transfer.wait()
 
     def _release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
         assert self._executor
         self._executor.release_late(client, reply)
 
-    def _later(self, work: Callable[[], None]) -> None:
+    def _run_later(self, work: Callable[[], None]) -> None:
         assert self._executor
-        self._executor.later(work)
+        self._executor.run_later(work)
 
     def _sum_over_ranks(self, scores: torch.Tensor) -> torch.Tensor:
         return self._group.all_reduce(scores) if self._group.world_size > 1 else scores

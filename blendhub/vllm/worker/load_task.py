@@ -1,4 +1,4 @@
-"""A request on its way in to a worker: a question to the hub, a copy, and a second question about what was copied."""
+"""The load of one request on a worker: acquire a read lease, copy, and release the lease to prove that it held."""
 
 import contextlib
 import time
@@ -8,33 +8,33 @@ from enum import IntEnum
 from blendhub.client import HubClient, PendingReply
 from blendhub.contracts import Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, PeerGone
-from blendhub.vllm.messages import Load
+from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.recompute import Blend
 from blendhub.wire import Done, Found
 
 Open = Callable[[], HubClient | None]
-"""The session of the load's namespace; None while it is being opened. Raises what keeps it from that."""
+"""The client; None while it is being registered. Raises if that failed."""
 
 Copy = Callable[[HubClient, Found], Transfer]
 ReleaseLate = Callable[[HubClient, PendingReply[Found]], None]
-"""Ends the lease that an answer brings which is not waited for."""
+"""Ends the lease that a late answer brings."""
 
 
 class Arrival(IntEnum):
-    """How far a load has come on a rank. Of several ranks the least counts: none fails while another still copies."""
+    """How far a load has come on a rank. The least of all ranks counts: none fails while another still copies."""
 
     PENDING = 0
     FAILED = 1
     COPIED = 2
-    """Its tokens may be computed with; whether they were the right ones is still asked."""
+    """Recomputation may begin; the proof that the lease held is still missing."""
     PROVEN = 3
-    """The lease held until the copy had ended, so that what was copied is what was found."""
+    """The lease held until the copy had ended, so the copied bytes are those that were found."""
 
 
 class LoadTask:
-    """Goes on by ``advance``, which never waits for the hub. The hub has ``patience_s`` for all of its answers."""
+    """``advance`` takes it forward and never waits for the hub. The hub has ``timeout_s`` for all of its answers."""
 
-    def __init__(self, job: Load, open: Open, copy: Copy, release_late: ReleaseLate, patience_s: float) -> None:
+    def __init__(self, job: LoadJob, open: Open, copy: Copy, release_late: ReleaseLate, timeout_s: float) -> None:
         self.job = job
         self.blend: Blend | None = None
         self.error: Exception | None = None
@@ -42,8 +42,8 @@ class LoadTask:
         self._open = open
         self._copy = copy
         self._release_late = release_late
-        # One half for the session and the lease, and one for the end of the lease.
-        self._patience_s = patience_s / 2
+        # One half to acquire the lease, and one to release it.
+        self._timeout_s = timeout_s / 2
         self._begun_at = time.monotonic()
         self._client: HubClient | None = None
         self._acquiring: PendingReply[Found] | None = None
@@ -65,12 +65,12 @@ class LoadTask:
         return Arrival.COPIED if self._releasing else Arrival.PENDING
 
     def cancel(self) -> None:
-        """The request was aborted; it has arrived when nothing is copied any more."""
+        """The request was aborted; the load ends when its copy has ended."""
         self.is_cancelled = True
         self.fail(HubError("the request was aborted"))
 
     def fail(self, error: Exception) -> None:
-        """Give the load up; what is being copied is still waited for."""
+        """The load has failed; it ends when its copy has ended."""
         self.error = self.error or error
         acquiring, self._acquiring = self._acquiring, None
         if acquiring and self._client:
@@ -79,7 +79,7 @@ class LoadTask:
             self._drop_lease()
 
     def advance(self) -> None:
-        """Go on as far as possible without waiting."""
+        """Do what is possible without waiting."""
         try:
             if self._transfer:
                 self._finish_copy(self._transfer)
@@ -91,12 +91,12 @@ class LoadTask:
                 self._begin_copy(self._acquiring)
             else:
                 self._ask()
-        except Exception as error:  # whatever it is, vLLM can compute what was to be loaded
+        except Exception as error:  # vLLM can compute the tokens after any error
             self.fail(error)
 
     def _ask(self) -> None:
         self._client = self._open()
-        left = self._begun_at + self._patience_s - time.monotonic()
+        left = self._begun_at + self._timeout_s - time.monotonic()
         if self._client:
             decision = self.job.decision
             self._acquiring = self._client.submit_acquire(decision.matches, decision.start, timeout=max(left, 0.0))
@@ -128,13 +128,13 @@ class LoadTask:
             return
         assert self._client
         if self._lease is None:
-            raise HubError("the hub has nothing left of what was found")
-        self._releasing = self._client.submit_release(self._lease, timeout=self._patience_s)
+            raise HubError("the hub has evicted everything that was found")
+        self._releasing = self._client.submit_release(self._lease, timeout=self._timeout_s)
 
     def _prove(self, releasing: PendingReply[Done]) -> None:
         assert self._client
         if releasing.done():
-            # A hub that was restarted does not know the lease: leases have random names.
+            # A restarted hub does not know the lease, because leases have random ids.
             releasing.result()
             self._is_proven = True
         else:
@@ -142,7 +142,7 @@ class LoadTask:
 
     def _check_up(self, client: HubClient) -> None:
         if not client.is_up:
-            raise PeerGone("the hub stopped to answer during the load")
+            raise PeerGone("the hub stopped answering during the load")
 
     def _drop_lease(self) -> None:
         lease, self._lease = self._lease, None

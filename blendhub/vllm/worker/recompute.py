@@ -1,4 +1,4 @@
-"""The work of one request on a worker: load, choose what to recompute, recompute; a bounded piece at a time."""
+"""The recomputation of one request on a worker: select tokens and recompute them, one bounded batch at a time."""
 
 import math
 import time
@@ -11,16 +11,16 @@ import torch
 from blendhub.contracts import Device, PagedLayer, Selector
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
-from blendhub.vllm.messages import Load, LoadResult
-from blendhub.vllm.spans import joined, pieces, sampled, total
+from blendhub.vllm.messages import LoadJob, LoadResult
+from blendhub.vllm.spans import batches, joined, sampled, total
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.model.pages import read_as_computed
 
 Reduce = Callable[[torch.Tensor], torch.Tensor]
 
 
-class Engine:
-    """What all loads of a worker share."""
+class BlendContext:
+    """What all blends of a worker share."""
 
     def __init__(
         self,
@@ -40,33 +40,33 @@ class Engine:
 
 
 class Blend:
-    """One request, whose stored KV has arrived. Call ``step`` until ``outcome`` is there.
+    """One request whose stored KV was loaded. Call ``step`` until ``result`` is set.
 
     Work is counted in tokens that go through the whole model, and never cut by the clock: all ranks of a
     tensor-parallel group must compute the same tokens together.
     """
 
-    def __init__(self, engine: Engine, job: Load) -> None:
+    def __init__(self, context: BlendContext, job: LoadJob) -> None:
         self.job = job
-        self.outcome: LoadResult | None = None
-        self._engine = engine
+        self.result: LoadResult | None = None
+        self._context = context
         self._budget = 0
         self._seconds = 0.0
         self._recomputed: tuple[Span, ...] = ()
-        self._work = self._pieces()
+        self._work = self._work_through()
 
     def step(self, budget: int) -> int:
-        """Do a piece of at most ``budget`` tokens' work; returns how much it was."""
+        """Compute a batch that costs at most ``budget`` tokens; returns its cost."""
         self._budget = budget
         started = time.perf_counter()
         done = next(self._work, None)
         self._seconds += time.perf_counter() - started
         if done is None:
-            self.outcome = LoadResult(self._recomputed, total(self.job.decision.holes), self._seconds)
+            self.result = LoadResult(self._recomputed, total(self.job.decision.holes), self._seconds)
         return done or 0
 
-    def _pieces(self) -> Iterator[int]:
-        decision, model, selector = self.job.decision, self._engine.model, self._engine.selector
+    def _work_through(self) -> Iterator[int]:
+        decision, model, selector = self.job.decision, self._context.model, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
             scores = None
@@ -74,58 +74,58 @@ class Blend:
                 scores = np.zeros(len(self.job.tokens), np.float32)
                 if 0 < decision.ratio < 1:  # otherwise there is nothing to choose
                     yield from self._probe(scores)
-            chosen = selector.select(decision.moved, decision.ratio, self._engine.device.block_tokens, scores)
+            chosen = selector.select(decision.moved, decision.ratio, self._context.device.block_tokens, scores)
         self._recomputed = tuple(chosen)
-        for piece in self._cut(joined([*decision.holes, *chosen])):
-            model.forward(self.job.tokens, self.job.blocks, piece)
-            yield total(piece)
+        for batch in self._cut(joined([*decision.holes, *chosen])):
+            model.forward(self.job.tokens, self.job.blocks, batch)
+            yield total(batch)
 
-    def _cut(self, runs: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
-        """Pieces of the budget that is left when each is asked for. ``weight`` is what a token costs."""
-        model = self._engine.model
-        while runs:
-            piece = next(pieces(runs, max(1, min(model.max_tokens, int(self._budget / weight))), model.max_runs))
-            done = piece[-1].end
-            # Some attention backends compute short runs as they do generated tokens: those that come first.
-            yield sorted(piece, key=len)
-            runs = [Span(max(run.start, done), run.end) for run in runs if run.end > done]
+    def _cut(self, spans: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
+        """Batches within the budget that is left when each is taken. ``weight`` is the cost of a token."""
+        model = self._context.model
+        while spans:
+            batch = next(batches(spans, max(1, min(model.max_tokens, int(self._budget / weight))), model.max_spans))
+            done = batch[-1].end
+            # Some attention backends treat the first short spans as decodes.
+            yield sorted(batch, key=len)
+            spans = [Span(max(span.start, done), span.end) for span in spans if span.end > done]
 
     def _probe(self, scores: npt.NDArray[np.float32]) -> Iterator[int]:
-        """Compute the first layers of a share of what moved, and score it by how far its stored KV is from that.
+        """Compute the first layers of a share of the moved tokens, and score these by the change of their KV.
 
-        The first layer's KV depends on nothing around it, so that all of it is right before the probe, but for holes.
+        The first layer's KV does not depend on the context, so all of it is right before the probe, except in holes.
         """
-        engine, decision = self._engine, self.job.decision
-        layer, group, share = engine.selector.probe_layer, engine.device.block_tokens, engine.selector.probe_share
-        weight = (layer + 0.5) / len(engine.layers)
+        context, decision = self._context, self.job.decision
+        layer, group, share = context.selector.probe_layer, context.device.block_tokens, context.selector.probe_share
+        weight = (layer + 0.5) / len(context.layers)
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True
-        for piece in self._cut(joined([*samples, *decision.holes]), weight):
-            # The one thing of a piece that waits for the device.
-            found = self._score(piece).cpu().numpy()
-            at = positions_of(piece)
+        for batch in self._cut(joined([*samples, *decision.holes]), weight):
+            # The only wait for the device in a batch.
+            found = self._score(batch).cpu().numpy()
+            at = positions_of(batch)
             scores[at[scored[at]]] = found[scored[at]]
             yield math.ceil(len(at) * weight)
         if share < 1:
             for span in decision.moved:
                 _spread(scores[span.start : span.end], group, math.ceil(group * share))
 
-    def _score(self, piece: list[Span]) -> torch.Tensor:
-        """Probe a piece, and leave what was computed in the pages."""
-        engine, layer = self._engine, self._engine.selector.probe_layer
-        fresh = engine.model.forward_until(layer, self.job.tokens, self.job.blocks, piece)
-        slots = engine.model.slots(self.job.blocks, piece)
+    def _score(self, batch: list[Span]) -> torch.Tensor:
+        """Probe a batch, and keep the computed KV in the pages."""
+        context, layer = self._context, self._context.selector.probe_layer
+        fresh = context.model.forward_until(layer, self.job.tokens, self.job.blocks, batch)
+        slots = context.model.slots(self.job.blocks, batch)
         with torch.inference_mode():
-            stored = read_as_computed(engine.model, engine.layers[layer], engine.layout, slots)
-            scores = engine.sum_over_ranks(engine.selector.score(fresh, stored))
-            # The probed layer's KV follows from complete layers, so it is better than what is stored.
-            engine.model.write(layer, *fresh, slots)
+            stored = read_as_computed(context.model, context.layers[layer], context.layout, slots)
+            scores = context.sum_over_ranks(context.selector.score(fresh, stored))
+            # The probed layer's KV was computed from complete layers, so it is better than the stored KV.
+            context.model.write(layer, *fresh, slots)
         return scores
 
 
 def _spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:
-    """Give the tokens of each group that were not probed the mean of those that were."""
+    """Score the tokens of each group that were not probed with the mean of those that were."""
     whole = len(scores) // group * group
     groups = scores[:whole].reshape(-1, group)
     groups[:, probed:] = groups[:, :probed].mean(axis=1, keepdims=True)

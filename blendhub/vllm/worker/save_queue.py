@@ -1,4 +1,4 @@
-"""What a worker stores: copies under way, and their commits."""
+"""A worker's saves: it waits for copies to end and has them committed."""
 
 import contextlib
 import logging
@@ -13,70 +13,70 @@ from typing import NamedTuple
 from blendhub.client import HubClient
 from blendhub.contracts import Transfer
 from blendhub.errors import BlendHubError
-from blendhub.vllm.messages import Save
+from blendhub.vllm.messages import SaveJob
 from blendhub.write_rights import WriteRight
 
 log = logging.getLogger(__name__)
 
-Later = Callable[[Callable[[], None]], None]
-"""Does something on the thread that asks the hub, in the order in which it is given."""
+RunLater = Callable[[Callable[[], None]], None]
+"""Runs functions in order on the executor's thread."""
 
 
-class GivenUp(NamedTuple):
-    """Nothing of a lease from ``start`` on may be committed."""
+class FailedSave(NamedTuple):
+    """Nothing of the lease may be committed from ``start`` on."""
 
     start: int
     client: HubClient | None
 
 
 class SaveQueue:
-    """Waits for copies to end, on a thread of its own, and then has them committed, so that the engine need not.
+    """A thread waits for copies to end, and the executor's thread commits them; the engine waits for neither.
 
-    A request's blocks are free when its copies have ended: no commit is waited for.
+    A request's blocks can be freed when its copies have ended, before the commits.
     """
 
-    def __init__(self, later: Later) -> None:
-        self._later = later
+    def __init__(self, run_later: RunLater) -> None:
+        self._run_later = run_later
         self._copies: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._state = threading.Condition()
         self._copying: Counter[str] = Counter()
         self._committing: Counter[str] = Counter()
         self._saved_tokens = 0
         self._failures: Counter[str] = Counter()
-        self._told: set[str] = set()
-        self._given_up: dict[str, dict[WriteRight, GivenUp]] = {}
-        """By request, rights of which a part was not stored."""
+        self._logged: set[str] = set()
+        self._failed: dict[str, dict[WriteRight, FailedSave]] = {}
+        """By request and right."""
         self._thread = threading.Thread(target=self._run, name="blendhub-saver", daemon=True)
         self._thread.start()
 
-    def add(self, job: Save, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
-        """A copy, and the right to write that it needs until it has ended."""
+    def add(self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
+        """Add a copy. ``right`` is held until the copy has ended."""
         with self._state:
             self._copying[job.request] += 1
             self._committing[job.request] += 1
         self._copies.put(partial(self._finish_copy, job, transfer, right, client))
 
-    def note(self, job: Save, error: BaseException, client: HubClient | None = None) -> None:
-        """A save that failed, before it began or after."""
+    def note(self, job: SaveJob, error: BaseException, client: HubClient | None = None) -> None:
+        """Take note of a failed save."""
         with self._state:
             reason = type(error).__name__
-            if reason not in self._told:
-                self._told.add(reason)
+            if reason not in self._logged:
+                self._logged.add(reason)
                 log.warning("KV of request %s is not stored: %s", job.request, error)
             self._failures[reason] += 1
-            # Whatever fails later in a lease lies behind, but for commits: they come later than copies.
-            rights = self._given_up.setdefault(job.request, {})
+            # Saves of a lease fail in order, except commits, which come later than copies.
+            rights = self._failed.setdefault(job.request, {})
             before = rights.get(job.right)
-            rights[job.right] = GivenUp(min(job.span.start, before.start) if before else job.span.start, client)
+            rights[job.right] = FailedSave(min(job.span.start, before.start) if before else job.span.start, client)
 
-    def gave_up(self, job: Save) -> bool:
-        """Whether something at or before this in the lease was not stored."""
+    def has_failed(self, job: SaveJob) -> bool:
+        """Whether this save, or an earlier one of its lease, has failed."""
         with self._state:
-            given_up = self._given_up.get(job.request, {}).get(job.right)
-            return given_up is not None and job.span.end > given_up.start
+            failed = self._failed.get(job.request, {}).get(job.right)
+            return failed is not None and job.span.end > failed.start
 
     def is_copying(self, request: str | None = None) -> bool:
-        """Whether a request's blocks are still needed; None: any request's."""
+        """Whether a copy of a request is under way; None: of any request."""
         with self._state:
             return bool(self._copying) if request is None else request in self._copying
 
@@ -85,12 +85,12 @@ class SaveQueue:
             return request in self._committing
 
     def forget(self, request: str) -> None:
-        """There will be no more saves of this request."""
+        """The request has no more saves: end the rights of failed ones."""
         with self._state:
-            rights = self._given_up.pop(request, {})
-        for right, given_up in rights.items():
-            if given_up.client:
-                self._later(partial(_abort, given_up.client, right))
+            rights = self._failed.pop(request, {})
+        for right, failed in rights.items():
+            if failed.client:
+                self._run_later(partial(_abort, failed.client, right))
 
     def wait(self, requests: Collection[str] | None = None) -> None:
         """Return when no copy of these requests is under way; None: of any."""
@@ -115,20 +115,20 @@ class SaveQueue:
         while (finish := self._copies.get()) is not None:
             finish()
 
-    def _finish_copy(self, job: Save, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
+    def _finish_copy(self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
         try:
             with right:
                 transfer.wait()
-        except Exception as error:  # whatever it is, the request's blocks must not be kept for ever
+        except Exception as error:  # after any error the request's blocks must be freed
             self.note(job, error, client)
-        self._later(partial(self._commit, job, client))
+        self._run_later(partial(self._commit, job, client))
         with self._state:
             _count_down(self._copying, job.request)
             self._state.notify_all()
 
-    def _commit(self, job: Save, client: HubClient) -> None:
+    def _commit(self, job: SaveJob, client: HubClient) -> None:
         try:
-            if not self.gave_up(job):
+            if not self.has_failed(job):
                 client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)

@@ -51,7 +51,7 @@ class _Attached(NamedTuple):
 
 
 class CpuDevice(Device):
-    on_the_side = False
+    overlaps_compute = False
 
     def __init__(self, options: CpuOptions) -> None:
         self.block_tokens = options.block_tokens

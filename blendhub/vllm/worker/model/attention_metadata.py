@@ -1,4 +1,4 @@
-"""What vLLM's attention layers are told of the tokens that BlendHub computes."""
+"""Attention metadata for BlendHub's own forwards."""
 
 from collections.abc import Iterator, Sequence
 from copy import copy
@@ -22,7 +22,7 @@ Blocks = npt.NDArray[np.int64]
 
 
 class AttentionMetadata:
-    """Builds the metadata of forwards of our own, beside that of the step, which may not have been computed yet."""
+    """Builds the metadata of BlendHub's own forwards, apart from that of vLLM's step, which may not be computed yet."""
 
     def __init__(self, runner: Runner, config: VllmConfig) -> None:
         # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
@@ -38,29 +38,29 @@ class AttentionMetadata:
         self._copied = None if self._device.type == "cpu" else torch.get_device_module(self._device).Event()
 
     def build(
-        self, blocks: Blocks, runs: Sequence[Span], positions: torch.Tensor, slots: torch.Tensor
+        self, blocks: Blocks, spans: Sequence[Span], positions: torch.Tensor, slots: torch.Tensor
     ) -> dict[str, Any]:
-        """For each layer: each run is a request, whose queries are the run and whose context ends with it."""
+        """For each layer. Each span is a virtual request, whose queries are the span and whose context ends with it."""
         if self._copied:
             self._copied.synchronize()
-        starts = np.zeros(len(runs) + 1, np.int32)
-        np.cumsum([len(run) for run in runs], out=starts[1:])
-        ends = np.array([run.end for run in runs], np.int32)
+        starts = np.zeros(len(spans) + 1, np.int32)
+        np.cumsum([len(span) for span in spans], out=starts[1:])
+        ends = np.array([span.end for span in spans], np.int32)
         starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
         common = CommonAttentionMetadata(
             query_start_loc=async_tensor_h2d(starts, self._device),
             query_start_loc_cpu=starts_here,
             seq_lens=async_tensor_h2d(ends, self._device),
             seq_lens_cpu_upper_bound=ends_here,
-            num_reqs=len(runs),
+            num_reqs=len(spans),
             num_actual_tokens=int(starts[-1]),
             max_query_len=int(np.diff(starts).max()),
             max_seq_len=int(ends.max()),
-            block_table_tensor=self._table(blocks, int(ends.max())).expand(len(runs), -1).contiguous(),
+            block_table_tensor=self._table(blocks, int(ends.max())).expand(len(spans), -1).contiguous(),
             slot_mapping=slots,
             causal=True,
             positions=positions,
-            is_prefilling=torch.ones(len(runs), dtype=torch.bool),
+            is_prefilling=torch.ones(len(spans), dtype=torch.bool),
         )
         built = {name: metadata for group in self._groups for metadata in [group.build_metadata(common)]
                  for name in group.layer_names}  # fmt: skip
@@ -96,7 +96,7 @@ def _private_groups(runner: Runner, config: VllmConfig) -> Iterator[AttentionGro
 
 def _without_graphs(config: VllmConfig) -> VllmConfig:
     """The same but for CUDA graphs: our forwards use none, and for graphs FlashInfer's builder would keep buffers for
-    each number of runs that it ever saw."""
+    each number of requests that it ever saw."""
     eager = copy(config)
     eager.compilation_config = copy(config.compilation_config)
     eager.compilation_config.cudagraph_mode = CUDAGraphMode.NONE

@@ -34,7 +34,7 @@ class EngineModel:
         self._metadata = AttentionMetadata(self._runner, config)
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
-        self.max_runs: int = config.scheduler_config.max_num_seqs
+        self.max_spans: int = config.scheduler_config.max_num_seqs
         self.block_size = self._metadata.block_size
         if len(self._metadata.page_sizes) > 1:
             raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")
@@ -51,9 +51,9 @@ class EngineModel:
     def module(self) -> torch.nn.Module:
         return self._runner.module
 
-    def slots(self, blocks: Blocks, runs: Sequence[Span]) -> torch.Tensor:
-        """Where the tokens of the runs lie in the pages, as vLLM counts: on the model's device."""
-        at = positions_of(runs)
+    def slots(self, blocks: Blocks, spans: Sequence[Span]) -> torch.Tensor:
+        """Where the tokens of the spans lie in the pages, as vLLM counts: on the model's device."""
+        at = positions_of(spans)
         return self._sent(blocks[at // self.block_size] * self.block_size + at % self.block_size)
 
     def pages(self, blocks: Blocks) -> Blocks:
@@ -65,38 +65,38 @@ class EngineModel:
         self,
         tokens: Tokens,
         blocks: Blocks,
-        runs: Sequence[Span],
+        spans: Sequence[Span],
         *,
         positions: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Compute the tokens of the runs anew, each run with everything before it as context, and write their KV.
+        """Compute the tokens of the spans anew, each span with everything before it as context, and write their KV.
 
-        Each run is a request of its own to the attention layers: as many queries as the run has tokens, and a context
-        that ends with it. Keys of all runs are written before any query is answered, so runs may build on
+        To the attention layers each span is a virtual request: as many queries as the span has tokens, and a context
+        that ends with it. Keys of all spans are written before any query is answered, so spans may build on
         each other. ``positions`` are other positions to pretend, for tests of the rotation.
         """
         with torch.inference_mode():
-            at = positions_of(runs)
-            slots = self.slots(blocks, runs)
+            at = positions_of(spans)
+            slots = self.slots(blocks, spans)
             pretended = self._sent(at) if positions is None else positions.to(self.device)
             # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
             ids = self._sent(tokens[at].astype(np.int32))
             context = set_forward_context(
-                self._metadata.build(blocks, runs, pretended, slots),
+                self._metadata.build(blocks, spans, pretended, slots),
                 self.config,
                 num_tokens=len(at),
                 cudagraph_runtime_mode=CUDAGraphMode.NONE,
                 # Without it nothing is written, silently.
                 slot_mapping=dict.fromkeys(self._metadata.layer_names, slots),
             )
-            with self._without_adapters(len(at), len(runs)), context:
+            with self._without_adapters(len(at), len(spans)), context:
                 hidden: torch.Tensor = self._runner.forward(
                     **self._inputs(ids), positions=pretended, intermediate_tensors=None
                 )
             return hidden
 
     def forward_until(
-        self, layer: int, tokens: Tokens, blocks: Blocks, runs: Sequence[Span]
+        self, layer: int, tokens: Tokens, blocks: Blocks, spans: Sequence[Span]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The same, ended where layer ``layer`` would write its KV: returns that KV, which is not written.
 
@@ -110,9 +110,9 @@ class EngineModel:
             caught.append((keys[:n].clone(), values[:n].clone()))
             raise StopForward
 
-        n = total(runs)
+        n = total(spans)
         with _shadowed(attention.impl, "do_kv_cache_update", catch), suppress(StopForward):
-            self.forward(tokens, blocks, runs)
+            self.forward(tokens, blocks, spans)
         if not caught:
             raise Unsupported(f"{self.layer_names[layer]} writes its KV in a way that BlendHub cannot look into")
         return caught[0]
@@ -123,8 +123,8 @@ class EngineModel:
         update, pages = attention.impl.do_kv_cache_update, attention.kv_cache
         with torch.inference_mode():
             if _has_latent(attention):
-                latent, turned = keys.split_with_sizes([attention.kv_lora_rank, attention.qk_rope_head_dim], -1)
-                update(latent[:, 0], turned, pages, slots, attention.kv_cache_dtype, attention._k_scale)
+                latent, rotated = keys.split_with_sizes([attention.kv_lora_rank, attention.qk_rope_head_dim], -1)
+                update(latent[:, 0], rotated, pages, slots, attention.kv_cache_dtype, attention._k_scale)
             else:
                 update(attention, keys, values, pages, slots)
 
@@ -152,14 +152,14 @@ class EngineModel:
         return {"input_ids": raw, "inputs_embeds": module.embed_input_ids(ids)}
 
     @contextmanager
-    def _without_adapters(self, n_tokens: int, n_runs: int) -> Iterator[None]:
+    def _without_adapters(self, n_tokens: int, n_spans: int) -> Iterator[None]:
         """Layers that know LoRA look up each token's adapter: these have none. The step's own come back after."""
         manager = self._runner.adapters
         if manager is None:
             yield
             return
         before = manager._last_mapping
-        manager.set_adapter_mapping(LoRAMapping((0,) * n_tokens, (0,) * n_runs, is_prefill=True))
+        manager.set_adapter_mapping(LoRAMapping((0,) * n_tokens, (0,) * n_spans, is_prefill=True))
         try:
             yield
         finally:
@@ -167,8 +167,8 @@ class EngineModel:
                 manager.set_adapter_mapping(before)
 
 
-def positions_of(runs: Sequence[Span]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.arange(run.start, run.end, dtype=np.int64) for run in runs])
+def positions_of(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
 
 
 def _has_latent(attention: Any) -> bool:
@@ -179,8 +179,8 @@ def _has_latent(attention: Any) -> bool:
 def _written(attention: Any, given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values ``[n, heads, width]`` among the arguments with which a layer writes its KV."""
     if _has_latent(attention):
-        latent, turned = given[:2]
-        keys = torch.cat([latent, turned.flatten(1)], -1)[:, None]
+        latent, rotated = given[:2]
+        keys = torch.cat([latent, rotated.flatten(1)], -1)[:, None]
         return keys, keys[..., :0]
     _, keys, values = given[:3]
     return keys, values

@@ -1,11 +1,11 @@
-"""What may be reused on this model: proved at start-up, on the model as loaded.
+"""Start-up checks on the loaded model: where its KV lies, whether keys can be moved, and what cannot be reused.
 
-Everything is tried in block 0, which vLLM never gives to a request.
+All trial writes go to block 0, which vLLM never gives to a request.
 """
 
 import logging
+from typing import NamedTuple
 
-import msgspec
 import numpy as np
 import torch
 from vllm.config import VllmConfig
@@ -15,9 +15,10 @@ from blendhub.errors import Unsupported
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
+from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read_as_computed
-from blendhub.vllm.worker.model.rotary import rotations_of, turned
+from blendhub.vllm.worker.model.rotary import rotated, rotations_of
 
 log = logging.getLogger(__name__)
 Both = tuple[torch.Tensor, torch.Tensor]
@@ -30,60 +31,53 @@ COARSE = 2e-1
 """For quantised KV."""
 
 
-class ModelSupport(msgspec.Struct, frozen=True):
-    """The outcome."""
+class ModelCheck(NamedTuple):
+    """The result of the start-up checks."""
 
-    layout: KVLayout | None
-    """None: nothing can be reused."""
-    blends: bool
-    """Whether moved text may be reused, and holes be computed apart."""
-    reasons: tuple[str, ...]
-    """A sentence for each thing that is refused."""
+    support: ModelSupport
     rotations: tuple[Rotation | None, ...] = ()
-    """How each layer turns its keys, in the model's order."""
+    """Each layer's rotation of its keys, in the model's order; empty unless the model blends."""
 
 
-def closed(reason: str) -> ModelSupport:
-    return ModelSupport(None, False, (reason,))
-
-
-def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> ModelSupport:
-    """Prove the layout, then that moving keys works, and that the selector's probe sees what it has to."""
-    refusal = _nothing_at_all(model.config)
+def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> ModelCheck:
+    """Check the layout, the computation of chosen tokens, the selector's probe, and the movement of keys."""
+    refusal = _why_nothing(model.config)
     if refusal:
-        return closed(refusal)
+        return ModelCheck(unsupported(refusal))
     try:
         layout = layout_of(model, chunk_tokens)
         layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
-        _prove_layout(model, layout, layers)
+        _check_layout(model, layout, layers)
     except Unsupported as error:
-        return closed(str(error))
-    except Exception as error:  # an attention backend of a new kind serves, if without reuse
+        return ModelCheck(unsupported(str(error)))
+    except Exception as error:  # an attention backend of a new kind is served without reuse
         log.exception("writing into the pages, and reading back, failed")
-        return closed(f"writing into the pages, and reading back, failed: {type(error).__name__}: {error}")
+        what = f"{type(error).__name__}: {error}"
+        return ModelCheck(unsupported(f"writing into the pages, and reading back, failed: {what}"))
     try:
         if model.frees_blocks_early:
             raise Unsupported(
-                "all layers have a window, and vLLM has no blocks for what has left it: what is computed with such "
-                "tokens before it would be wrong"
+                "every layer has an attention window, and vLLM frees the blocks that have left it: tokens recomputed "
+                "behind them would be wrong"
             )
         _refuse_to_blend(model.config)
-        # Several tokens first: a model that vLLM has not warmed up would be compiled for one token, and for ever.
-        _prove_runs(model, layout, layers)
+        # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
+        _check_parts(model, layout, layers)
         if probe_layer:
-            _prove_probe(model, layout, layers, probe_layer)
-        rotations = _prove_rotation(model, layout, layers)
+            _check_probe(model, layout, layers, probe_layer)
+        rotations = _find_rotations(model, layout, layers)
     except Unsupported as error:
-        return ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",))
-    except Exception as error:  # a model that fails on a few tokens of ours may well serve its own
+        return ModelCheck(ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",)))
+    except Exception as error:  # a model that fails on chosen tokens may still serve vLLM's own requests
         log.exception("a forward over chosen tokens failed")
         what = f"{type(error).__name__}: {error}"
-        return ModelSupport(layout, False, (f"a forward over chosen tokens failed: {what}; exact prefixes are reused",))
-    return ModelSupport(layout, True, (), rotations)
+        reason = f"a forward over chosen tokens failed: {what}; exact prefixes are reused"
+        return ModelCheck(ModelSupport(layout, False, (reason,)))
+    return ModelCheck(ModelSupport(layout, True, ()), rotations)
 
 
-def _nothing_at_all(config: VllmConfig) -> str | None:
-    """Why nothing can be reused with this configuration of vLLM."""
+def _why_nothing(config: VllmConfig) -> str | None:
+    """Why nothing can be reused with this vLLM configuration; None if something can."""
     parallel = config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         return "pipeline parallelism is not supported; use tensor parallelism, or serve without BlendHub"
@@ -95,20 +89,20 @@ def _nothing_at_all(config: VllmConfig) -> str | None:
 
 
 def _refuse_to_blend(config: VllmConfig) -> None:
-    """Raise for what rules out a forward of our own over chosen tokens."""
+    """Raise Unsupported if the configuration rules out forwards over chosen tokens."""
     parallel, speculative = config.parallel_config, config.speculative_config
     if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
-        raise Unsupported("experts are spread over data-parallel engines, which must compute in step")
+        raise Unsupported("the experts are spread over data-parallel engines, which must step together")
     if config.model_config.uses_mrope:
         raise Unsupported("the model has positions of several dimensions (M-RoPE)")
     if speculative is not None and speculative.method not in (None, "ngram", "ngram_gpu", "suffix"):
-        raise Unsupported("the speculative draft model keeps KV of its own, which recomputing would not fill")
+        raise Unsupported("the speculative draft model keeps its own KV, which recomputation does not fill")
 
 
-def _prove_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
-    """What a layer writes must be read back where BlendHub expects it."""
+def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+    """A layer's writes must be read back from where BlendHub expects them."""
     if layers[0].format == "latent":
-        return  # it has no keys and values to write apart; the rotation's proof reads what a forward wrote
+        return  # the latent is written by the forward only; the check of the rotation reads it
     generator = torch.Generator().manual_seed(1)
     slots = torch.arange(model.block_size, device=model.device)
     for index, layer in enumerate(layers):
@@ -129,10 +123,10 @@ def _prove_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
                 )
 
 
-def _prove_rotation(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> tuple[Rotation | None, ...]:
-    """Find each layer's rotation, by a token that is alone: attention then returns its value whatever its position.
+def _find_rotations(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> tuple[Rotation | None, ...]:
+    """Find each layer's rotation with a single token: attention then returns the token's own value at any position.
 
-    So hidden states are the same at all positions, and keys must be too, but for the rotation.
+    So hidden states are equal at all positions, and keys differ by the rotation only.
     """
     candidates: list[Rotation | None] = [None, *rotations_of(model.module, layout.key_dim)]
     longest = model.config.model_config.max_model_len - 1
@@ -142,13 +136,13 @@ def _prove_rotation(model: EngineModel, layout: KVLayout, layers: list[PagedLaye
     for index, layer in enumerate(layers):
         keys = [keys[index] for keys, _ in seen]
         values = [values[index] for _, values in seen]
-        errors = [_worst_turn(keys, places, rotation) for rotation in candidates]
+        errors = [_worst_rotation_error(keys, places, rotation) for rotation in candidates]
         errors_of_values = max(_error(value, values[0]) for value in values)
         best = min(range(len(candidates)), key=errors.__getitem__)
         allowed = _tolerance(layer)
         if max(errors[best], errors_of_values) > allowed:
             raise Unsupported(
-                f"keys of {layer.name} cannot be moved: turned to another position they are off by "
+                f"keys of {layer.name} cannot be moved: rotated to another position they are off by "
                 f"{max(errors[best], errors_of_values):.1%} (allowed {allowed:.1%})"
             )
         found.append(candidates[best])
@@ -164,50 +158,50 @@ def _keys_of_one_token(
     return [keys for keys, _ in both], [values for _, values in both]
 
 
-def _worst_turn(keys: list[torch.Tensor], places: list[int], rotation: Rotation | None) -> float:
+def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation: Rotation | None) -> float:
     if rotation is not None and places[-1] >= len(rotation.cos_sin):
         return float("inf")
     return max(
-        _error(turned(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
+        _error(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
         for first, old in zip(keys, places, strict=True)
         for second, new in zip(keys, places, strict=True)
         if old != new
     ) if len(places) > 1 else 0.0  # fmt: skip
 
 
-def _prove_runs(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
-    """Tokens computed as several runs must get the keys that they get as one."""
-    tokens = _some_tokens(model)
+def _check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+    """Tokens computed as several spans must get the same keys as in one span."""
+    tokens = _trial_tokens(model)
     n = len(tokens)
     if n < 4:
         return
     slots = torch.arange(n, device=model.device)
     model.forward(tokens, BLOCK, [Span(0, n)])
     whole = [read_as_computed(model, layer, layout, slots) for layer in layers]
-    for runs in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
-        model.forward(tokens, BLOCK, runs)
+    for spans in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
+        model.forward(tokens, BLOCK, spans)
     for layer, expected in zip(layers, whole, strict=True):
         found = read_as_computed(model, layer, layout, slots)
         _compare(layer, found, expected, "tokens computed in parts are off by {} from those computed at once")
 
 
-def _prove_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], probe_layer: int) -> None:
-    """What a probe sees of a layer must be what the layer would have written."""
+def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], probe_layer: int) -> None:
+    """The KV that a probe returns must be the KV that the layer would have written."""
     if probe_layer >= len(layers):
         raise Unsupported(
-            f"the selector looks at layer {probe_layer}, but the model has {len(layers)}; "
-            "choose one that looks at none, such as first_k"
+            f"the selector probes layer {probe_layer}, but the model has {len(layers)} layers; "
+            "choose a selector without a probe, such as first_k"
         )
-    tokens, layer = _some_tokens(model), layers[probe_layer]
+    tokens, layer = _trial_tokens(model), layers[probe_layer]
     whole = [Span(0, len(tokens))]
     model.forward(tokens, BLOCK, whole)
     written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
     seen = model.forward_until(probe_layer, tokens, BLOCK, whole)
-    _compare(layer, seen, written, "what the selector sees is off by {} from what is written")
+    _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
 
 
-def _some_tokens(model: EngineModel) -> Tokens:
-    """Few enough for one block."""
+def _trial_tokens(model: EngineModel) -> Tokens:
+    """Tokens that fit in one block."""
     n = min(model.block_size, 12, model.config.model_config.max_model_len)
     return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
 
@@ -219,7 +213,7 @@ def _compare(layer: PagedLayer, found: Both, expected: Both, complaint: str) -> 
 
 
 def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference, relative to the largest number."""
+    """The largest difference, relative to the largest expected value."""
     if not given.numel():
         return 0.0
     scale = float(expected.float().abs().max()) or 1.0

@@ -1,4 +1,4 @@
-"""The model's rotary embeddings as tables, and keys turned by them."""
+"""The model's rotary embeddings as tables, and the rotation of keys by them."""
 
 from hashlib import blake2b
 from typing import Any
@@ -10,7 +10,7 @@ from blendhub.contracts import Rotation
 
 
 def rotations_of(module: torch.nn.Module, key_width: int) -> list[Rotation]:
-    """Each way in which some layer of the model may turn its keys, without duplicates."""
+    """The distinct rotations of the model's rotary modules."""
     found: dict[str, Rotation] = {}
     for part in module.modules():
         if not isinstance(part, RotaryEmbeddingBase):
@@ -28,13 +28,13 @@ def digest(rotation: Rotation | None) -> str:
     if rotation is None:
         return "none"
     table = rotation.cos_sin.cpu().contiguous()
-    told = f"{tuple(table.shape)} {rotation.neox} {rotation.offset} ".encode()
-    # A stretched table differs everywhere, so its beginning and some rows after it tell.
+    shape = f"{tuple(table.shape)} {rotation.neox} {rotation.offset} ".encode()
+    # A stretched table differs everywhere, so its first rows and a sample of the others identify it.
     rows = torch.cat([table[:64], table[:: max(1, len(table) // 64)]]).contiguous()
-    return blake2b(told + rows.numpy().tobytes(), digest_size=8).hexdigest()
+    return blake2b(shape + rows.numpy().tobytes(), digest_size=8).hexdigest()
 
 
-def turned(keys: torch.Tensor, rotation: Rotation | None, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+def rotated(keys: torch.Tensor, rotation: Rotation | None, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
     """Keys ``[n, heads, width]`` of positions ``old`` as they would be at ``new``, in float32."""
     result = keys.to(torch.float32, copy=True)
     if rotation is None:

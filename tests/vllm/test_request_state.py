@@ -1,0 +1,122 @@
+"""The state of a request under every order of events that vLLM can produce."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm import SamplingParams
+from vllm.v1.request import Request
+
+from blendhub import Match, Span
+from blendhub.layout import KVLayout, Namespace
+from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.scheduler.request_state import RequestState, Stage, Terms
+from blendhub.wire import Found
+
+SPACE = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
+EVENTS = {
+    "look_up": set(Stage) - {Stage.LOADING},
+    "answered": {Stage.LOOKING_UP},
+    "decided": {Stage.FOUND},
+    "begin_load": {Stage.FOUND},
+    "end_load": {Stage.LOADING},
+    "fail_load": {Stage.LOADING},
+    "refuse": set(Stage) - {Stage.LOADING},
+}
+"""The stages in which each event may come."""
+
+
+class CountedLookup:
+    """Stands in for a lookup: here only its end matters."""
+
+    def __init__(self) -> None:
+        self.closes = 0
+
+    def close(self) -> None:
+        self.closes += 1
+
+
+def new_state() -> RequestState:
+    return RequestState(Request("r", [1] * 40, SamplingParams(max_tokens=1), None), Terms(SPACE, "blend", 0.15, True))
+
+
+def decision(moved_from: int | None) -> Decision:
+    start = 0 if moved_from is None else moved_from
+    return Decision(0, 30, (Match(Span(start, 30), 1, start + 5, moved_from is None),), 0.15)
+
+
+def apply(state: RequestState, event: str, moved_from: int | None) -> None:
+    if event == "look_up":
+        state.look_up(CountedLookup())
+    elif event == "answered":
+        state.answered(Found(matches=()))
+    elif event == "decided":
+        state.decided(decision(moved_from))
+    elif event == "begin_load":
+        state.begin_load()
+    elif event == "end_load":
+        state.end_load(LoadResult())
+    elif event == "fail_load":
+        state.end_load(LoadResult(error="the hub is gone"))
+    else:
+        state.refuse(Refusal("off", "mode is off"))
+
+
+events = st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.none() | st.integers(1, 29)), max_size=40)
+
+
+@given(events)
+def test_every_lookup_is_closed_once_and_blended_blocks_are_never_forgotten(steps):
+    state, lookups = new_state(), []
+    blended: list[int] = []
+    for event, moved_from in steps:
+        if state.stage not in EVENTS[event] or (event == "begin_load" and state.decision is None):
+            continue
+        before = state.first_approximate
+        apply(state, event, moved_from)
+        if event == "look_up":
+            lookups.append(state.lookup)
+        if event == "end_load" and state.decision.first_approximate is not None:
+            blended.append(state.decision.first_approximate)
+        loading = [state.decision.first_approximate] if state.stage is Stage.LOADING else []
+        known = [*blended, *(first for first in loading if first is not None)]
+        assert state.first_approximate == min(known, default=None)
+        if event not in ("begin_load", "fail_load"):
+            assert state.first_approximate == before
+        needs_lease = state.stage in (Stage.LOOKING_UP, Stage.FOUND, Stage.LOADING)
+        assert (state.lookup is not None) == needs_lease
+        assert [one.closes for one in lookups] == [int(one is not state.lookup) for one in lookups]
+    state.end_lookup()
+    assert all(one.closes == 1 for one in lookups)
+
+
+@pytest.mark.parametrize("event", sorted(EVENTS))
+@pytest.mark.parametrize("stage", list(Stage))
+def test_events_that_cannot_come_in_a_stage_are_refused(event, stage):
+    state = new_state()
+    paths = {
+        Stage.COMPUTING: [],
+        Stage.LOOKING_UP: ["look_up"],
+        Stage.FOUND: ["look_up", "answered", "decided"],
+        Stage.LOADING: ["look_up", "answered", "decided", "begin_load"],
+        Stage.LOADED: ["look_up", "answered", "decided", "begin_load", "end_load"],
+    }
+    for step in paths[stage]:
+        apply(state, step, None)
+    assert state.stage is stage
+    if stage in EVENTS[event]:
+        apply(state, event, None)
+    else:
+        with pytest.raises(AssertionError):
+            apply(state, event, None)
+
+
+def test_the_tokens_of_a_request_are_its_prompt_and_what_it_generated():
+    state = new_state()
+    assert np.array_equal(state.tokens(), np.ones(40, np.uint32)) and state.tokens().dtype == np.uint32
+    state.request.append_output_token_ids(7)
+    assert state.tokens().tolist() == [1] * 40 + [7]
