@@ -167,7 +167,7 @@ def rows_of(struct: type[msgspec.Struct]) -> list[str]:
         ("### `blendhub`", Settings),
         ("### `transport`, `device`, `selector`, and each of `matchers`", PluginChoice),
         ("### `policy`", ReusePolicy),
-        ("## What a request may say", RequestSettings),
+        ("## Settings of a request", RequestSettings),
     ],
     ids=["settings", "choice", "policy", "request"],
 )
@@ -179,12 +179,12 @@ def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
     from blendhub.vllm.stats import COUNTERS, LABELLED
 
-    told = [*COUNTERS.items(), *LABELLED.values()]
-    rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in told]
+    described = [*COUNTERS.items(), *LABELLED.values()]
+    rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in described]
     assert table_under("## Metrics") == rows, "\n".join(rows)
 
 
-def test_everything_that_a_response_tells_is_documented():
+def test_every_field_of_the_report_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
     from vllm import SamplingParams
     from vllm.v1.request import Request
@@ -198,7 +198,7 @@ def test_everything_that_a_response_tells_is_documented():
     state = RequestState(request, Terms(space, "off", 0.0, stores=False))
     state.refuse(Refusal("off", "mode is off"))
     report = state.report()
-    documented = [row.split("`")[1] for row in table_under("## What the response tells")]
+    documented = [row.split("`")[1] for row in table_under("## The report in the response")]
     assert documented == list(report)
     (example,) = re.findall(r"```json\n(.*?)```", read(DOCS / "vllm.md"), re.S)
     assert list(json.loads(example)["blendhub"]) == [name for name in report if name != "reason"]
