@@ -3,12 +3,11 @@
 from blendhub.discovery import Plugin
 from blendhub.hookspecs import API_VERSION, PluginSpec, Unavailable, hookimpl
 from blendhub.host import PluginHost
-from blendhub.plan import Match, Plan, Span, combine
+from blendhub.plan import Match, Span, combine
 
 __all__ = [
     "API_VERSION",
     "Match",
-    "Plan",
     "Plugin",
     "PluginHost",
     "PluginSpec",

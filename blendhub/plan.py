@@ -1,4 +1,4 @@
-"""Spans, matches and plans: the pure arithmetic of tiling a prompt."""
+"""Spans and matches: the arithmetic of tiling a prompt."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -47,28 +47,6 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
             and self.source_start == earlier.source_start + len(earlier.span)
             and self.exact == earlier.exact
         )
-
-
-class Plan(msgspec.Struct, frozen=True):
-    """What happens to each token of a prompt: a match covers it, or it lies in a hole."""
-
-    length: int
-    matches: tuple[Match, ...]
-
-    def __post_init__(self) -> None:
-        check_tiling(self.length, self.matches)
-
-    @property
-    def holes(self) -> list[Span]:
-        return list(gaps(Span(0, self.length), (match.span for match in self.matches)))
-
-    @property
-    def exact_tokens(self) -> int:
-        return sum(len(match.span) for match in self.matches if match.exact)
-
-    @property
-    def moved_tokens(self) -> int:
-        return sum(len(match.span) for match in self.matches if not match.exact)
 
 
 def check_tiling(length: int, matches: Iterable[Match]) -> None:

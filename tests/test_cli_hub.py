@@ -175,10 +175,11 @@ def test_keys_where_nothing_can_be_written(tmp_path, capsys):
     assert "cannot write keys to" in error and error.count("\n") == 1
 
 
-def test_keys_without_the_transports_says_what_to_install(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "blendhub_transports.keys", None)
-    assert main(["keys", str(tmp_path)]) == 2
-    assert "pip install blendhub-transports" in capsys.readouterr().err
+def test_keys_for_a_transport_that_needs_none(tmp_path, capsys):
+    assert main(["keys", str(tmp_path), "--transport", "inproc"]) == 2
+    assert "this transport needs no keys" in capsys.readouterr().err
+    assert main(["keys", str(tmp_path), "--transport", "pigeon"]) == 2
+    assert "'pigeon'" in capsys.readouterr().err
 
 
 # What `top` makes of numbers.

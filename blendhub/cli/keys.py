@@ -7,37 +7,29 @@ from typing import Any
 
 import msgspec
 
-from blendhub.errors import InvalidInput, PluginError
+from blendhub.contracts import Transport
+from blendhub.contracts.transport import KeyFiles
+from blendhub.host import PluginHost
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "keys",
         help="create keys for a hub that other machines reach",
-        description="Create a pair of CURVE keys for a hub and one for its clients. Keys are never overwritten.",
+        description="Create keys for a hub and for its clients. Keys are never overwritten.",
     )
     parser.add_argument(
         "directory", metavar="DIR", nargs="?", type=Path, help="where; default: blendhub/keys in ~/.config"
     )
+    parser.add_argument("--transport", metavar="NAME", default="zmq", help="the transport that uses them (default zmq)")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    try:
-        # Imported here, because blendhub works without blendhub-transports.
-        from blendhub_transports.keys import make_keys
-    except ImportError as error:
-        raise PluginError(
-            f"cannot create keys without blendhub-transports ({error}); pip install blendhub-transports"
-        ) from error
+    transport: Transport = PluginHost.discover().create("transport", arguments.transport)
     directory = (arguments.directory or _default_directory()).absolute()
-    try:
-        files = make_keys(directory)
-    except OSError as error:
-        raise InvalidInput(
-            f"cannot write keys to {directory}: {error.strerror}; name a directory that you may write to"
-        ) from error
-    print("\n".join(f"made {file}" for file in files), _how_to_use(directory), sep="\n\n")
+    keys = transport.make_keys(directory)
+    print("\n".join(f"made {file}" for file in keys.files), _how_to_use(keys, arguments.transport), sep="\n\n")
     return 0
 
 
@@ -46,24 +38,25 @@ def _default_directory() -> Path:
     return (Path(configured) if os.path.isabs(configured) else Path.home() / ".config") / "blendhub" / "keys"
 
 
-def _how_to_use(directory: Path) -> str:
-    hub = _pairs(" = ", secret_key=directory / "server.secret", client_keys=directory / "clients")
-    client = _pairs(": ", secret_key=directory / "client.secret", server_key=directory / "server.public")
+def _how_to_use(keys: KeyFiles, transport: str) -> str:
+    server, client = _pairs(" = ", keys.server_options), _pairs(": ", keys.client_options)
+    files = ", ".join(Path(file).name for file in keys.client_options.values())
     return f"""In hub.toml:
 
 [[listen]]
 endpoint = "tcp://0.0.0.0:7070"
-options = {{{hub}}}
+transport = "{transport}"
+options = {{{server}}}
 
-At a client, with client.secret and server.public copied to its machine:
+At a client, with {files} copied to its machine:
 
-HubClient("tcp://HOST:7070", options={{{client}}})
+HubClient("tcp://HOST:7070", "{transport}", {{{client}}})
 blendhub top --endpoint tcp://HOST:7070 --options '{{{client}}}'
 
-To admit a client with its own key pair, copy its public key to {directory / "clients"} as NAME.public.
-Anyone who has client.secret can connect: keep secret keys secret, and send them only over encrypted channels."""
+Anyone who has the client's secret key can connect: keep secret keys secret, and send them only over encrypted channels.
+To admit another client, copy its public key to the directory of the clients' public keys."""
 
 
-def _pairs(equals: str, **paths: Path) -> str:
-    # Strings are written alike in JSON, TOML and Python; so are keys, but for TOML, which also takes quoted ones.
-    return ", ".join(f'"{name}"{equals}{msgspec.json.encode(str(path)).decode()}' for name, path in paths.items())
+def _pairs(equals: str, options: dict[str, str]) -> str:
+    # JSON, TOML and Python write strings alike, and TOML takes quoted keys.
+    return ", ".join(f'"{name}"{equals}{msgspec.json.encode(value).decode()}' for name, value in options.items())

@@ -2,11 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from blendhub.errors import ProtocolError
+from blendhub.errors import ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Peer: TypeAlias = bytes
@@ -112,6 +113,14 @@ class Server(ABC):
         """Stop listening, cancel what is under way, and leave nothing behind (socket files, threads)."""
 
 
+class KeyFiles(msgspec.Struct, frozen=True):
+    """Keys that ``make_keys`` has written, and the options of the transport that use them."""
+
+    files: tuple[Path, ...]
+    server_options: dict[str, str]
+    client_options: dict[str, str]
+
+
 class Transport(ABC):
     """Carries requests between processes, or within one.
 
@@ -135,3 +144,10 @@ class Transport(ABC):
     @abstractmethod
     def connect(self, endpoint: str, codec: Codec) -> Connection:
         """A connection to a server, which need not run yet. ``codec`` decodes replies, encodes requests."""
+
+    def make_keys(self, directory: Path) -> KeyFiles:
+        """Write keys for a server and its clients into ``directory``; existing files are never overwritten.
+
+        Raises InvalidInput if the files exist or cannot be written. Only transports that reach other machines need it.
+        """
+        raise Unsupported("this transport needs no keys; it does not reach other machines")

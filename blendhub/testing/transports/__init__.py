@@ -3,8 +3,9 @@
 from blendhub.testing.transports.answering import AnsweringTests
 from blendhub.testing.transports.ending import EndingTests
 from blendhub.testing.transports.hostile import HostileTests
+from blendhub.testing.transports.keys import KeyTests
 from blendhub.testing.transports.limits import LimitTests
 
 
-class TransportSuite(AnsweringTests, LimitTests, EndingTests, HostileTests):
+class TransportSuite(AnsweringTests, LimitTests, EndingTests, HostileTests, KeyTests):
     """Subclass it as ``class TestMine(TransportSuite)`` with ``create`` and ``endpoint``."""

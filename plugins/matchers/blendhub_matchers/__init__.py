@@ -22,7 +22,6 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
             summary="exact reuse of a prompt's beginning, down to the token",
             factory="blendhub_matchers.prefix:PrefixMatcher",
             options=PrefixOptions,
-            capabilities=("prefix",),
         ),
         PluginSpec(
             name="separator",
@@ -30,7 +29,6 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
             summary="reuse of whole segments between separators, in any order",
             factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
-            capabilities=("segments",),
         ),
         PluginSpec(
             name="rolling_hash",
@@ -38,7 +36,6 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
             summary="reuse at any offset, in any order, without separators",
             factory="blendhub_matchers.rolling_hash:RollingHashMatcher",
             options=RollingHashOptions,
-            capabilities=("anywhere",),
             probe=_needs_numba,
         ),
     ]

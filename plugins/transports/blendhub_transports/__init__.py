@@ -22,7 +22,6 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
             summary="requests within one process, passed by reference",
             factory="blendhub_transports.inproc:InprocTransport",
             options=InprocOptions,
-            capabilities=("inproc://",),
         ),
         PluginSpec(
             name="zmq",
@@ -30,7 +29,6 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
             summary="requests between processes of one machine, or between machines with keys",
             factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=ZmqOptions,
-            capabilities=("ipc://", "tcp://"),
             probe=_needs_zmq,
         ),
     ]

@@ -8,6 +8,7 @@ import msgspec
 import zmq
 from zmq.utils import z85
 
+from blendhub.contracts.transport import KeyFiles
 from blendhub.errors import InvalidInput, OptionError
 
 SECRET_NAMES = ("server.secret", "client.secret")
@@ -19,20 +20,30 @@ class KeyPair(msgspec.Struct, frozen=True):
     secret: bytes
 
 
-def make_keys(directory: Path) -> list[Path]:
-    """Make a pair of keys for a server and one for its clients; returns the four files."""
+def make_keys(directory: Path) -> KeyFiles:
+    """Make a pair of keys for a server and one for its clients: four files."""
     secrets = [directory / name for name in SECRET_NAMES]
     publics = [directory / name for name in PUBLIC_NAMES]
     for path in (*secrets, *publics):
         if path.exists():
             raise InvalidInput(f"{path} exists; keys are never overwritten: choose another directory or remove it")
-    for parent in (directory, publics[-1].parent):
-        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    for secret_path, public_path in zip(secrets, publics, strict=True):
-        public, secret = zmq.curve_keypair()
-        _write(secret_path, secret)
-        _write(public_path, public)
-    return [*secrets, *publics]
+    try:
+        for parent in (directory, publics[-1].parent):
+            parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for secret_path, public_path in zip(secrets, publics, strict=True):
+            public, secret = zmq.curve_keypair()
+            _write(secret_path, secret)
+            _write(public_path, public)
+    except OSError as error:
+        raise InvalidInput(
+            f"cannot write keys to {directory}: {error.strerror}; name a directory that you may write to"
+        ) from error
+    (server, client), (server_public, _) = map(str, secrets), map(str, publics)
+    return KeyFiles(
+        files=(*secrets, *publics),
+        server_options={"secret_key": server, "client_keys": str(publics[-1].parent)},
+        client_options={"secret_key": client, "server_key": server_public},
+    )
 
 
 def read_secret(option: str, path: str) -> KeyPair:

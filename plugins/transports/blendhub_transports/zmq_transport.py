@@ -1,9 +1,12 @@
 """The transport ``zmq``: ROUTER and DEALER over Unix sockets or TCP."""
 
-from blendhub.contracts.transport import Codec, Connection, Server, Service, Transport
+from pathlib import Path
+
+from blendhub.contracts.transport import Codec, Connection, KeyFiles, Server, Service, Transport
 from blendhub_transports.client import ZmqConnection
 from blendhub_transports.dealer import read_keys
 from blendhub_transports.endpoints import parse_endpoint
+from blendhub_transports.keys import make_keys
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.server import ZmqServer
@@ -24,3 +27,6 @@ class ZmqTransport(Transport):
     def connect(self, endpoint: str, codec: Codec) -> Connection:
         where = parse_endpoint(endpoint)
         return ZmqConnection(where, read_keys(where, self._options), codec, self._options)
+
+    def make_keys(self, directory: Path) -> KeyFiles:
+        return make_keys(directory)

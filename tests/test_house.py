@@ -1,0 +1,102 @@
+"""The structure of the code: imports without circles, layers, and files that are short."""
+
+import ast
+import statistics
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
+LONGEST_FILE, LONGEST_MEDIAN = 400, 150
+
+
+def module_name(file: Path) -> str:
+    root = next(package.parent for package in PACKAGES if package in file.parents)
+    return ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
+
+
+MODULES = {module_name(file): file for package in PACKAGES for file in package.rglob("*.py")}
+
+
+def imports_of(name: str) -> set[str]:
+    """The modules of ours that a module imports, also inside functions, but not only for type checkers."""
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            node.body = [ast.Pass()]
+    found: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} & MODULES.keys() or {node.module}
+    return found & MODULES.keys() - {name}
+
+
+IMPORTS = {name: imports_of(name) for name in MODULES}
+
+
+def is_in(module: str, place: str) -> bool:
+    """Whether a module is the place, or in the package of that name; ``plugins`` are all built-in plugins."""
+    return module.startswith("blendhub_") if place == "plugins" else f"{module}.".startswith(f"{place}.")
+
+
+def reached_from(place: str) -> set[str]:
+    """All modules that are imported, directly or through others, by the modules of a place."""
+    reached: set[str] = set()
+    waiting = [name for name in MODULES if is_in(name, place)]
+    while waiting:
+        for name in IMPORTS[waiting.pop()] - reached:
+            reached.add(name)
+            waiting.append(name)
+    return reached
+
+
+def test_imports_have_no_circles():
+    try:
+        list(TopologicalSorter(IMPORTS).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_contracts_import_only_the_vocabulary():
+    allowed = {"blendhub.plan", "blendhub.tokens", "blendhub.layout", "blendhub.errors"}
+    direct = {name for module in MODULES if is_in(module, "blendhub.contracts") for name in IMPORTS[module]}
+    assert {name for name in direct if not is_in(name, "blendhub.contracts")} <= allowed
+
+
+@pytest.mark.parametrize(
+    "importer, forbidden",
+    [
+        ("blendhub.cli", "plugins"),
+        ("blendhub.config", "blendhub.hub"),
+        ("blendhub.vllm.messages", "blendhub.vllm.worker"),
+        ("blendhub.vllm.scheduler", "blendhub.vllm.worker"),
+        ("blendhub.vllm.worker", "blendhub.vllm.scheduler"),
+        ("blendhub.hub", "blendhub.vllm"),
+        ("blendhub.hub", "blendhub.cli"),
+        ("plugins", "blendhub.hub"),
+        ("plugins", "blendhub.vllm"),
+    ],
+)
+def test_layers_do_not_reach_upwards(importer, forbidden):
+    assert not {name for name in reached_from(importer) if is_in(name, forbidden)}
+
+
+def test_nothing_imports_the_adapter_but_the_command_that_checks_its_settings():
+    outside = {name for name in MODULES if not is_in(name, "blendhub.vllm")}
+    importers = {name for name in outside if any(is_in(one, "blendhub.vllm") for one in IMPORTS[name])}
+    assert importers <= {"blendhub.cli.check"}
+
+
+def test_files_are_short():
+    folders = ["blendhub", "plugins", "tests", "benchmarks", "examples"]
+    lines = {
+        file.relative_to(ROOT): len(file.read_text(encoding="utf-8").splitlines())
+        for folder in folders
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    assert {file: n for file, n in lines.items() if n > LONGEST_FILE} == {}
+    assert statistics.median(lines.values()) < LONGEST_MEDIAN
