@@ -82,7 +82,7 @@ class PlainDevice(Device):
             old = new + kept.source_start - kept.span.start
             for plane, rows, at in self._pairs(arena, kept, block_ids):
                 if plane.rotation and kept.source_start != kept.span.start:
-                    rows = _turned(rows.view(TYPES[self._layout.dtype]), plane.rotation, old, new).view(rows.dtype)
+                    rows = _rotated(rows.view(TYPES[self._layout.dtype]), plane.rotation, old, new).view(rows.dtype)
                 plane.pages[at] = rows
         return Finished()
 
@@ -125,15 +125,15 @@ def _from(segment: Segment, position: int) -> Segment:
     return Segment(kept, segment.shard, segment.row + gone, segment.source_start + gone)
 
 
-def _turned(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-    """A copy of keys ``[tokens, heads, width]``, turned from their old positions to new ones."""
+def _rotated(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    """A copy of keys ``[tokens, heads, width]``, rotated from their old positions to new ones."""
     cos_old, sin_old = rotation.cos_sin[old].chunk(2, dim=-1)
     cos_new, sin_new = rotation.cos_sin[new].chunk(2, dim=-1)
     scale = cos_old * cos_old + sin_old * sin_old
     cos = ((cos_new * cos_old + sin_new * sin_old) / scale).unsqueeze(1)
     sin = ((sin_new * cos_old - cos_new * sin_old) / scale).unsqueeze(1)
-    turning = slice(rotation.offset, rotation.offset + rotation.cos_sin.shape[1])
-    numbers = keys[..., turning].float()
+    rotated_part = slice(rotation.offset, rotation.offset + rotation.cos_sin.shape[1])
+    numbers = keys[..., rotated_part].float()
     one, other = numbers.chunk(2, dim=-1) if rotation.neox else (numbers[..., ::2], numbers[..., 1::2])
     pairs = one * cos - other * sin, other * cos + one * sin
     numbers = torch.cat(pairs, -1) if rotation.neox else torch.stack(pairs, -1).flatten(-2)
@@ -141,5 +141,5 @@ def _turned(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torc
         largest = torch.finfo(keys.dtype).max
         numbers = numbers.clamp(-largest, largest)
     result = keys.clone()
-    result[..., turning] = numbers.to(keys.dtype)
+    result[..., rotated_part] = numbers.to(keys.dtype)
     return result
