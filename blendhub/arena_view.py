@@ -1,4 +1,4 @@
-"""An arena as its users see it: mapped by name, and proven to be the one that the hub means."""
+"""A client's view of an arena: mapped by name, and checked to be the hub's."""
 
 import mmap
 import os
@@ -24,7 +24,7 @@ MappingId = Annotated[int, Meta(ge=LARGEST_ARENA + HEADER_BYTES, le=2**62)]
 
 
 class ArenaName(msgspec.Struct, frozen=True):
-    """Which segment, and how to be sure of it: a segment of another machine may have the same name."""
+    """Identifies a segment: another machine may have a segment of the same name, but not with the same nonce."""
 
     segment: Annotated[str, Meta(pattern=r"^blendhub-\d+-[0-9a-f]{16}$")]
     nonce: Annotated[str, Meta(max_length=64)]
@@ -37,7 +37,7 @@ def header_of(name: ArenaName) -> bytes:
 
 
 def read_header(fd: int) -> ArenaName:
-    """Raises OSError, ValueError or MsgspecError for what is no arena."""
+    """Raises OSError, ValueError or MsgspecError if the file is not an arena."""
     page = os.pread(fd, HEADER_BYTES, 0)
     length = int.from_bytes(page[len(MAGIC) : len(MAGIC) + 4], "little")
     if not page.startswith(MAGIC) or length > HEADER_BYTES:
@@ -69,7 +69,7 @@ class ArenaView:
             os.close(fd)
         self.name = name
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)[HEADER_BYTES:]
-        """All slots; an offset in here is what pieces and slots are named by."""
+        """All slots. Messages name slots by their offsets in here."""
 
     def slot(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """The bytes of a slot, or of a part of one, in place."""

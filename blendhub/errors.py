@@ -1,4 +1,4 @@
-"""Everything BlendHub raises on purpose, so that callers can catch one base class.
+"""The errors that BlendHub raises, with one base class.
 
 Messages follow one pattern: what was given, what was expected, what to do next.
 """
@@ -41,7 +41,7 @@ class Busy(TransportError):
 
 
 class ProtocolError(TransportError):
-    """What arrived is not a message of this protocol, or breaks its rules."""
+    """The peer sent something that is not a message of this protocol."""
 
 
 class VersionMismatch(ProtocolError):
@@ -49,7 +49,7 @@ class VersionMismatch(ProtocolError):
 
 
 class ServiceFailed(TransportError):
-    """The service raised an error of its own while answering; its log has the details."""
+    """The service failed while answering; its log has the details."""
 
 
 class StoreFailed(BlendHubError):
@@ -65,20 +65,20 @@ class UnknownSession(HubError):
 
 
 class StaleEpoch(HubError):
-    """What was named belongs to an earlier life of the hub or of the session."""
+    """A lease, session or right belongs to an earlier start of the hub or an earlier registration."""
 
 
 class LeaseError(HubError):
-    """A lease does not exist, has ended, or belongs to someone else."""
+    """A lease does not exist, has ended, or belongs to another session."""
 
 
 class LayoutMismatch(HubError):
-    """Two registrations that should agree do not; the sentence names what differs."""
+    """Two registrations that must agree differ; the message names the differences."""
 
 
 class ArenaFull(HubError):
-    """No slot is free and nothing may be evicted now; try again later or give the hub more memory."""
+    """No slot is free and nothing can be evicted now; try again later, or enlarge the arena."""
 
 
 class Unsupported(BlendHubError):
-    """A model, a page format or a feature that cannot be served; the sentence says what is, and what still works."""
+    """A model, page format or feature is not supported; the message says what still works."""

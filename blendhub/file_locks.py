@@ -18,7 +18,7 @@ def lock_byte(fd: int, at: int) -> None:
 
 
 def is_byte_locked(fd: int, at: int) -> bool:
-    """Whether somebody who did not open the file as ``fd`` holds a lock on the byte."""
+    """Whether another open file description than ``fd`` holds a lock on the byte."""
     answer = fcntl.fcntl(fd, fcntl.F_OFD_GETLK, _request(at))
     return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
 

@@ -1,4 +1,4 @@
-"""Blames a plugin's own fault on the plugin: an error of its code names the plugin, its distribution and the method.
+"""Errors of a plugin's code name the plugin, its distribution and the method.
 
 An object that the host made gets a class of the same name below its own, whose methods are those of the contract
 with this one difference. So callers need no care, and a fault cannot pass for one of the hub or of the model.
@@ -17,7 +17,7 @@ from blendhub.errors import BlendHubError, BrokenContract, PluginError
 log = logging.getLogger(__name__)
 _ORIGIN = "__blendhub_origin__"
 _PLAIN = (type(None), bool, int, list, dict)
-"""What most methods return. Looked at first: matchers are asked thousands of times a second."""
+"""What most methods return. Checked first, because matchers are called thousands of times a second."""
 
 _logged: set[tuple[str, str, type]] = set()
 """Faults whose traceback is in the log."""
@@ -71,7 +71,7 @@ def _guarded(method: Callable[..., Any], name: str, origin: str) -> Callable[...
 
 
 def _guarded_result(result: Any, name: str, origin: str) -> Any:
-    """What a method returned, if it goes on with the plugin's work."""
+    """Guards results that run more of the plugin's code: iterators and awaitables."""
     if isinstance(result, Transfer):
         return guard(result, Transfer, origin)
     if inspect.isgenerator(result):

@@ -1,4 +1,4 @@
-"""The geometry of stored KV: one helper that lookup, prefetch and store all ask.
+"""The geometry of stored KV.
 
 A *slot* holds the KV of one chunk. The shards of the ranks follow each other; a shard has one part a layer for
 keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
@@ -23,7 +23,7 @@ Text = Annotated[str, Meta(max_length=1024)]
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rank keeps of each token. Models with a joint latent (MLA) have one head and ``value_dim`` 0."""
+    """The KV of a token on one rank. Models with a joint latent (MLA) have one head and ``value_dim`` 0."""
 
     layers: Count
     kv_heads: Count
@@ -48,7 +48,7 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def token_bytes(self) -> int:
-        """All that one rank keeps of a token."""
+        """The KV of one token on one rank."""
         return self.layers * (self.key_row_bytes + self.value_row_bytes)
 
     @property
@@ -75,7 +75,7 @@ DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """KV that may be mixed. Two namespaces that differ in anything share nothing.
+    """KV that may be mixed. Namespaces that differ in any field share nothing.
 
     What an engine does not have stays empty. ``weights`` is a fingerprint of the weights as loaded, so that a
     fine-tune at the same path has another digest.

@@ -1,4 +1,4 @@
-"""Calls observers: plugins that watch an engine's work without taking part in it."""
+"""Calls observers: plugins that watch an engine."""
 
 import threading
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""Naming a process so that nobody is taken for it later: a pid alone is given to others again."""
+"""Identity of a process. A pid alone does not identify one, because the kernel reuses pids."""
 
 import os
 from pathlib import Path
@@ -7,13 +7,13 @@ import msgspec
 
 
 class ProcessId(msgspec.Struct, frozen=True):
-    """A process of some machine."""
+    """A process on some machine."""
 
     host: str
-    """The machine's boot and the pid namespace; only within one do pids mean anything."""
+    """The machine's boot id and the pid namespace, within which pids are unique."""
     pid: int
     started: int
-    """When it started, in the kernel's ticks."""
+    """Its start time, in the kernel's ticks."""
 
     @classmethod
     def mine(cls) -> "ProcessId":
@@ -23,7 +23,7 @@ class ProcessId(msgspec.Struct, frozen=True):
         return self.host == this_host()
 
     def is_alive(self) -> bool:
-        """Whether a process of this machine runs still; meaningless for others."""
+        """Whether the process still runs; only for processes of this machine."""
         return _started(self.pid) == self.started
 
 

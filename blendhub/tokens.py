@@ -1,4 +1,4 @@
-"""One way for token ids to travel: a read-only, contiguous array of uint32."""
+"""Token ids as read-only, contiguous arrays of uint32."""
 
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ _ITEM = np.dtype(np.uint32)
 def as_tokens(buffer: Any) -> Tokens:
     """View a buffer of uint32 as a read-only array; copies only what is not contiguous and aligned.
 
-    Lists are refused: a conversion per request would cost more than the lookup it is for.
+    Lists are refused: converting one would cost more than the lookup.
     """
     if isinstance(buffer, np.ndarray):
         if buffer.dtype != _ITEM or buffer.ndim != 1:

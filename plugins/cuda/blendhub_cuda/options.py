@@ -1,4 +1,4 @@
-"""Options of the CUDA device, in a module of their own so that listing them imports nothing else."""
+"""Options of the CUDA device, apart from the device, so that listing them imports nothing else."""
 
 from typing import Annotated
 

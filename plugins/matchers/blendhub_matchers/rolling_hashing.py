@@ -10,7 +10,7 @@ PAGE = 32
 MODULUS = (1 << 61) - 1
 
 inlined = njit(nogil=True)
-"""For what kernels call; it is part of their entries in the cache on disk, and has none of its own."""
+"""For what kernels call; it is part of their entries in the cache on disk, and has no entry itself."""
 
 
 @intrinsic
