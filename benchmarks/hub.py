@@ -247,7 +247,7 @@ class _Filled:
         self.session = self.state.join(register, b"", 0.0)
 
     def store(self, text: np.ndarray) -> None:
-        lease = self.state.reserve(self.session, text, Span(0, len(text)), True, None, 1e9)
+        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), True, None, 1e9)
         assert lease
         self.state.commit(self.session, lease.id, len(text))
 

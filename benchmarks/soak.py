@@ -186,11 +186,11 @@ def work(endpoint: str, number: int, reports: Connection) -> None:
 
 def read(client: HubClient, prompt: Array, counted: Counter[str]) -> None:
     """Look the prompt up, copy what is found, and compare every byte once the lease has proven itself."""
-    found = client.lookup(prompt, wait_s=0.2)
+    found = client.lookup(prompt, acquire=False, wait_s=0.2)
     counted["lookups"] += 1
     copies: list[tuple[Span, Array]] = []
     try:
-        with client.reading(found) as pieces:
+        with client.reading(client.acquire(found.matches)) as pieces:
             for piece in pieces:
                 rows = _rows(client, piece.slot)
                 copies.append((piece.span, rows[:, piece.slot_token : piece.slot_token + len(piece.span)].copy()))

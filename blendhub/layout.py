@@ -74,6 +74,13 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 
+class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """By what the namespaces of one engine differ: each request chooses its LoRA adapter and its salt."""
+
+    lora: Text = ""
+    cache_salt: Text = ""
+
+
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """KV that may be mixed. Namespaces that differ in any field share nothing.
 
@@ -95,6 +102,19 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def digest(self) -> str:
         """A name for this namespace that is the same in every process."""
         return blake2b(msgspec.json.encode(self, order="deterministic"), digest_size=16).hexdigest()
+
+    @property
+    def base(self) -> "Namespace":
+        """The namespace of the same engine for requests without LoRA and salt."""
+        return self.with_variant(Variant())
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.lora, self.cache_salt)
+
+    def with_variant(self, variant: Variant) -> "Namespace":
+        """The namespace of the same engine for requests with this LoRA adapter and this salt."""
+        return msgspec.structs.replace(self, lora=variant.lora, cache_salt=variant.cache_salt)
 
     @property
     def slot_bytes(self) -> int:

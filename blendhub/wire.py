@@ -1,8 +1,10 @@
 """The messages between engines and the hub.
 
 Token ids are a request's first payload, raw uint32, sent once. Whatever comes from a peer is decoded into these
-structs, which bound every field; the hub checks the rest before it uses it. Replies name slots by their offset in
-the arena; KV travels in payloads only between machines.
+structs, which bound every field; the hub checks the rest before it uses it. A session belongs to one engine; requests
+name one of the engine's namespaces by its ``Variant``, so they cannot name another engine's. Lookups answer with
+matches; only acquires and reserves answer with slots, by their offset in the arena. KV travels in payloads only
+between machines.
 """
 
 from typing import Annotated, TypeAlias
@@ -12,11 +14,11 @@ from msgspec import Meta
 
 from blendhub.arena_view import ArenaName, MappingId
 from blendhub.contracts.transport import Codec
-from blendhub.layout import Namespace, Text
+from blendhub.layout import Namespace, Text, Variant
 from blendhub.plan import Match, Span
 from blendhub.processes import ProcessId
 
-WIRE_VERSION = 1
+WIRE_VERSION = 2
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
@@ -25,16 +27,16 @@ MOST_ITEMS = 2**16
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
-    """Base of what travels."""
+    """Base of requests and replies."""
 
 
 class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """Tokens ``span`` of a prompt, which all lie in one chunk, and where their KV is."""
+    """The part ``span`` of a match that lies in one chunk, and where its KV is in the arena."""
 
     span: Span
     run: Id
     source_start: Position
-    """The position in the run of the span's first token; its keys are turned for this position."""
+    """The position in the run of the span's first token; its keys are rotated for this position."""
     slot: Position
     """Offset of the chunk's slot in the arena."""
     slot_token: Position
@@ -49,11 +51,14 @@ class Slot(msgspec.Struct, frozen=True, array_like=True):
     slot: Position
 
 
-# What clients ask.
+# Requests.
 
 
 class Register(Message, frozen=True):
-    """Join as one process of an engine. The first of an engine fixes its namespace."""
+    """Join as one process of an engine. The first process of an engine fixes its namespace.
+
+    ``namespace`` is that of requests without LoRA and salt; requests name others by their ``Variant``.
+    """
 
     engine: Text
     rank: Annotated[int, Meta(ge=-1, le=1023)]
@@ -61,38 +66,45 @@ class Register(Message, frozen=True):
     process: ProcessId
     namespace: Namespace
     client: Id
-    """Chosen at random by the client. A session that it had before ends, and it writes under no lease of that one."""
+    """A random number that the client keeps. Its earlier session ends: it writes under no lease of that one."""
 
 
 class FromSession(Message, frozen=True):
-    """Base of what only a registered session may ask."""
+    """Base of requests that only a registered session may send."""
 
     session: Id
     epoch: Id
 
 
+class InNamespace(FromSession, frozen=True, kw_only=True):
+    """Base of requests that concern one namespace of the session's engine."""
+
+    variant: Variant = Variant()
+
+
 class Unregister(FromSession, frozen=True):
-    """Leave; what the session holds ends as if it had died."""
+    """End the session and its leases. The process has stopped writing."""
 
 
 class Ping(FromSession, frozen=True):
-    """I live. ``let_go`` names revoked write leases whose slots this process will not write again."""
+    """Keep the session alive."""
 
-    let_go: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    """Revoked write leases under which this process will not write again."""
 
 
 class Mapped(FromSession, frozen=True):
-    """This process has mapped the arena, and will write into it. Before the reply it writes nothing."""
+    """This process has mapped the arena and is going to write into it. It writes nothing before the reply."""
 
     nonce: Annotated[str, Meta(max_length=64)]
     """Read from the mapped segment."""
     mapping: MappingId
 
 
-class Lookup(FromSession, frozen=True):
-    """What of these tokens is stored? With ``acquire``, take a read lease on all that is ready.
+class Lookup(InNamespace, frozen=True):
+    """Find what is stored of these tokens. With ``acquire``, take a read lease on what is in the arena.
 
-    What has to come from the store first is fetched; the reply waits for it up to ``wait_s``.
+    What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``.
     """
 
     acquire: bool = True
@@ -100,29 +112,28 @@ class Lookup(FromSession, frozen=True):
     wait_s: Seconds = 0.0
 
 
-class Prefetch(FromSession, frozen=True):
-    """Bring what is stored of these tokens into the arena; the reply does not wait for it."""
+class Prefetch(InNamespace, frozen=True):
+    """Fetch what is stored of these tokens into the arena; the reply does not wait for it."""
 
 
-class Acquire(FromSession, frozen=True):
-    """Take a read lease on matches that an earlier reply named; those that are gone meanwhile are left out."""
+class Acquire(InNamespace, frozen=True, kw_only=True):
+    """Take a read lease on matches that a lookup found, and learn their slots; evicted chunks are left out."""
 
     matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_ITEMS)]
     skip_prefix_n_tokens: Position = 0
 
 
 class Release(FromSession, frozen=True):
-    """End a read lease. If it ended before, what was read under it must not be used."""
+    """End a read lease. If it had ended before, data read under it must not be used."""
 
     lease: Id
 
 
-class Reserve(FromSession, frozen=True):
-    """Room for the KV of ``span`` of these tokens, computed with all tokens before it.
+class Reserve(InNamespace, frozen=True, kw_only=True):
+    """Allocate slots for the KV of ``span`` of these tokens, computed with all tokens before it.
 
-    ``exact``: nothing before or in the span was blended. What is stored already at the same place after the same
-    tokens needs no second copy: the reply's span begins behind it. ``run``: go on with this run if it ends where
-    the span starts.
+    ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
+    reply's span begins after it. ``run``: extend this run if it ends where the span starts.
     """
 
     span: Span
@@ -138,27 +149,30 @@ class Commit(FromSession, frozen=True):
 
 
 class Abort(FromSession, frozen=True):
-    """Give up a write lease; what all ranks had committed before stays."""
+    """End a write lease; what all ranks have committed stays stored."""
 
     lease: Id
 
 
 class Clear(FromSession, frozen=True):
-    """Forget everything stored in the session's namespace, except what is leased just now."""
+    """Drop what is stored in one namespace of the session's engine, except what is leased."""
+
+    variant: Variant | None = None
+    """None for all namespaces of the engine: whatever LoRA and salt."""
 
 
 class Stats(Message, frozen=True):
-    """How is the hub?"""
+    """Ask for the hub's counters and gauges; needs no session."""
 
 
 class Fetch(FromSession, frozen=True):
-    """The bytes of this rank's shards of a read lease's pieces, as payloads; for clients on other machines."""
+    """Ask for this rank's shards of a read lease's pieces, as payloads; for clients on other machines."""
 
     lease: Id
 
 
 class Put(FromSession, frozen=True):
-    """Bytes for this rank's shard of the slot that begins at ``position``; for clients on other machines."""
+    """Write this rank's shard of the slot that begins at ``position``; for clients on other machines."""
 
     lease: Id
     position: Position
@@ -182,7 +196,7 @@ Request: TypeAlias = (
     | Put
 )
 
-# What the hub answers.
+# Replies.
 
 
 class Registered(Message, frozen=True):
@@ -193,7 +207,7 @@ class Registered(Message, frozen=True):
 
 
 class MayWrite(Message, frozen=True):
-    """Which write leases this process may use: those numbered from ``first`` on, and the ``granted`` ones."""
+    """This process may use write leases numbered from ``first`` on, and the ``granted`` ones."""
 
     first: Id
     granted: tuple[Id, ...]
@@ -201,27 +215,34 @@ class MayWrite(Message, frozen=True):
 
 
 class Done(Message, frozen=True):
-    """It was done, and there is nothing to tell."""
+    """The request was carried out; it has no result."""
 
 
 class Pong(Message, frozen=True):
     revoked: tuple[Id, ...] = ()
-    """Write leases that ended without this engine's doing: write no more, then say so with ``let_go``."""
+    """Write leases that ended early: the process stops writing under them, and acknowledges that in its next ping."""
 
 
 class Found(Message, frozen=True):
-    """``matches`` is all that is stored; ``pieces`` is what the lease covers, ascending."""
+    """``matches`` are in the arena: ascending, disjoint, and covered by the lease if there is one."""
 
-    matches: tuple[Match, ...]
-    pieces: tuple[Piece, ...] = ()
+    matches: tuple[Match, ...] = ()
     lease: Id | None = None
     expires_s: Seconds = 0.0
     on_the_way_tokens: Position = 0
-    """Tokens of the matches that are in the store only, and being fetched."""
+    """Tokens that only the store has; they are being fetched, and no match covers them yet."""
+
+
+class Acquired(Message, frozen=True):
+    """What the lease covers, ascending; no lease if nothing is left."""
+
+    pieces: tuple[Piece, ...] = ()
+    lease: Id | None = None
+    expires_s: Seconds = 0.0
 
 
 class Reserved(Message, frozen=True):
-    """Slots for ``span``, which may be shorter at its beginning than asked, or empty: then there is no lease."""
+    """Slots for ``span``: the requested one without what is stored already. If it is empty there is no lease."""
 
     span: Span
     run: Id | None = None
@@ -231,8 +252,8 @@ class Reserved(Message, frozen=True):
     expires_s: Seconds = 0.0
 
 
-class Numbers(Message, frozen=True):
-    """Counters and gauges by name; counters begin anew with each epoch."""
+class HubStats(Message, frozen=True):
+    """Counters and gauges by name; counters start at zero in each epoch."""
 
     epoch: Id
     counters: dict[str, float]
@@ -241,10 +262,10 @@ class Numbers(Message, frozen=True):
 
 
 class Bytes(Message, frozen=True):
-    """The payloads are what was asked for."""
+    """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Numbers | Bytes
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Acquired | Reserved | HubStats | Bytes
 
 
 def hub_codec() -> Codec:

@@ -28,7 +28,7 @@ from blendhub.errors import HubError
 from blendhub.layout import KVLayout, Namespace
 from blendhub.options import describe_options
 from blendhub.plan import Span
-from blendhub.wire import Numbers
+from blendhub.wire import HubStats
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLENDHUB = [sys.executable, "-m", "blendhub.cli"]
@@ -187,7 +187,7 @@ def test_keys_for_a_transport_that_needs_none(tmp_path, capsys):
 
 def sample(at: float, epoch: int = 1, **counters: float) -> Sample:
     gauges = {"seconds_lookup_p50": 25e-6, "seconds_lookup_p99": 0.5}
-    return Sample(at, Numbers(epoch=epoch, counters=counters, gauges=gauges, namespaces={}))
+    return Sample(at, HubStats(epoch=epoch, counters=counters, gauges=gauges, namespaces={}))
 
 
 def test_rates_are_between_two_samples():
@@ -296,8 +296,8 @@ def store_a_chunk(endpoint: str) -> None:
         with client.writing(reserved.right):
             client.shard(reserved.slots[0].slot)[:] = 7
         client.commit(reserved.right, 128)
-        assert client.lookup(tokens).pieces[0].exact
-        assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).pieces
+        assert client.lookup(tokens).matches[0].exact
+        assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).matches
 
 
 def page(served: Served, path: str) -> str:

@@ -145,7 +145,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
     state, config = hub.service.state, hub.config
     arena = state.cache.arena.name
     matchers = [plugin.name for plugin in host.plugins() if plugin.kind == "matcher" and plugin.available]
-    models = sorted({index.namespace.model for index in state.indexes.values()})
+    models = sorted({index.namespace.model for index in state.indexes})
     rows = [
         *(("endpoint", endpoint) for endpoint in hub.endpoints),
         ("arena", f"{arena.size / 2**30:.2f} GiB, /dev/shm/{arena.segment}"),

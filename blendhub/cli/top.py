@@ -11,7 +11,7 @@ import msgspec
 from blendhub.cli.serve import default_endpoint, stop_printing
 from blendhub.errors import HubError, OptionError, TransportError
 from blendhub.host import PluginHost
-from blendhub.wire import Numbers
+from blendhub.wire import HubStats
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -63,14 +63,14 @@ class Sample(msgspec.Struct, frozen=True):
     """A hub's numbers at one moment."""
 
     at: float
-    numbers: Numbers
+    stats: HubStats
 
     def counter(self, name: str) -> float:
         """Zero for what has not happened yet: a hub reports only counters that it has used."""
-        return self.numbers.counters.get(name, 0)
+        return self.stats.counters.get(name, 0)
 
     def gauge(self, name: str) -> float:
-        return self.numbers.gauges.get(name, 0)
+        return self.stats.gauges.get(name, 0)
 
 
 class View:
@@ -85,7 +85,7 @@ class View:
         looked, found = count("requests_lookup"), count("lookups_that_found")
         size, free, quarantined = gauge("arena_bytes"), gauge("arena_free_bytes"), gauge("arena_quarantined_bytes")
         used = size - free - quarantined
-        refused = {name: n for name, n in self._now.numbers.counters.items() if name.startswith("refused_") and n}
+        refused = {name: n for name, n in self._now.stats.counters.items() if name.startswith("refused_") and n}
         return [
             ("lookups", f"{looked:,.0f}{self._rate('requests_lookup')}, hit rate {_share(found, looked)}"),
             ("exact", f"{count('tokens_exact'):,.0f} tokens{self._rate('tokens_exact')}"),
@@ -98,16 +98,14 @@ class View:
             ),
             ("leases", f"{gauge('read_leases'):,.0f} for reading, {gauge('write_leases'):,.0f} for writing"),
             ("sessions", f"{gauge('sessions'):,.0f} of {gauge('engines'):,.0f} engines"),
-            ("models", f"{len(self._now.numbers.namespaces)}, matchers hold {_bytes(gauge('matcher_bytes'))}"),
+            ("models", f"{len(self._now.stats.namespaces)}, matchers hold {_bytes(gauge('matcher_bytes'))}"),
             ("store", self._store()),
             ("refused", ", ".join(f"{n:,.0f} {name[8:]}" for name, n in sorted(refused.items())) or "nothing"),
         ]
 
     def latencies(self) -> list[tuple[str, str, str, str]]:
         """Kind of request, number, median and 99th percentile of the recent ones."""
-        kinds = sorted(
-            name[8:-4] for name in self._now.numbers.gauges if name.startswith("seconds_") and "_p50" in name
-        )
+        kinds = sorted(name[8:-4] for name in self._now.stats.gauges if name.startswith("seconds_") and "_p50" in name)
         return [
             (
                 kind,
@@ -128,7 +126,7 @@ class View:
 
     def _rate(self, name: str) -> str:
         """The growth of a counter per second since the sample before; empty if the hub was restarted meanwhile."""
-        if self._before is None or self._before.numbers.epoch != self._now.numbers.epoch:
+        if self._before is None or self._before.stats.epoch != self._now.stats.epoch:
             return ""
         grown = self._now.counter(name) - self._before.counter(name)
         return f" ({grown / (self._now.at - self._before.at):,.0f}/s)"

@@ -69,7 +69,7 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            metrics = MetricsServer(self.service.numbers)
+            metrics = MetricsServer(self.service.stats)
             self.metrics_address = await metrics.start(self.config.metrics)
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())

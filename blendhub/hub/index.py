@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import Enum
 
 import msgspec
@@ -101,6 +101,8 @@ class NamespaceIndex:
     def __init__(self, namespace: Namespace, host: PluginHost) -> None:
         self.namespace = namespace
         self.digest = namespace.digest
+        self.base = namespace.base.digest
+        """The digest of the engine's namespace, of which this one is a variant."""
         self.runs: dict[int, Run] = {}
         self.by_key: dict[RunKey, Run] = {}
         self.n_chunks = 0
@@ -185,6 +187,20 @@ class NamespaceIndex:
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
+
+
+def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
+    """The same parts of matches, no longer cut at chunk borders."""
+    whole: list[Match] = []
+    first = last = None
+    for found in chunk_matches:
+        if first and last and (found.match is not first.match or found.start != last.end):
+            whole.append(first.match.part(first.start, last.end))
+            first = None
+        first, last = first or found, found
+    if first and last:
+        whole.append(first.match.part(first.start, last.end))
+    return whole
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:

@@ -5,32 +5,32 @@ import contextlib
 from collections.abc import Callable
 
 from blendhub.errors import HubError, OptionError
-from blendhub.wire import Numbers
+from blendhub.wire import HubStats
 
 READ_TIMEOUT_S = 5.0
 PREFIX = "blendhub_"
 
 
-def exposition(numbers: Numbers) -> str:
+def exposition(stats: HubStats) -> str:
     """The numbers in Prometheus' text format."""
     lines: list[str] = []
-    for name, value in sorted(numbers.counters.items()):
+    for name, value in sorted(stats.counters.items()):
         lines += [f"# TYPE {PREFIX}{name}_total counter", f"{PREFIX}{name}_total {value}"]
-    for name, value in sorted(numbers.gauges.items()):
+    for name, value in sorted(stats.gauges.items()):
         lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value}"]
-    names = sorted({name for numbers_of in numbers.namespaces.values() for name in numbers_of})
+    names = sorted({name for of_namespace in stats.namespaces.values() for name in of_namespace})
     for name in names:
         lines.append(f"# TYPE {PREFIX}namespace_{name} gauge")
-        for digest, numbers_of in sorted(numbers.namespaces.items()):
-            lines.append(f'{PREFIX}namespace_{name}{{namespace="{digest}"}} {numbers_of[name]}')
+        for digest, of_namespace in sorted(stats.namespaces.items()):
+            lines.append(f'{PREFIX}namespace_{name}{{namespace="{digest}"}} {of_namespace[name]}')
     return "\n".join(lines) + "\n"
 
 
 class MetricsServer:
     """Answers GET on two paths, one request a connection."""
 
-    def __init__(self, numbers: Callable[[], Numbers]) -> None:
-        self._numbers = numbers
+    def __init__(self, stats: Callable[[], HubStats]) -> None:
+        self._stats = stats
         self._server: asyncio.Server | None = None
 
     async def start(self, address: str) -> str:
@@ -66,7 +66,7 @@ class MetricsServer:
         if method != b"GET":
             return "405 Method Not Allowed", "only GET\n"
         if path == b"/metrics":
-            return "200 OK", exposition(self._numbers())
+            return "200 OK", exposition(self._stats())
         if path == b"/healthz":
             return "200 OK", "ok\n"
         return "404 Not Found", "this server has /metrics and /healthz\n"

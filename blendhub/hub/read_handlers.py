@@ -7,10 +7,13 @@ from blendhub import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
-from blendhub.hub.index import Chunk, ChunkMatch
+from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, whole_matches
+from blendhub.hub.reads import ReadLease
 from blendhub.hub.sessions import Session
 from blendhub.plan import Match, check_tiling
 from blendhub.tokens import Tokens
+
+NOTHING = wire.Found()
 
 
 class ReadHandlers(Handlers):
@@ -25,30 +28,36 @@ class ReadHandlers(Handlers):
 
     def _lookup(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
         tokens = self.read_tokens(payload)
+        index = self.state.find_index(session, message.variant)
+        if index is None:
+            return NOTHING
         if len(tokens) > self.config.match_inline_tokens:
-            return self._lookup_in_thread(session, message, tokens)
-        return self._answer_lookup(session, message, session.engine.index.match(tokens))
+            return self._lookup_in_thread(session, index, message, tokens)
+        return self._answer_lookup(session, index, message, index.match(tokens))
 
-    async def _lookup_in_thread(self, session: Session, message: wire.Lookup, tokens: Tokens) -> Answer:
-        matches = await run_in_thread(session.engine.index.match, tokens)
+    async def _lookup_in_thread(
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup, tokens: Tokens
+    ) -> Answer:
+        matches = await run_in_thread(index.match, tokens)
         self.check_session(message)
-        answer = self._answer_lookup(session, message, matches)
+        answer = self._answer_lookup(session, index, message, matches)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answer_lookup(
-        self, session: Session, message: wire.Lookup, matches: list[Match]
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matches: list[Match]
     ) -> Answer | Awaitable[Answer]:
-        chunk_matches = session.engine.index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
             in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
             if in_store_only:
                 in_arena = {found.chunk for found in chunk_matches} - in_store_only
-                return self._load_then_answer(session, message, matches, in_arena, in_store_only)
-        return self._grant(session, matches, chunk_matches, message.acquire)
+                return self._load_then_answer(session, index, message, matches, in_arena, in_store_only)
+        return self._found(session, message, chunk_matches)
 
     async def _load_then_answer(
         self,
         session: Session,
+        index: NamespaceIndex,
         message: wire.Lookup,
         matches: list[Match],
         in_arena: set[Chunk],
@@ -64,46 +73,55 @@ class ReadHandlers(Handlers):
                 chunk.pins -= 1
         self.check_session(message)
         # Cut again: chunks may have been dropped meanwhile.
-        chunk_matches = session.engine.index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
-        return self._grant(session, matches, chunk_matches, message.acquire)
+        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        return self._found(session, message, chunk_matches)
 
-    def _grant(self, session: Session, matches: list[Match], chunk_matches: list[ChunkMatch], acquire: bool) -> Answer:
-        """The reply to a lookup: a lease on what is in the arena, unless ``acquire`` is false; the rest is loaded."""
-        in_store_only: set[Chunk] = set()
-        exact = moved = on_the_way = 0
-        for found in chunk_matches:
-            length = found.end - found.start
-            if found.match.exact:
-                exact += length
-            else:
-                moved += length
-            if found.chunk.offset is None:
-                in_store_only.add(found.chunk)
-                on_the_way += length
-        self.counters.totals["tokens_exact"] += exact
-        self.counters.totals["tokens_moved"] += moved
-        deadline = self.clock() + self.config.read_lease_s
-        lease = self.state.acquire(session, chunk_matches, deadline) if acquire else None
-        self._load(in_store_only)
+    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> wire.Found:
+        """The reply to a lookup, with a lease if it asks for one; what only the store has is fetched."""
+        self._count(chunk_matches)
+        ready = [found for found in chunk_matches if found.chunk.offset is not None]
+        lease = self._grant(session, ready) if message.acquire else None
         return wire.Found(
-            matches=tuple(matches),
-            pieces=lease.pieces if lease else (),
+            matches=tuple(whole_matches(ready)),
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
-            on_the_way_tokens=on_the_way,
+            on_the_way_tokens=self._fetch_missing(chunk_matches) if len(ready) < len(chunk_matches) else 0,
         )
+
+    def _count(self, chunk_matches: list[ChunkMatch]) -> None:
+        exact = moved = 0
+        for found in chunk_matches:
+            if found.match.exact:
+                exact += found.end - found.start
+            else:
+                moved += found.end - found.start
+        self.counters.totals["tokens_exact"] += exact
+        self.counters.totals["tokens_moved"] += moved
+
+    def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
+        return self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+
+    def _fetch_missing(self, chunk_matches: list[ChunkMatch]) -> int:
+        """Begin to load what only the store has; returns how many of the matches' tokens that concerns."""
+        missing = [found for found in chunk_matches if found.chunk.offset is None]
+        self._load({found.chunk for found in missing})
+        return sum(found.end - found.start for found in missing)
 
     def _prefetch(
         self, session: Session, message: wire.Prefetch, payload: Sequence[Buffer]
     ) -> Answer | Awaitable[Answer]:
-        lookup = wire.Lookup(session=message.session, epoch=message.epoch, acquire=False)
+        lookup = wire.Lookup(session=message.session, epoch=message.epoch, variant=message.variant, acquire=False)
         return self._lookup(session, lookup, payload)
 
     def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
-        matches = list(message.matches)
-        check_tiling(max((match.span.end for match in matches), default=0), matches)
-        chunk_matches = session.engine.index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
-        return self._grant(session, matches, chunk_matches, acquire=True)
+        check_tiling(max((match.span.end for match in message.matches), default=0), message.matches)
+        index = self.state.find_index(session, message.variant)
+        chunk_matches = index.cut_at_chunks(message.matches, message.skip_prefix_n_tokens) if index else []
+        lease = self._grant(session, [found for found in chunk_matches if found.chunk.offset is not None])
+        self._fetch_missing(chunk_matches)
+        if lease is None:
+            return wire.Acquired()
+        return wire.Acquired(pieces=lease.pieces, lease=lease.id, expires_s=self.config.read_lease_s)
 
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
         self.state.release(session, message.lease)

@@ -1,9 +1,9 @@
 """Read leases: chunks that stay in their slots while an engine copies them."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from blendhub.hub.cache import Cache
-from blendhub.hub.index import Chunk, ChunkMatch
+from blendhub.hub.index import ChunkMatch
 from blendhub.hub.leases import Lease, Leases
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
@@ -11,14 +11,17 @@ from blendhub.wire import Piece
 
 
 class ReadLease(Lease):
-    __slots__ = ("chunks", "pieces")
+    __slots__ = ("_chunk_matches", "chunks")
 
-    def __init__(
-        self, id: int, session: Session, deadline: float, pieces: tuple[Piece, ...], chunks: list[Chunk]
-    ) -> None:
+    def __init__(self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]) -> None:
         super().__init__(id, session.id, session.engine.name, deadline)
-        self.pieces = pieces
-        self.chunks = chunks
+        self._chunk_matches = chunk_matches
+        self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """What the lease covers, and where it is."""
+        return tuple(map(_piece, self._chunk_matches))
 
 
 class Reads:
@@ -29,25 +32,15 @@ class Reads:
         self._cache = cache
 
     def grant(
-        self, id: int, session: Session, deadline: float, chunk_matches: Iterable[ChunkMatch]
+        self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]
     ) -> ReadLease | None:
-        """A lease on the chunks that are in the arena; None if none is."""
-        pieces: list[Piece] = []
-        chunks: dict[Chunk, None] = {}
-        for found in chunk_matches:
-            match, chunk = found.match, found.chunk
-            if chunk.offset is None:
-                continue
-            source = match.source_start + found.start - match.span.start
-            row = source - chunk.span.start
-            pieces.append(Piece(Span(found.start, found.end), match.run, source, chunk.offset, row, match.exact))
-            chunks[chunk] = None
-        if not pieces:
+        """A lease on chunks, which are all in the arena; None for none."""
+        if not chunk_matches:
             return None
-        for chunk in chunks:
+        lease = ReadLease(id, session, deadline, chunk_matches)
+        for chunk in lease.chunks:
             chunk.pins += 1
             self._cache.policy.touch(chunk)
-        lease = ReadLease(id, session, deadline, tuple(pieces), list(chunks))
         self.leases.add(lease)
         return lease
 
@@ -55,3 +48,11 @@ class Reads:
         self.leases.end(lease)
         for chunk in lease.chunks:
             chunk.pins -= 1
+
+
+def _piece(found: ChunkMatch) -> Piece:
+    match, chunk = found.match, found.chunk
+    source = match.source_start + found.start - match.span.start
+    # A leased chunk stays in its slot.
+    assert chunk.offset is not None
+    return Piece(Span(found.start, found.end), match.run, source, chunk.offset, source - chunk.span.start, match.exact)

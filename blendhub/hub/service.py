@@ -15,7 +15,7 @@ from blendhub.hub.read_handlers import ReadHandlers
 from blendhub.hub.session_handlers import SessionHandlers
 from blendhub.hub.sessions import ProcessWatcher
 from blendhub.hub.state import HubState
-from blendhub.hub.stats import collect_numbers
+from blendhub.hub.stats import collect_stats
 from blendhub.hub.tiers import Tier
 from blendhub.hub.write_handlers import WriteHandlers
 
@@ -68,8 +68,8 @@ class HubService(Service):
     def close(self) -> None:
         self._watch.close()
 
-    def numbers(self) -> wire.Numbers:
-        return collect_numbers(self.state, self._tier, self.counters)
+    def stats(self) -> wire.HubStats:
+        return collect_stats(self.state, self._tier, self.counters)
 
     def _answer(self, peer: Peer, request: Envelope, now: float) -> Answer | Awaitable[Answer]:
         message: Any = request.message
@@ -79,7 +79,7 @@ class HubService(Service):
             return handler(session, message, request.payload)
         if isinstance(message, wire.Register):
             return self._register(peer, message)
-        return self.numbers()
+        return self.stats()
 
     async def _register(self, peer: Peer, message: wire.Register) -> Answer:
         return await self._sessions.register(peer, message, self._watch)
@@ -94,8 +94,8 @@ class HubService(Service):
 
     def _finish(self, kind: str, started: float, answer: Answer) -> Envelope:
         self.counters.record(kind, self._clock() - started)
-        # Not for prefetches and acquires: they usually belong to a lookup that was counted.
-        if kind == LOOKUP and isinstance(answer, wire.Found) and answer.matches:
+        # Not for prefetches: they usually belong to a lookup that is counted.
+        if kind == LOOKUP and isinstance(answer, wire.Found) and (answer.matches or answer.on_the_way_tokens):
             self.counters.totals["lookups_that_found"] += 1
         return answer if isinstance(answer, Envelope) else Envelope(answer)
 

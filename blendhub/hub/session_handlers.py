@@ -18,11 +18,9 @@ class SessionHandlers(Handlers):
         return {wire.Unregister: self._unregister, wire.Ping: self._ping, wire.Mapped: self._mapped}
 
     async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> Answer:
-        namespace = message.namespace
-        if namespace.digest not in self.state.indexes:
-            # Matchers may compile for seconds.
-            index = await run_in_thread(self.state.make_index, namespace)
-            self.state.indexes.setdefault(namespace.digest, index)
+        if self.state.sessions.engine(message.engine) is None:
+            # To refuse unknown matchers now, and to compile the others, which may take seconds, before the first store.
+            await run_in_thread(self.state.make_index, message.namespace)
         # Without an await in between: a process that dies after this has a session that its death ends.
         watcher.watch(message.process)
         session = self.state.join(message, peer, self.clock())
@@ -38,7 +36,7 @@ class SessionHandlers(Handlers):
         return DONE
 
     def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
-        self.state.acknowledge(session, message.let_go)
+        self.state.acknowledge(session, message.acknowledged)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
 
     def _mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:

@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
-from blendhub.hub.index import NamespaceIndex
-from blendhub.layout import check_same
+from blendhub.layout import Namespace, Variant, check_same
 from blendhub.processes import ProcessId
 from blendhub.wire import Register
 
 
 class EngineEntry:
-    """One vLLM instance; its first registration fixed the namespace."""
+    """One vLLM instance; its first registration fixed the namespace of requests without LoRA and salt."""
 
-    def __init__(self, name: str, index: NamespaceIndex) -> None:
+    def __init__(self, name: str, namespace: Namespace) -> None:
         self.name = name
-        self.index = index
+        self.namespace = namespace
+        self.base = namespace.digest
         self.sessions: dict[int, Session] = {}
 
 
@@ -53,18 +53,19 @@ class SessionTable:
     def n_engines(self) -> int:
         return len(self._engines)
 
-    def uses(self, index: NamespaceIndex) -> bool:
-        """Whether any engine has this namespace."""
-        return any(engine.index is index for engine in self._engines.values())
-
     def engine(self, name: str) -> EngineEntry | None:
         return self._engines.get(name)
 
-    def add(self, id: int, request: Register, index: NamespaceIndex, peer: Peer, now: float) -> Session:
-        name, rank = request.engine, request.rank
-        engine = self._engines.get(name) or EngineEntry(name, index)
-        check_same(engine.index.namespace, index.namespace, f"engine {name!r}")
-        if rank >= index.namespace.world_size:
+    def add(self, id: int, request: Register, peer: Peer, now: float) -> Session:
+        name, rank, namespace = request.engine, request.rank, request.namespace
+        if namespace.variant != Variant():
+            raise InvalidInput(
+                f"engine {name!r} registers with {namespace.variant}; an engine registers without LoRA and salt, and "
+                "each of its requests names its own"
+            )
+        engine = self._engines.get(name) or EngineEntry(name, namespace)
+        check_same(engine.namespace, namespace, f"engine {name!r}")
+        if rank >= namespace.world_size:
             raise InvalidInput(f"rank {rank} of engine {name!r} is not below its world size")
         if rank >= 0 and any(session.rank == rank for session in engine.sessions.values()):
             raise InvalidInput(

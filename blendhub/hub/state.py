@@ -2,7 +2,7 @@
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput
@@ -11,10 +11,11 @@ from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import EvictionPolicy
 from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Run, Saved
+from blendhub.hub.index_table import IndexTable
 from blendhub.hub.reads import ReadLease, Reads
 from blendhub.hub.sessions import Session, SessionTable
 from blendhub.hub.writes import WriteLease, Writes
-from blendhub.layout import Namespace
+from blendhub.layout import Namespace, Variant
 from blendhub.plan import Span
 from blendhub.processes import ProcessId
 from blendhub.tokens import Tokens
@@ -30,7 +31,7 @@ class HubState:
         self, arena: Arena, policy: EvictionPolicy[Chunk], index_of: Callable[[Namespace], NamespaceIndex]
     ) -> None:
         self.sessions = SessionTable(secrets.randbits(62))
-        self.indexes: dict[str, NamespaceIndex] = {}
+        self.indexes = IndexTable()
         self.cache = Cache(arena, policy)
         self.reads = Reads(self.cache)
         self.writes = Writes(self.cache, self._published)
@@ -50,17 +51,19 @@ class HubState:
 
     def index_for(self, namespace: Namespace) -> NamespaceIndex:
         """The index of a namespace, made if it is new."""
-        known = self.indexes.get(namespace.digest)
-        return known or self.indexes.setdefault(namespace.digest, self.make_index(namespace))
+        return self.indexes.get(namespace.digest) or self.indexes.add(self.make_index(namespace))
+
+    def find_index(self, session: Session, variant: Variant) -> NamespaceIndex | None:
+        """The index of a namespace of the session's engine; None if nothing is stored there."""
+        return self.indexes.find(session.engine.base, variant)
 
     def join(self, message: Register, peer: Peer, now: float) -> Session:
         """A new session."""
-        index = self.indexes[message.namespace.digest]
         for former in self.sessions.of_client(message.client):
             self.end_session(former, may_still_write=False)
         for former in [former for former in self.ended_but_mapped.values() if former.client == message.client]:
             self._mapping_gone(former)
-        return self.sessions.add(secrets.randbits(62), message, index, peer, now)
+        return self.sessions.add(secrets.randbits(62), message, peer, now)
 
     def attach(self, session: Session, mapping: int) -> tuple[int, tuple[int, ...]]:
         """Let the session's process write; returns the number of the next lease, and the leases that it may write now.
@@ -77,7 +80,7 @@ class HubState:
 
     # Reading.
 
-    def acquire(self, session: Session, chunk_matches: Iterable[ChunkMatch], deadline: float) -> ReadLease | None:
+    def acquire(self, session: Session, chunk_matches: Sequence[ChunkMatch], deadline: float) -> ReadLease | None:
         return self.reads.grant(secrets.randbits(62), session, deadline, chunk_matches)
 
     def release(self, session: Session, lease: int) -> None:
@@ -86,10 +89,20 @@ class HubState:
     # Writing.
 
     def reserve(
-        self, session: Session, tokens: Tokens, span: Span, exact: bool, run: int | None, deadline: float
+        self,
+        session: Session,
+        index: NamespaceIndex,
+        tokens: Tokens,
+        span: Span,
+        exact: bool,
+        run: int | None,
+        deadline: float,
     ) -> WriteLease | None:
-        """A write lease on slots for a span that is not stored; None while the arena is full."""
-        index = session.engine.index
+        """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
+
+        The index may be new, or one that was dropped meanwhile because nothing was stored there.
+        """
+        index = self.indexes.add(index)
         target = index.runs.get(run) if run is not None else None
         if (
             target is None
@@ -145,7 +158,7 @@ class HubState:
             self.writes.stop_waiting_for(session.id, lease)
 
     def expire(self, now: float, silence: float) -> None:
-        """End the leases whose deadlines have passed, silent sessions, and namespaces that are not used."""
+        """End expired leases and silent sessions, and drop the indexes of namespaces that store nothing."""
         for read in self.reads.leases.expired(now):
             self.reads.end(read)
         for write in self.writes.leases.expired(now):
@@ -154,12 +167,10 @@ class HubState:
             self.end_session(session, may_still_write=True)
         self.check_mappings()
         # Each value of vLLM's cache_salt makes a namespace.
-        unused = [index for index in self.indexes.values() if not index.runs and not self.sessions.uses(index)]
-        for index in unused:
-            del self.indexes[index.digest]
+        self.indexes.drop_empty({lease.run.index for lease in self.writes.leases})
 
     def clear(self, index: NamespaceIndex) -> list[Chunk]:
-        """Forget a namespace's chunks, except pinned ones; returns those that the store has."""
+        """Drop a namespace's chunks, except pinned ones; returns those that the store has."""
         in_store = []
         for chunk in [chunk for run in index.runs.values() for chunk in run.chunks.values()]:
             if chunk.pins or chunk.saved is Saved.WAITING:
@@ -207,8 +218,8 @@ class HubState:
         """Assert that arena, indexes and leases agree, and that every byte of the arena has exactly one owner."""
         owned: list[tuple[int, int]] = []
         chunks: set[Chunk] = set()
-        for index in self.indexes.values():
-            index.check_integrity()
+        self.indexes.check_integrity()
+        for index in self.indexes:
             chunks |= {chunk for run in index.runs.values() for chunk in run.chunks.values()}
         in_arena = {chunk for chunk in chunks if chunk.offset is not None}
         # The store may drop a chunk while it is being read from there.

@@ -6,7 +6,7 @@ thread, so that the store has a run's tokens before its chunks.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.errors import BlendHubError, InvalidInput, StoreFailed
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, NamespaceIndex, Run, Saved, content_of
+from blendhub.hub.index_table import IndexTable
 from blendhub.layout import Namespace
 from blendhub.plan import Span
 from blendhub.tokens import as_tokens
@@ -36,7 +37,7 @@ class RunDescription(msgspec.Struct, frozen=True):
 class Tier:
     """A store behind the arena."""
 
-    def __init__(self, store: Store, cache: Cache, indexes: Mapping[str, NamespaceIndex]) -> None:
+    def __init__(self, store: Store, cache: Cache, indexes: IndexTable) -> None:
         self.store = store
         self._cache = cache
         self._indexes = indexes

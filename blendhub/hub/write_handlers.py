@@ -1,4 +1,4 @@
-"""Answers the requests that store KV and forget it."""
+"""Answers the requests that store KV and drop it."""
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
@@ -10,8 +10,10 @@ from blendhub import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
+from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.sessions import Session
 from blendhub.hub.writes import WriteLease, check_reservation
+from blendhub.layout import Variant
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
 
@@ -27,15 +29,19 @@ class WriteHandlers(Handlers):
         }
 
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
-        tokens, index = self.read_tokens(payload), session.engine.index
-        check_reservation(tokens, message.span, index.namespace.slot_bytes, self.state.cache.arena.name.size)
-        if len(tokens) > self.config.match_inline_tokens:
+        tokens, namespace = self.read_tokens(payload), session.engine.namespace
+        check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
+        index = self.state.find_index(session, message.variant)
+        if index is None:
+            start = message.span.start
+            index = await run_in_thread(self.state.make_index, namespace.with_variant(message.variant))
+        elif len(tokens) > self.config.match_inline_tokens:
             start = await run_in_thread(index.exact_until, tokens, message.span)
         else:
             start = index.exact_until(tokens, message.span)
         if start >= message.span.end:
             return wire.Reserved(span=Span(start, start))
-        lease = await self._allocate(session, message, tokens, Span(start, message.span.end))
+        lease = await self._allocate(session, message, index, tokens, Span(start, message.span.end))
         return wire.Reserved(
             span=lease.span,
             run=lease.run.id,
@@ -45,13 +51,15 @@ class WriteHandlers(Handlers):
             expires_s=self.config.write_lease_s,
         )
 
-    async def _allocate(self, session: Session, message: wire.Reserve, tokens: Tokens, span: Span) -> WriteLease:
+    async def _allocate(
+        self, session: Session, message: wire.Reserve, index: NamespaceIndex, tokens: Tokens, span: Span
+    ) -> WriteLease:
         """A write lease; while the arena is full, waits for chunks to be saved, up to ``wait_for_store_s``."""
         give_up_at = self.clock() + self.config.wait_for_store_s
         while True:
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s
-            lease = self.state.reserve(session, tokens, span, message.exact, message.run, deadline)
+            lease = self.state.reserve(session, index, tokens, span, message.exact, message.run, deadline)
             if lease:
                 return lease
             left = give_up_at - self.clock()
@@ -104,7 +112,14 @@ class WriteHandlers(Handlers):
             self.state.writes.stop_waiting_for(lease)
 
     def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
-        for chunk in self.state.clear(session.engine.index):
-            if self.tier:
-                self.tier.discard(chunk.run.key, chunk.span)
+        for index in self._indexes_to_clear(session, message.variant):
+            for chunk in self.state.clear(index):
+                if self.tier:
+                    self.tier.discard(chunk.run.key, chunk.span)
         return DONE
+
+    def _indexes_to_clear(self, session: Session, variant: Variant | None) -> list[NamespaceIndex]:
+        if variant is None:
+            return self.state.indexes.of_base(session.engine.base)
+        index = self.state.find_index(session, variant)
+        return [index] if index else []

@@ -8,16 +8,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-from blendhub.client import HubClient, PendingReply
+from blendhub.client import HubClient
 from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
-from blendhub.layout import Namespace
-from blendhub.vllm.sessions import Sessions
-from blendhub.wire import Found
+from blendhub.host import PluginHost
+from blendhub.hub_session import PendingReply
+from blendhub.vllm.messages import HubPlace
+from blendhub.wire import Acquired, Found
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+LeaseReply: TypeAlias = PendingReply[Found] | PendingReply[Acquired]
 
 RETRY_S = 1.0
 """How often a hub that could not be reached is tried again."""
@@ -30,17 +32,26 @@ LEAVE_S = 1.0
 
 
 class HubExecutor:
-    """One thread runs the calls in order. It registers with the hub first, and tries again until that succeeds.
+    """This process's client of the hub, and one thread that runs its calls in order.
 
-    Methods return at once, except ``reach`` and ``close``.
+    The thread registers with the hub first, and tries again until that succeeds. Methods return at once, except
+    ``reach`` and ``close``.
     """
 
-    def __init__(self, sessions: Sessions, home: Namespace) -> None:
-        self._sessions = sessions
-        self._home_namespace = home
+    def __init__(self, hub: HubPlace, engine: str, rank: int, host: PluginHost) -> None:
+        self.registered: HubClient | None = None
+        """The client, once it has registered."""
+        self._hub = hub
+        self._engine = engine
+        self._rank = rank
+        self._host = host
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._late: list[tuple[HubClient, PendingReply[Found]]] = []
-        self._opening: dict[str, Future[HubClient]] = {}
+        self._late: list[tuple[HubClient, LeaseReply]] = []
+        self._lock = threading.Lock()
+        """Guards the next two; never held during a call."""
+        self._client: HubClient | None = None
+        """The client, which may still be registering."""
+        self._is_closed = False
         self._reached: Future[None] = Future()
         """The result of the first attempt to reach the hub."""
         self._unreached: BlendHubError | None = None
@@ -57,48 +68,29 @@ class HubExecutor:
     @property
     def is_up(self) -> bool:
         """Whether the hub answered the last call."""
-        return self.home is not None and self.home.is_up
+        return self.registered is not None and self.registered.is_up
 
-    @property
-    def home(self) -> HubClient | None:
-        """The session of requests without LoRA and salt, if it is open."""
-        return self._sessions.ready(self._home_namespace)
+    def client(self) -> HubClient | None:
+        """The client; None during the first attempt to reach the hub, and while a clear is not done.
 
-    def client(self, namespace: Namespace) -> HubClient | None:
-        """The session of a namespace; None while it is being opened. Raises what keeps it from that.
-
-        To be called by the engine's thread alone.
+        Raises PeerGone if the hub is known not to answer.
         """
         if not self._reached.done():
             return None
-        self._check_up()
-        if self._clears > self._cleared:
-            return None
-        client = self._sessions.ready(namespace)
-        if client is None:
-            opening = self._opening.get(namespace.digest)
-            if opening is None:
-                self._opening[namespace.digest] = self.run(namespace, lambda opened: opened)
-            elif opening.done():
-                del self._opening[namespace.digest]
-                opening.result()
-            return None
-        self._opening.pop(namespace.digest, None)
-        if not client.is_up:
-            raise PeerGone("the hub does not answer, or the session is being registered anew")
-        return client
+        client = self._checked_client()
+        return None if self._clears > self._cleared else client
 
-    def run(self, namespace: Namespace, work: Callable[[HubClient], T]) -> "Future[T]":
+    def run(self, work: Callable[[HubClient], T]) -> "Future[T]":
         """Run a call that waits for the hub."""
         future: Future[T] = Future()
         clears = self._clears
 
         def do() -> None:
             try:
-                self._check_up()
+                client = self._checked_client()
                 if clears > self._cleared:
                     raise PeerGone("the hub has not cleared the cache yet")
-                future.set_result(work(self._sessions.open(namespace)))
+                future.set_result(work(client))
             except Exception as error:
                 future.set_exception(error)
 
@@ -109,12 +101,12 @@ class HubExecutor:
         """Run a function that does not raise."""
         self._work.put(work)
 
-    def release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
+    def release_late(self, client: HubClient, reply: LeaseReply) -> None:
         """End the lease that this answer brings, if it still arrives."""
         self._work.put(partial(self._late.append, (client, reply)))
 
     def clear(self) -> None:
-        """Clear the engine's namespaces; no other call runs before that is done."""
+        """Clear all namespaces of the engine; no other call runs before that is done."""
         self._clears += 1
         self._work.put(self._clear)
 
@@ -122,7 +114,12 @@ class HubExecutor:
         """Run the remaining calls, if the hub answers, and leave the hub."""
         self._work.put(None)
         self._thread.join(LEAVE_S)
-        self._sessions.close()
+        with self._lock:
+            self._is_closed = True
+            client = self._client
+        if client:
+            with contextlib.suppress(BlendHubError):
+                client.close()
         self._thread.join(LEAVE_S)
 
     # On the thread.
@@ -157,24 +154,24 @@ class HubExecutor:
 
     def _reach(self) -> None:
         try:
-            self._sessions.open(self._home_namespace)
+            self.registered = self._register()
         except (PeerGone, DeadlineExceeded, Busy) as error:
             if self._unreached is None:
                 log.warning(
                     "BlendHub: the hub at %s does not answer: %s. Requests are served without reuse; the hub is tried "
                     "again every %.0f s, and used when it answers",
-                    self._sessions.address.endpoint, error, RETRY_S,
+                    self._hub.address.endpoint, error, RETRY_S,
                 )  # fmt: skip
             self._unreached = error
         except BlendHubError as error:
             if not self._reached.done():
                 self._reached.set_exception(error)
             elif str(error) != str(self._unreached):
-                log.warning("BlendHub: the hub at %s refuses this engine: %s", self._sessions.address.endpoint, error)
+                log.warning("BlendHub: the hub at %s refuses this engine: %s", self._hub.address.endpoint, error)
             self._unreached = error
         else:
             if self._unreached:
-                log.info("BlendHub: the hub at %s answers; it is used from now on", self._sessions.address.endpoint)
+                log.info("BlendHub: the hub at %s answers; it is used from now on", self._hub.address.endpoint)
             self._unreached = None
         if not self._reached.done():
             self._reached.set_result(None)
@@ -182,22 +179,37 @@ class HubExecutor:
     def _clear(self) -> None:
         asked = self._clears
         try:
-            self._check_up()
-            self._sessions.clear()
+            self._checked_client().clear()
             self._cleared = asked
         except BlendHubError as error:
             log.warning("BlendHub: the cache could not be cleared yet; nothing is reused until it is: %s", error)
 
-    def _check_up(self) -> None:
-        """Raise PeerGone at once if the hub is known not to answer."""
-        home = self.home
-        if home is None:
-            raise PeerGone(f"the hub at {self._sessions.address.endpoint} has not answered yet: {self._unreached}")
-        if not home.is_up:
+    def _register(self) -> HubClient:
+        address = self._hub.address
+        client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=self._host)
+        with self._lock:
+            self._client = client
+            is_closed = self._is_closed
+        try:
+            if is_closed:
+                raise PeerGone("this process has left the hub")
+            client.register(self._engine, self._hub.namespace, self._rank)
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _checked_client(self) -> HubClient:
+        """Raises PeerGone at once if the hub is known not to answer."""
+        client = self.registered
+        if client is None:
+            raise PeerGone(f"the hub at {self._hub.address.endpoint} has not answered yet: {self._unreached}")
+        if not client.is_up:
             raise PeerGone("the hub does not answer, or the session is being registered anew")
+        return client
 
 
-def _is_released(client: HubClient, reply: PendingReply[Found]) -> bool:
+def _is_released(client: HubClient, reply: LeaseReply) -> bool:
     if not reply.done():
         return False
     with contextlib.suppress(BlendHubError):

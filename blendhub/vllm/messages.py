@@ -11,7 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from blendhub.layout import Namespace
+from blendhub.layout import Namespace, Variant
 from blendhub.plan import Span
 from blendhub.plugin_choice import PluginChoice
 from blendhub.tokens import Tokens
@@ -32,15 +32,14 @@ class HubPlace(msgspec.Struct, frozen=True):
     """Where the workers find the hub, and the namespace that they register with."""
 
     address: HubAddress
-    home: Namespace
+    namespace: Namespace
 
 
 class LoadJob(msgspec.Struct, frozen=True):
     """Load the KV that was decided for a request, and compute the holes and the chosen moved tokens."""
 
     request: str
-    space: str
-    """The namespace's digest."""
+    variant: Variant
     tokens: Tokens
     """The prompt up to the end of the decision."""
     blocks: npt.NDArray[np.int64]
@@ -51,7 +50,6 @@ class SaveJob(msgspec.Struct, frozen=True):
     """Store the KV of ``span``, which this step computes; slots that it completes are committed."""
 
     request: str
-    space: str
     right: WriteRight
     slots: tuple[Slot, ...]
     """The slots that hold some of the span."""
@@ -66,8 +64,6 @@ class StepPlan(KVConnectorMetadata):
 
     hub: HubPlace | None = None
     """Set in one plan only: the first after the scheduler has reached the hub."""
-    spaces: dict[str, Namespace] = field(default_factory=dict)
-    """The namespaces of the jobs below, by digest."""
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)

@@ -20,7 +20,7 @@ from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
-from blendhub.layout import KVLayout, Namespace
+from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.plan import Span
 from blendhub.plugin_choice import PluginChoice
 from blendhub.processes import ProcessId
@@ -37,6 +37,8 @@ def namespace(model: str = "m", world_size: int = 1, **more: Any) -> Namespace:
 
 
 DEFAULT_NAMESPACE = namespace()
+BASE = Variant()
+ELSEWHERE = ProcessId("another machine", 1, 1)
 
 
 def tokens(seed: int, length: int) -> Tokens:
@@ -80,6 +82,11 @@ class Member:
     def lookup(self, prompt: Tokens, **more: Any) -> wire.Found:
         return self.ask(wire.Lookup, [prompt.tobytes()], **more)
 
+    def read(self, prompt: Tokens, variant: Variant = BASE, **more: Any) -> wire.Acquired:
+        """Look up, and take a lease on what is found."""
+        found = self.lookup(prompt, variant=variant, acquire=False, **more)
+        return self.ask(wire.Acquire, matches=found.matches, variant=variant)
+
     def reserve(self, text: Tokens, span: Span | None = None, **more: Any) -> wire.Reserved:
         return self.ask(wire.Reserve, [text.tobytes()], span=span or Span(0, len(text)), **more)
 
@@ -103,12 +110,16 @@ class Member:
             self.commit(reserved)
         return reserved
 
-    def check(self, found: wire.Found, prompt: Tokens) -> None:
+    def check(self, acquired: wire.Acquired, prompt: Tokens) -> None:
         """Every piece holds the bytes that were written for these tokens at the positions it names."""
-        for piece in found.pieces:
+        for piece in acquired.pieces:
             rows = self.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
             expected = prompt[piece.span.start : piece.span.end] ^ np.uint32(self.rank + 1)
             assert np.array_equal(rows, expected), "a piece holds other tokens' KV"
+
+
+def spans_of(acquired: wire.Acquired) -> list[tuple[int, int, bool]]:
+    return [(piece.span.start, piece.span.end, piece.exact) for piece in acquired.pieces]
 
 
 def marks(text: Tokens, span: Span, rank: int) -> np.ndarray:

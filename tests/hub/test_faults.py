@@ -35,9 +35,9 @@ def store(client: HubClient, text: np.ndarray) -> None:
 
 def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
     """Look up a text, check the bytes that are found, and return the number of tokens."""
-    found = client.lookup(text, wait_s=wait_s)
+    found = client.lookup(text, acquire=False, wait_s=wait_s)
     copies = []
-    with client.reading(found) as pieces:
+    with client.reading(client.acquire(found.matches)) as pieces:
         for piece in pieces:
             rows = client.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
             copies.append((piece.span, rows.copy()))
@@ -367,8 +367,8 @@ def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
     with embedded_hub(config) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         store(client, tokens(1, 96))
-        found = client.lookup(tokens(1, 96))
-        with pytest.raises(LeaseError, match="must not be used"), client.reading(found):
+        acquired = client.acquire(client.lookup(tokens(1, 96), acquire=False).matches)
+        with pytest.raises(LeaseError, match="must not be used"), client.reading(acquired):
             time.sleep(0.8)
 
 

@@ -19,6 +19,10 @@ def small_hub(make_hub, tmp_path):
     return make_hub(n_slots=4, store=tmp_path / "store")
 
 
+def is_stored(found):
+    return bool(found.matches or found.on_the_way_tokens)
+
+
 def fill(hub, member, texts=TEXTS):
     for text in texts:
         member.store(text)
@@ -29,7 +33,7 @@ def test_evicted_chunks_come_back_from_the_store(small_hub):
     member = small_hub.join()
     fill(small_hub, member)
     for text in TEXTS:
-        found = member.lookup(text, wait_s=5.0)
+        found = member.read(text, wait_s=5.0)
         assert sum(len(piece.span) for piece in found.pieces) == len(text)
         member.check(found, text)
         member.ask(wire.Release, lease=found.lease)
@@ -41,9 +45,25 @@ def test_without_waiting_the_reply_says_what_is_on_the_way(small_hub):
     member = small_hub.join()
     fill(small_hub, member)
     found = member.lookup(TEXTS[0])
-    assert found.on_the_way_tokens == len(TEXTS[0]) and found.lease is None
+    assert found.on_the_way_tokens == len(TEXTS[0]) and found.lease is None and not found.matches
     small_hub.settle()
-    assert len(member.lookup(TEXTS[0]).pieces) == 2
+    assert len(member.read(TEXTS[0]).pieces) == 2
+
+
+def test_what_only_the_store_has_is_left_out_of_a_match(small_hub):
+    member, text = small_hub.join(), tokens(9, 3 * CHUNK)
+    run = member.store(text).run
+    small_hub.settle()
+    state = small_hub.state
+    middle = state.indexes.get(namespace().digest).runs[run].chunks[CHUNK]
+    state.cache.remove(middle)
+    found = member.lookup(text)
+    assert [match.span for match in found.matches] == [Span(0, CHUNK), Span(2 * CHUNK, 3 * CHUNK)]
+    assert [match.source_start for match in found.matches] == [0, 2 * CHUNK]
+    assert found.on_the_way_tokens == CHUNK
+    acquired = member.ask(wire.Acquire, matches=found.matches)
+    assert [piece.span for piece in acquired.pieces] == [match.span for match in found.matches]
+    member.check(acquired, text)
 
 
 def test_a_prefetch_brings_chunks_before_they_are_needed(small_hub):
@@ -51,8 +71,8 @@ def test_a_prefetch_brings_chunks_before_they_are_needed(small_hub):
     fill(small_hub, member)
     member.ask(wire.Prefetch, [TEXTS[1].tobytes()])
     small_hub.settle()
-    member.check(member.lookup(TEXTS[1]), TEXTS[1])
-    assert len(member.lookup(TEXTS[1]).pieces) == 2
+    member.check(member.read(TEXTS[1]), TEXTS[1])
+    assert len(member.read(TEXTS[1]).pieces) == 2
 
 
 def test_everything_stored_is_matchable_after_a_restart(make_hub, tmp_path):
@@ -69,11 +89,11 @@ def test_everything_stored_is_matchable_after_a_restart(make_hub, tmp_path):
     member = second.join()
     second.state.check_integrity()
     for text in [*TEXTS, grown]:
-        found = member.lookup(text, wait_s=5.0)
+        found = member.read(text, wait_s=5.0)
         assert sum(len(piece.span) for piece in found.pieces) == len(text)
         assert all(piece.exact for piece in found.pieces)
         member.check(found, text)
-    blended = member.lookup(tokens(51, 50), wait_s=5.0)
+    blended = member.read(tokens(51, 50), wait_s=5.0)
     assert blended.pieces and not any(piece.exact for piece in blended.pieces)
 
 
@@ -86,7 +106,7 @@ def test_a_run_with_a_lost_chunk_is_restored_around_it(make_hub, tmp_path):
     (lost,) = (tmp_path / "store").rglob(f"*-{2 * CHUNK}-{3 * CHUNK}.kv")
     lost.unlink()
     second = make_hub(n_slots=32, store=tmp_path / "store")
-    found = second.join().lookup(text, wait_s=5.0)
+    found = second.join().read(text, wait_s=5.0)
     assert [piece.span.start // CHUNK for piece in found.pieces] == [0, 1, 3, 4, 5]
     second.state.check_integrity()
 
@@ -102,11 +122,11 @@ def test_a_damaged_chunk_is_counted_and_never_served(make_hub, tmp_path):
     damaged.write_bytes(content)
     second = make_hub(n_slots=32, store=tmp_path / "store")
     member = second.join()
-    found = member.lookup(TEXTS[0], wait_s=5.0)
+    found = member.read(TEXTS[0], wait_s=5.0)
     assert [piece.span for piece in found.pieces] == [Span(CHUNK, 2 * CHUNK)]
     member.check(found, TEXTS[0])
-    assert second.service.numbers().counters["store_corrupted"] == 1
-    assert second.state.indexes[namespace().digest].n_chunks == 1
+    assert second.service.stats().counters["store_corrupted"] == 1
+    assert second.state.indexes.get(namespace().digest).n_chunks == 1
     second.state.check_integrity()
 
 
@@ -118,10 +138,10 @@ def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tm
         member.store(text)
     hub.settle()
     hub.state.check_integrity()
-    known = sum(bool(member.lookup(text, acquire=False).matches) for text in texts)
+    known = sum(is_stored(member.lookup(text, acquire=False)) for text in texts)
     assert 2 < known < len(texts), "the store has a capacity"
     for text in texts:
-        found = member.lookup(text, wait_s=5.0)
+        found = member.read(text, wait_s=5.0)
         member.check(found, text)
         if found.lease is not None:
             member.ask(wire.Release, lease=found.lease)
@@ -131,7 +151,7 @@ def test_a_chunk_that_the_store_drops_while_it_is_read_is_kept_in_memory(small_h
     member = small_hub.join()
     fill(small_hub, member)
     state, tier = small_hub.state, small_hub.tier
-    chunk = next(c for index in state.indexes.values() for run in index.runs.values() for c in run.chunks.values())
+    chunk = next(c for index in state.indexes for run in index.runs.values() for c in run.chunks.values())
     assert chunk.offset is None
 
     async def drop_meanwhile():
@@ -145,7 +165,7 @@ def test_a_chunk_that_the_store_drops_while_it_is_read_is_kept_in_memory(small_h
     small_hub.run(drop_meanwhile())
     state.check_integrity()
     assert chunk.offset is not None and chunk.saved is Saved.NO
-    member.check(member.lookup(TEXTS[0]), TEXTS[0])
+    member.check(member.read(TEXTS[0]), TEXTS[0])
 
 
 def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
@@ -153,8 +173,8 @@ def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
     member = hub.join()
     hub.tier.store.close()
     fill(hub, member)
-    assert hub.service.numbers().counters["store_failures"] > 0
-    found = member.lookup(TEXTS[-1])
+    assert hub.service.stats().counters["store_failures"] > 0
+    found = member.read(TEXTS[-1])
     assert found.pieces
     member.check(found, TEXTS[-1])
     hub.state.check_integrity()
@@ -169,10 +189,10 @@ def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):
 
     with monkeypatch.context() as trouble:
         trouble.setattr(small_hub.tier.store, "load", fail)
-        assert not member.lookup(TEXTS[0], wait_s=5.0).pieces
+        assert not member.lookup(TEXTS[0], wait_s=5.0).matches
         small_hub.settle()
     small_hub.state.check_integrity()
-    found = member.lookup(TEXTS[0], wait_s=5.0)
+    found = member.read(TEXTS[0], wait_s=5.0)
     assert len(found.pieces) == 2
     member.check(found, TEXTS[0])
 

@@ -49,9 +49,9 @@ def store(seed):
     return len(reserved.slots)
 
 def read(seed):
-    found = client.lookup(text(seed))
-    with client.reading(found) as pieces:
-        parts = client.fetch(found.lease)
+    acquired = client.acquire(client.lookup(text(seed), acquire=False).matches)
+    with client.reading(acquired) as pieces:
+        parts = client.fetch(acquired.lease)
     assert len(parts) == len(pieces)
     for piece, part in zip(pieces, parts):
         assert bytes(part) == shard(seed, piece.source_start).tobytes(), "other bytes than were stored"

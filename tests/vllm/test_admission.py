@@ -14,7 +14,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request
 
-from blendhub.layout import KVLayout, Namespace
+from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
@@ -46,7 +46,7 @@ def pooling() -> Request:
 def test_an_ordinary_request_blends_and_is_stored():
     terms, refusal = admission().admit(request())
     assert (terms.mode, terms.ratio, terms.stores, refusal) == ("blend", 0.15, True, None)
-    assert terms.namespace == BASE
+    assert terms.variant == Variant()
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,8 @@ def test_a_model_whose_keys_cannot_be_moved_is_served_with_exact_reuse():
 
 def test_each_cache_salt_has_its_own_namespace():
     made = admission()
-    salted = [made.admit(request(cache_salt=salt))[0].namespace for salt in (None, "a", "b", "a")]
-    assert [one.cache_salt for one in salted] == ["", "a", "b", "a"]
-    assert len({one.digest for one in salted}) == 3
-    assert salted[1] == salted[3]
+    salted = [made.admit(request(cache_salt=salt))[0].variant for salt in (None, "a", "b", "a")]
+    assert salted == [Variant(cache_salt=salt) for salt in ("", "a", "b", "a")]
 
 
 def test_each_lora_adapter_has_its_own_namespace_and_exact_reuse(tmp_path):
@@ -151,16 +149,16 @@ def test_each_lora_adapter_has_its_own_namespace_and_exact_reuse(tmp_path):
     first, refusal = made.admit(ours)
     assert first.mode == "exact" and not made.holes_for(ours)
     assert refusal is None and first.stores
-    assert first.namespace == made.admit(ours)[0].namespace
+    assert first.variant == made.admit(ours)[0].variant
     seen = [first, made.admit(theirs)[0], made.admit(elsewhere)[0]]
-    assert len({terms.namespace.digest for terms in seen} | {BASE.digest}) == 4
+    assert len({terms.variant for terms in seen} | {Variant()}) == 4
     # Another adapter may be put in the same place.
     os.utime(tmp_path / "adapter.bin", ns=(1, 1))
-    assert made.admit(ours)[0].namespace != first.namespace
+    assert made.admit(ours)[0].variant != first.variant
 
 
 def test_lora_adapters_that_are_not_local_directories_differ_by_name():
     made = admission()
     adapters = [LoRARequest(name, 1, "org/adapter") for name in ("a", "b", "a")]
-    digests = [made.admit(request(lora_request=adapter))[0].namespace.digest for adapter in adapters]
-    assert len(set(digests)) == 2
+    variants = [made.admit(request(lora_request=adapter))[0].variant for adapter in adapters]
+    assert len(set(variants)) == 2

@@ -20,6 +20,7 @@ from vllm.v1.request import Request
 
 from blendhub import PluginHost
 from blendhub.arena_view import SHM
+from blendhub.client import HubClient
 from blendhub.config import HubConfig, Listen, StoreChoice
 from blendhub.errors import LeaseError
 from blendhub.hub.embedded import HubInThread
@@ -32,7 +33,6 @@ from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.startup import StartupFacts
-from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import ReusePolicy, Settings
 from blendhub.vllm.stats import BlendHubStats
 from tests.vllm.standing_still import standing_still
@@ -69,7 +69,8 @@ class Engine:
             config, SETTINGS, admission, address, "engine", HOST, FACTS, Observers(HOST.observers())
         )
         self.side.saves.block_ids = lambda request: list(range(1, 101))
-        self.client = Sessions(address, "engine", 0, HOST).open(SPACE)
+        self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
+        self.client.register("engine", SPACE, 0)
         self.saved = []
         self.hub = hub
 
@@ -77,10 +78,9 @@ class Engine:
         self.client.close()
         self.side.close()
 
-    def request(self, name: str, prompt: list[int]) -> Request:
-        return Request(
-            name, prompt, SamplingParams(max_tokens=99), None, block_hasher=get_request_block_hasher(BLOCK, sha256)
-        )
+    def request(self, name: str, prompt: list[int], salt: str | None = None) -> Request:
+        hasher = get_request_block_hasher(BLOCK, sha256)
+        return Request(name, prompt, SamplingParams(max_tokens=99), None, cache_salt=salt, block_hasher=hasher)
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""
@@ -124,14 +124,15 @@ class Engine:
             self.side.process_report(WorkerReport(settled={request.request_id: 1}))
         self.settle()
 
-    def serve(self, name: str, prompt: list[int]) -> None:
-        """A request from its arrival to its end."""
-        request = self.request(name, prompt)
+    def serve(self, name: str, prompt: list[int], salt: str | None = None) -> int:
+        """A request from its arrival to its end; returns how many of its tokens were reused."""
+        request = self.request(name, prompt, salt)
         self.side.arrived(request)
         there = self.load(request)
         self.step(**{name: (there, len(prompt) - there)})
         request.append_output_token_ids(1)
         self.end(request, len(prompt))
+        return there
 
     def found(self, tokens: list[int], *, exact: bool) -> set[int]:
         matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).matches
@@ -277,7 +278,7 @@ def test_a_reason_is_logged_once_however_often_the_counters_are_taken(engine, ca
 def test_a_hub_that_went_away_is_noticed_and_requests_are_served_without_it(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", text(0, 64))
-    engine.side.executor._sessions.ready(SPACE).close()
+    engine.side.executor.registered.close()
     engine.side.arrived(request)
     assert engine.side.matched(request, 0) == (0, False)
     assert engine.side.counters["refused_hub_failed"] == 1
@@ -493,6 +494,17 @@ def test_blocks_that_vllm_took_away_meanwhile_are_not_stored(engine):
     assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
 
 
+def test_each_salt_reuses_its_own_text_over_one_session(engine):
+    document, salts = text(0, 64), (None, "ann", "bob")
+    for salt in salts:
+        assert engine.serve(f"first {salt}", document, salt) == 0
+        assert engine.serve(f"again {salt}", document, salt) == 63
+    assert engine.gauge("sessions") == 2, "one of the scheduler and one of the worker"
+    assert engine.side.clear()
+    for salt in salts:
+        assert engine.serve(f"after the clear {salt}", document, salt) == 0
+
+
 def test_after_a_clear_nothing_from_before_is_found_or_stored(engine):
     document = text(0, 96)
     engine.serve("a", document)
@@ -542,4 +554,4 @@ def test_a_clear_does_not_wait_for_a_hub_that_stands_still(engine):
 def test_workers_are_told_once_where_the_hub_is(engine):
     plans = [engine.side.plan(SchedulerOutput.make_empty()) for _ in range(3)]
     assert [plan.hub is not None for plan in plans] == [True, False, False]
-    assert plans[0].hub.home == SPACE
+    assert plans[0].hub.namespace == SPACE

@@ -17,12 +17,11 @@ from blendhub import PluginHost, Span
 from blendhub.config import HubConfig
 from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
+from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm import hub_executor as module
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import HubAddress
-from blendhub.vllm.sessions import Sessions
+from blendhub.vllm.messages import HubAddress, HubPlace
 from tests.hub.processes import HubProcess
 from tests.vllm.standing_still import standing_still
 
@@ -32,12 +31,8 @@ HOME = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
 TOKENS = np.arange(8, dtype=np.uint32)
 
 
-def salted(salt: str) -> Namespace:
-    return msgspec.structs.replace(HOME, cache_salt=salt)
-
-
-def start(address: HubAddress) -> HubExecutor:
-    return HubExecutor(Sessions(address, "engine", 0, HOST), HOME)
+def start(address: HubAddress, namespace: Namespace = HOME) -> HubExecutor:
+    return HubExecutor(HubPlace(address, namespace), "engine", 0, HOST)
 
 
 def eventually(what, seconds: float = 10.0):
@@ -71,23 +66,21 @@ def found(client) -> bool:
     return bool(client.lookup(TOKENS, acquire=False).matches)
 
 
-def test_a_session_is_opened_in_the_background_and_then_there(executor):
-    assert executor.is_up and executor.client(HOME)
-    assert executor.client(salted("a")) is None
-    eventually(lambda: executor.client(salted("a")))
+def test_ten_thousand_salts_take_one_session_one_connection_and_one_thread(hub, executor):
+    def used() -> tuple[int, int, float]:
+        client = executor.client()
+        return threading.active_count(), len(os.listdir("/proc/self/fd")), client.stats().gauges["sessions"]
 
-
-def test_why_a_session_cannot_be_opened_is_raised_and_it_is_tried_again(executor):
-    strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
-    for _ in range(2):
-        assert executor.client(strange) is None
-        with pytest.raises(BlendHubError, match="nobody"):
-            eventually(lambda: executor.client(strange))
+    before = used()
+    for number in range(10_000):
+        assert not executor.client().lookup(TOKENS, Variant(cache_salt=f"salt {number}")).matches
+    assert used() == before and before[2] == 1
+    assert not hub.hub.service.state.indexes
 
 
 def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
     strange = msgspec.structs.replace(HOME, matchers=(PluginChoice("nobody"),))
-    refused = HubExecutor(Sessions(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")), "engine", 0, HOST), strange)
+    refused = start(HubAddress(hub.inproc_endpoint, PluginChoice("inproc")), strange)
     with pytest.raises(BlendHubError, match="nobody"):
         refused.reach()
     refused.close()
@@ -96,7 +89,7 @@ def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
 def test_what_is_asked_in_order_is_done_in_order(executor):
     done = []
     for number in range(50):
-        last = executor.run(HOME, lambda client, number=number: done.append(number))
+        last = executor.run(lambda client, number=number: done.append(number))
     last.result(5)
     assert done == list(range(50))
 
@@ -104,49 +97,49 @@ def test_what_is_asked_in_order_is_done_in_order(executor):
 def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
     with standing_still(hub):
         with pytest.raises(DeadlineExceeded):
-            executor.client(HOME).submit_lookup(TOKENS, timeout=0.05).result()
+            executor.client().submit_lookup(TOKENS, timeout=0.05).result()
         started = time.monotonic()
         assert not executor.is_up
         with pytest.raises(PeerGone):
-            executor.client(HOME)
+            executor.client()
         with pytest.raises(PeerGone):
-            executor.run(salted("b"), lambda client: client).result(5)
+            executor.run(lambda client: client).result(5)
         assert time.monotonic() - started < 1
     eventually(lambda: executor.is_up)
 
 
 def test_no_call_runs_between_the_request_to_clear_and_the_clear(executor):
-    store(executor.client(HOME))
-    assert found(executor.client(HOME))
+    store(executor.client())
+    assert found(executor.client())
     hold = threading.Event()
     executor.run_later(hold.wait)
     executor.clear()
-    assert executor.client(HOME) is None, "a lookup would find what is to be forgotten"
+    assert executor.client() is None, "a lookup would find what is to be forgotten"
     hold.set()
-    assert not found(eventually(lambda: executor.client(HOME)))
+    assert not found(eventually(lambda: executor.client()))
 
 
 def test_a_clear_that_fails_is_repeated_and_nothing_is_used_before(executor, monkeypatch):
     monkeypatch.setattr(module, "RETRY_S", 0.05)
-    store(executor.client(HOME))
-    clear, tries = executor._sessions.clear, []
+    store(executor.client())
+    clear, tries = executor.registered.clear, []
 
     def fails_once():
-        tries.append(executor.client(HOME))
+        tries.append(executor.client())
         if len(tries) == 1:
             raise PeerGone("not now")
         clear()
 
-    monkeypatch.setattr(executor._sessions, "clear", fails_once)
+    monkeypatch.setattr(executor.registered, "clear", fails_once)
     executor.clear()
     with pytest.raises(PeerGone):
-        executor.run(HOME, found).result(5)
-    assert not found(eventually(lambda: executor.client(HOME)))
+        executor.run(found).result(5)
+    assert not found(eventually(lambda: executor.client()))
     assert tries == [None, None]
 
 
 def test_the_lease_that_a_late_answer_brings_is_released(executor):
-    client = executor.client(HOME)
+    client = executor.client()
     store(client)
     executor.release_late(client, client.submit_lookup(TOKENS))
     time.sleep(0.05)
@@ -168,11 +161,11 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
         made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
         made.reach()
         with pytest.raises(PeerGone, match=away.endpoint):
-            made.client(HOME)
+            made.client()
         time.sleep(2.5 * module.RETRY_S)
         away.start()
         eventually(lambda: made.is_up)
-        assert made.client(HOME)
+        assert made.client()
         made.close()
     said = [record for record in caplog.records if away.endpoint in record.message]
     assert [record.levelname for record in said] == ["WARNING", "INFO"]
@@ -182,10 +175,9 @@ def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
     away.start()
     made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
     made.reach()
-    for number in range(5):
-        made.run(salted(str(number)), lambda client: client).result(10)
+    made.run(lambda client: client).result(10)
     os.kill(away.process.pid, signal.SIGSTOP)
-    made.run(HOME, store)
+    made.run(store)
     started = time.monotonic()
     made.close()
     assert time.monotonic() - started < 3.5

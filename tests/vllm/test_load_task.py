@@ -14,7 +14,7 @@ from blendhub.config import HubConfig
 from blendhub.contracts import Transfer
 from blendhub.errors import DeadlineExceeded, HubError, PeerGone
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
+from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
@@ -24,6 +24,7 @@ from tests.vllm.standing_still import standing_still
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 SPACE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
+SALTED = Variant(cache_salt="salt")
 TOKENS = np.arange(96, dtype=np.uint32)
 PATIENCE_S = 0.4
 
@@ -49,7 +50,7 @@ class Stage:
         self.found = None
         self.late = []
         decision = Decision(0, 96, (Match(Span(0, 96), run, 0, True),), 0.0)
-        job = LoadJob("r", SPACE.digest, TOKENS, np.arange(6), decision)
+        job = LoadJob("r", SALTED, TOKENS, np.arange(6), decision)
         self.loading = LoadTask(job, self.open, self.begin, lambda *late: self.late.append(late), PATIENCE_S)
 
     def open(self) -> HubClient | None:
@@ -84,9 +85,9 @@ class Hub:
 def hub():
     with HubInThread(HubConfig(arena_gib=0.001, metrics=""), HOST) as served, served.connect() as client:
         client.register("engine", SPACE, 0)
-        reserved = client.reserve(TOKENS, Span(0, 96))
+        reserved = client.reserve(TOKENS, Span(0, 96), SALTED)
         client.commit(reserved.right, 96)
-        yield Hub(served, client, client.lookup(TOKENS, acquire=False).matches[0].run)
+        yield Hub(served, client, client.lookup(TOKENS, SALTED, acquire=False).matches[0].run)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Match, Span
-from blendhub.layout import KVLayout, Namespace
+from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
@@ -66,16 +66,15 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     blocks = np.arange(3, dtype=np.int64)
     space = Namespace(model="m", layout=LAYOUT)
     plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"linger_s": 1.0})), space), budget=64)
-    plan.spaces["s"] = space
-    plan.loads.append(LoadJob("r", "s", np.arange(12, dtype=np.uint32), blocks, decision))
+    plan.loads.append(LoadJob("r", Variant("adapter", "salt"), np.arange(12, dtype=np.uint32), blocks, decision))
     right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
-    plan.saves.append(SaveJob("r", "s", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
+    plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
     plan.cancelled.add("gone")
     plan.ending.add("done")
     given = pickle.loads(pickle.dumps(plan))
     assert (given.hub, given.budget, given.cancelled, given.ending) == (plan.hub, 64, {"gone"}, {"done"})
-    assert given.spaces["s"].digest == plan.spaces["s"].digest
     (load,), (save,) = given.loads, given.saves
+    assert load.variant == Variant("adapter", "salt")
     assert load.decision == decision and load.tokens.dtype == np.uint32
     assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks, blocks)
     assert save.right == plan.saves[0].right

@@ -11,13 +11,12 @@ from vllm import SamplingParams
 from vllm.v1.request import Request
 
 from blendhub import Match, Span
-from blendhub.layout import KVLayout, Namespace
+from blendhub.layout import Variant
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.request_state import RequestState, Stage, Terms
 from blendhub.wire import Found
 
-SPACE = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
 EVENTS = {
     "look_up": set(Stage) - {Stage.LOADING},
     "answered": {Stage.LOOKING_UP},
@@ -41,7 +40,9 @@ class CountedLookup:
 
 
 def new_state() -> RequestState:
-    return RequestState(Request("r", [1] * 40, SamplingParams(max_tokens=1), None), Terms(SPACE, "blend", 0.15, True))
+    return RequestState(
+        Request("r", [1] * 40, SamplingParams(max_tokens=1), None), Terms(Variant(), "blend", 0.15, True)
+    )
 
 
 def decision(moved_from: int | None) -> Decision:

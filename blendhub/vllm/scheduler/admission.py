@@ -3,12 +3,11 @@
 import logging
 from pathlib import Path
 
-import msgspec
 from vllm.config import VllmConfig
 from vllm.v1.request import Request
 
 from blendhub.errors import OptionError
-from blendhub.layout import Namespace
+from blendhub.layout import Namespace, Variant
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.scheduler.request_state import Terms
@@ -33,7 +32,6 @@ class Admission:
 
     def admit(self, request: Request, obstacle: Refusal | None = None) -> tuple[Terms, Refusal | None]:
         """The request's terms, and why it reads nothing. ``obstacle`` keeps all requests from reading and storing."""
-        namespace = self._namespace_of(request)
         try:
             asked = read_request(request.kv_transfer_params)
         except OptionError as error:
@@ -47,7 +45,7 @@ class Admission:
             mode = "exact"
         ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
         stores = self._stores and asked.store and not _why_unsupported(request) and not obstacle
-        return Terms(namespace, mode, ratio, stores, asked.explain), refusal
+        return Terms(_variant_of(request), mode, ratio, stores, asked.explain), refusal
 
     def holes_for(self, request: Request) -> bool:
         """Whether holes of this request may be computed apart from the engine's own prefill."""
@@ -74,13 +72,13 @@ class Admission:
         unsupported = _why_unsupported(request)
         return Refusal("request", unsupported) if unsupported else None
 
-    def _namespace_of(self, request: Request) -> Namespace:
-        lora = request.lora_request
-        return msgspec.structs.replace(
-            self.namespace,
-            lora=f"{lora.lora_name} {lora.lora_path} {_age_of(lora.lora_path)}" if lora else "",
-            cache_salt=request.cache_salt or "",
-        )
+
+def _variant_of(request: Request) -> Variant:
+    lora = request.lora_request
+    return Variant(
+        lora=f"{lora.lora_name} {lora.lora_path} {_age_of(lora.lora_path)}" if lora else "",
+        cache_salt=request.cache_salt or "",
+    )
 
 
 def _why_unsupported(request: Request) -> str:

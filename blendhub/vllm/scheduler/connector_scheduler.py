@@ -28,7 +28,6 @@ from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.salt_block_hashes import can_salt, salt_block_hashes
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
-from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
 
@@ -54,9 +53,10 @@ class ConnectorScheduler:
         self._config = config
         self._settings = settings
         self._admission = admission
-        self._unsent_place: HubPlace | None = HubPlace(address, admission.namespace)
+        place = HubPlace(address, admission.namespace)
+        self._unsent_place: HubPlace | None = place
         """Sent to the workers in the first plan after the hub was reached."""
-        self.executor = HubExecutor(Sessions(address, engine_id, -1, host), admission.namespace)
+        self.executor = HubExecutor(place, engine_id, -1, host)
         self.saves = SaveScheduler(
             self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
         )
@@ -65,7 +65,7 @@ class ConnectorScheduler:
         """Requests whose lookups wait for a session with the hub."""
         self._wait_left_s = settings.lookup_wait_ms / 1000
         """How long ``matched`` may still wait in this step."""
-        self._loads: list[tuple[LoadJob, RequestState]] = []
+        self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
         self._logged: set[str] = set()
         """Reasons that were logged: once each is enough."""
@@ -74,7 +74,7 @@ class ConnectorScheduler:
         except BlendHubError:
             self.executor.close()
             raise
-        self._arena = ArenaWatch(facts, lambda: self.executor.home)
+        self._arena = ArenaWatch(facts, lambda: self.executor.registered)
         self._arena.refusal()
 
     # A request arrives, and is scheduled.
@@ -123,8 +123,8 @@ class ConnectorScheduler:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
-        tokens, namespace = state.tokens()[: decision.end], state.terms.namespace
-        self._loads.append((LoadJob(state.id, namespace.digest, tokens, np.asarray(blocks, np.int64), decision), state))
+        tokens = state.tokens()[: decision.end]
+        self._loads.append(LoadJob(state.id, state.terms.variant, tokens, np.asarray(blocks, np.int64), decision))
         if state.first_approximate != was_approximate_from:
             # It was preempted: its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
@@ -141,10 +141,7 @@ class ConnectorScheduler:
         plan = StepPlan(budget=self._budget(step))
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
-        for load, state in self._loads:
-            plan.loads.append(load)
-            plan.spaces[load.space] = state.terms.namespace
-        self._loads.clear()
+        plan.loads, self._loads = self._loads, []
         plan.cancelled, self._cancelled = self._cancelled, set()
         plan.preempted = set(step.preempted_req_ids or ())
         self.saves.plan_step(step, self._requests, plan)
@@ -209,7 +206,7 @@ class ConnectorScheduler:
     # Lookups and decisions.
 
     def _look_up(self, state: RequestState) -> None:
-        state.look_up(Lookup(self.executor, state.terms.namespace, state.tokens(), self._settings.lookup_timeout_s))
+        state.look_up(Lookup(self.executor, state.terms.variant, state.tokens(), self._settings.lookup_timeout_s))
         if state.lookup and not state.lookup.is_sent:
             self._unsent.append(state)
 

@@ -4,9 +4,10 @@ import contextlib
 import time
 from functools import partial
 
-from blendhub.client import HubClient, PendingReply
+from blendhub.client import HubClient
 from blendhub.errors import BlendHubError, DeadlineExceeded
-from blendhub.layout import Namespace
+from blendhub.hub_session import PendingReply
+from blendhub.layout import Variant
 from blendhub.tokens import Tokens
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.wire import Found
@@ -21,11 +22,14 @@ class Lookup:
     The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
     """
 
-    def __init__(self, executor: HubExecutor, namespace: Namespace, tokens: Tokens, timeout_s: float) -> None:
+    def __init__(self, executor: HubExecutor, variant: Variant, tokens: Tokens, timeout_s: float) -> None:
         self._executor = executor
-        self._namespace = namespace
         self._submit = partial(
-            HubClient.submit_lookup, tokens=tokens, wait_s=timeout_s * STORE_SHARE, timeout=timeout_s
+            HubClient.submit_lookup,
+            tokens=tokens,
+            variant=variant,
+            wait_s=timeout_s * STORE_SHARE,
+            timeout=timeout_s,
         )
         self._timeout_s = timeout_s
         self._begun_at = self._sent_at = time.monotonic()
@@ -40,7 +44,7 @@ class Lookup:
         if self._reply or self._error:
             return
         try:
-            client = self._executor.client(self._namespace)
+            client = self._executor.client()
             if client:
                 self._client, self._sent_at = client, time.monotonic()
                 self._reply = self._submit(client)

@@ -7,8 +7,8 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.layout import Namespace
-from blendhub.plan import Match, join
+from blendhub.layout import Variant
+from blendhub.plan import Match
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.messages import LoadResult
@@ -35,7 +35,7 @@ class Stage(Enum):
 class Terms(msgspec.Struct, frozen=True):
     """What the engine's settings and the request's own parameters allow. Fixed when the request arrives."""
 
-    namespace: Namespace
+    variant: Variant
     mode: Mode
     ratio: float
     stores: bool
@@ -118,10 +118,9 @@ class RequestState:
         return self.request.request_id
 
     @property
-    def matches(self) -> list[Match]:
-        """What was found and may be loaded: the pieces under the lease, as matches again."""
-        pieces = self.found.pieces if self.found else ()
-        return join(Match(piece.span, piece.run, piece.source_start, piece.exact) for piece in pieces)
+    def matches(self) -> tuple[Match, ...]:
+        """What the last lookup found, and may be loaded."""
+        return self.found.matches if self.found else ()
 
     @property
     def first_approximate(self) -> int | None:

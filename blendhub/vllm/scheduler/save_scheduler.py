@@ -168,9 +168,7 @@ class SaveScheduler:
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
-            namespace = request.terms.namespace
-            plan.saves.append(SaveJob(request.id, namespace.digest, right, slots, span, needed))
-            plan.spaces[namespace.digest] = namespace
+            plan.saves.append(SaveJob(request.id, right, slots, span, needed))
 
     def _abandon(self, saves: RequestSaves) -> None:
         """Schedule no more saves, and end the rights; what is stored stays."""
@@ -178,7 +176,7 @@ class SaveScheduler:
         plans, saves.retired = saves.retired, []
         if any(plan.saves for plan in plans):
             # On the executor's thread, which knows the hub's answers to earlier reservations by then.
-            self._executor.run(saves.request.terms.namespace, partial(_abort, plans))
+            self._executor.run(partial(_abort, plans))
 
     def _new_plan(self, request: RequestState) -> SavePlan:
         blended = request.first_approximate is not None
@@ -189,8 +187,10 @@ class SaveScheduler:
 
     def _reserve(self, request: RequestState, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
         tokens = request.tokens()[: span.end]
-        reserve = partial(HubClient.reserve, tokens=tokens, span=span, exact=exact, run=run)
-        future = self._executor.run(request.terms.namespace, reserve)
+        reserve = partial(
+            HubClient.reserve, tokens=tokens, span=span, variant=request.terms.variant, exact=exact, run=run
+        )
+        future = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)
         return future
 

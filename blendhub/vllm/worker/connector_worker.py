@@ -11,14 +11,13 @@ from typing import NamedTuple
 import torch
 from vllm.distributed.parallel_state import get_tp_group
 
-from blendhub.client import HubClient, PendingReply
+from blendhub.client import HubClient
 from blendhub.contracts import Device, Segment, Selector, Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.host import PluginHost
-from blendhub.layout import Namespace
+from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.sessions import Sessions
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
@@ -27,7 +26,7 @@ from blendhub.vllm.worker.model.model_check import ModelCheck
 from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
-from blendhub.wire import Found
+from blendhub.wire import Acquired
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +35,6 @@ class WaitingSave(NamedTuple):
     """A save that waits for the session with the hub."""
 
     job: SaveJob
-    namespace: Namespace
     until: float
 
 
@@ -82,14 +80,13 @@ class ConnectorWorker:
     def begin_step(self, plan: StepPlan) -> None:
         """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
         if plan.hub:
-            sessions = Sessions(plan.hub.address, self._engine_id, self._group.rank_in_group, self._host)
-            self._executor = HubExecutor(sessions, plan.hub.home)
+            self._executor = HubExecutor(plan.hub, self._engine_id, self._group.rank_in_group, self._host)
         self._settle_saves(plan.preempted)
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
         for job in plan.loads:
-            open, copy = partial(self._client, plan.spaces[job.space]), partial(self._begin_load, job)
-            self._loading[job.request] = LoadTask(job, open, copy, self._release_late, self._timeout_s)
+            copy = partial(self._begin_load, job)
+            self._loading[job.request] = LoadTask(job, self._client, copy, self._release_late, self._timeout_s)
         self._advance()
 
     def load(self, plan: StepPlan) -> None:
@@ -106,7 +103,7 @@ class ConnectorWorker:
     def save(self, plan: StepPlan) -> None:
         """Begin to save what this step has computed."""
         until = time.monotonic() + self._timeout_s
-        self._waiting += [WaitingSave(job, plan.spaces[job.space], until) for job in plan.saves]
+        self._waiting += [WaitingSave(job, until) for job in plan.saves]
         self._begin_saves()
         self._ending |= plan.ending
 
@@ -193,10 +190,10 @@ class ConnectorWorker:
         self._loaded.add(loading.job.request)
         self._report.loads[loading.job.request] = result
 
-    def _begin_load(self, job: LoadJob, client: HubClient, found: Found) -> Transfer:
+    def _begin_load(self, job: LoadJob, client: HubClient, acquired: Acquired) -> Transfer:
         segments = [
             Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
-            for piece in found.pieces
+            for piece in acquired.pieces
         ]
         expected = sum(len(span) for span in [*job.decision.exact, *job.decision.moved])
         given = sum(min(s.span.end, job.decision.end) - max(s.span.start, job.decision.start) for s in segments)
@@ -232,7 +229,7 @@ class ConnectorWorker:
             try:
                 # The saves of a lease are done in order.
                 is_next = all(other.job.right != save.job.right for other in self._waiting)
-                client = self._client(save.namespace) if is_next else None
+                client = self._client() if is_next else None
                 if client:
                     self._begin_save(save.job, client)
                 elif time.monotonic() < save.until:
@@ -257,9 +254,9 @@ class ConnectorWorker:
 
     # Both.
 
-    def _client(self, namespace: Namespace) -> HubClient | None:
-        """The client of a namespace; None while it is being registered. Raises if that failed."""
-        client = self._executor.client(namespace) if self._executor else None
+    def _client(self) -> HubClient | None:
+        """The client, with its arena pinned; None while one of both is still to come. Raises if that failed."""
+        client = self._executor.client() if self._executor else None
         return client if client and self._pin(client) else None
 
     def _pin(self, client: HubClient) -> bool:
@@ -279,7 +276,7 @@ class ConnectorWorker:
             with contextlib.suppress(Exception):  # ``done`` and ``wait`` raise it again for the load or save
                 transfer.wait()
 
-    def _release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
+    def _release_late(self, client: HubClient, reply: PendingReply[Acquired]) -> None:
         assert self._executor
         self._executor.release_late(client, reply)
 

@@ -5,18 +5,19 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-from blendhub.client import HubClient, PendingReply
+from blendhub.client import HubClient
 from blendhub.contracts import Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, PeerGone
+from blendhub.hub_session import PendingReply
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.recompute import Blend
-from blendhub.wire import Done, Found
+from blendhub.wire import Acquired, Done
 
 Open = Callable[[], HubClient | None]
 """The client; None while it is being registered. Raises if that failed."""
 
-Copy = Callable[[HubClient, Found], Transfer]
-ReleaseLate = Callable[[HubClient, PendingReply[Found]], None]
+Copy = Callable[[HubClient, Acquired], Transfer]
+ReleaseLate = Callable[[HubClient, PendingReply[Acquired]], None]
 """Ends the lease that a late answer brings."""
 
 
@@ -46,7 +47,7 @@ class LoadTask:
         self._timeout_s = timeout_s / 2
         self._begun_at = time.monotonic()
         self._client: HubClient | None = None
-        self._acquiring: PendingReply[Found] | None = None
+        self._acquiring: PendingReply[Acquired] | None = None
         self._lease: int | None = None
         self._transfer: Transfer | None = None
         self._releasing: PendingReply[Done] | None = None
@@ -99,19 +100,21 @@ class LoadTask:
         left = self._begun_at + self._timeout_s - time.monotonic()
         if self._client:
             decision = self.job.decision
-            self._acquiring = self._client.submit_acquire(decision.matches, decision.start, timeout=max(left, 0.0))
+            self._acquiring = self._client.submit_acquire(
+                decision.matches, self.job.variant, skip_prefix=decision.start, timeout=max(left, 0.0)
+            )
         elif left < 0:
             raise DeadlineExceeded("the worker's session with the hub was not open in time")
 
-    def _begin_copy(self, acquiring: PendingReply[Found]) -> None:
+    def _begin_copy(self, acquiring: PendingReply[Acquired]) -> None:
         assert self._client
         if not acquiring.done():
             self._check_up(self._client)
             return
         self._acquiring = None
-        found = acquiring.result()
-        self._lease = found.lease
-        self._transfer = self._copy(self._client, found)
+        acquired = acquiring.result()
+        self._lease = acquired.lease
+        self._transfer = self._copy(self._client, acquired)
         self.advance()
 
     def _finish_copy(self, transfer: Transfer) -> None:

@@ -1,0 +1,230 @@
+"""Engines of the state machine: clients that tests may stop, cut off and kill."""
+
+import contextlib
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from direct_transport import DirectConnection, Line, connect
+from hub_direct import BASE, DirectHub, namespace, tokens
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from blendhub import wire
+from blendhub.client import HubClient, Reservation
+from blendhub.config import HubConfig
+from blendhub.errors import BlendHubError, LeaseError
+from blendhub.layout import Variant
+from blendhub.processes import ProcessId
+
+LEASE_S, SILENCE_S = 10.0, 25.0
+MODELS = [namespace("a"), namespace("b", world_size=2)]
+VARIANTS = [BASE, Variant(cache_salt="salt"), Variant(lora="adapter")]
+TEXTS = [tokens(seed, length) for seed, length in enumerate((40, 64, 96, 150, 200))]
+PROMPTS = [*TEXTS, np.concatenate([TEXTS[3][20:120], TEXTS[1]]), np.concatenate([tokens(99, 17), TEXTS[4]])]
+
+WHICH = st.integers(0, 999)
+TEXT = st.integers(0, len(TEXTS) - 1)
+PROMPT = st.integers(0, len(PROMPTS) - 1)
+VARIANT = st.sampled_from([BASE, *VARIANTS])
+
+
+class Job:
+    """A text that an engine stores, with its write lease."""
+
+    def __init__(self, reserved: Reservation, text: np.ndarray, variant: Variant) -> None:
+        assert reserved.right
+        self.right = reserved.right
+        self.slots = reserved.slots
+        self.span = reserved.span
+        self.text = text
+        self.variant = variant
+
+
+class Read(NamedTuple):
+    """A lease on what was found of a prompt."""
+
+    acquired: wire.Acquired
+    prompt: np.ndarray
+    variant: Variant
+
+
+class Write:
+    """A write that has begun with a valid right; the bytes follow later, through the mapping of that moment."""
+
+    def __init__(self, process: "Process", job: Job) -> None:
+        self.job = job
+        self.mark = process.mark(job.variant)
+        self._end = ExitStack()
+        self._end.enter_context(process.client.writing(job.right))
+        self._shards = [process.client.shard(slot.slot) for slot in job.slots]
+
+    def write(self) -> None:
+        for slot, shard in zip(self.job.slots, self._shards, strict=True):
+            shard[: 4 * len(slot.span)] = (self.job.text[slot.span.start : slot.span.end] ^ self.mark).view(np.uint8)
+            shard[4 * len(slot.span) :] = 0xEE
+
+    def end(self) -> None:
+        self._shards.clear()
+        self._end.close()
+
+
+class Process:
+    """A client in a process that the test may stop, cut off and kill."""
+
+    def __init__(self, machine: "HubRules", engine: str, model: int, rank: int) -> None:
+        self.machine, self.model, self.rank = machine, model, rank
+        self.client: HubClient
+        self.line: DirectConnection
+        # Pids beyond those that the kernel gives.
+        machine.started += 1
+        process = ProcessId(ProcessId.mine().host, 2**23 + machine.started, rank)
+        self.client, self.line = connect(machine.hub, process, lambda: machine.hub.now)
+        self.client.register(engine, MODELS[model], rank)
+        self.writes: list[Write] = []
+
+    def mark(self, variant: Variant) -> np.uint32:
+        """What the bytes of this rank's shards depend on besides the tokens."""
+        return np.uint32(1 + self.rank + 4 * self.model + 16 * VARIANTS.index(variant))
+
+    def begin(self, job: Job) -> Write | None:
+        """The right to write, if the client has it."""
+        try:
+            write = Write(self, job)
+        except LeaseError:
+            return None
+        self.writes.append(write)
+        return write
+
+    def commit(self, job: Job, upto: int) -> None:
+        if upto < job.span.end and any(write.job is job for write in self.writes):
+            return  # it would vouch for what it still writes
+        with contextlib.suppress(BlendHubError):
+            self.client.commit(job.right, upto)
+
+    def end_writes(self) -> None:
+        while self.writes:
+            self.writes.pop().end()
+
+    def exit(self) -> None:
+        """The kernel removes the mapping."""
+        self.end_writes()
+        self.client.arena = None
+
+    def keep_alive(self) -> None:
+        with contextlib.suppress(BlendHubError):
+            self.client.keep_alive()
+
+
+class Engine:
+    """A scheduler, which reserves and looks up, and workers, which write and read."""
+
+    def __init__(self, machine: "HubRules", number: int, model: int) -> None:
+        self.scheduler = Process(machine, f"engine-{number}", model, -1)
+        self.workers = [Process(machine, f"engine-{number}", model, n) for n in range(MODELS[model].world_size)]
+        self.jobs: list[Job] = []
+        self.reads: list[Read] = []
+
+    @property
+    def processes(self) -> list[Process]:
+        return [self.scheduler, *self.workers]
+
+
+class HubRules(RuleBasedStateMachine):
+    """A hub with engines, whose rules are in subclasses."""
+
+    @initialize(policy=st.sampled_from(["lru", "s3fifo"]), stored=st.booleans(), n_slots=st.integers(8, 48))
+    def start(self, policy: str, stored: bool, n_slots: int) -> None:
+        self.folder = tempfile.TemporaryDirectory()
+        config = HubConfig(
+            policy=policy, read_lease_s=LEASE_S, write_lease_s=LEASE_S, silence_s=SILENCE_S, wait_for_store_s=0.2
+        )
+        self.hub = DirectHub(config, n_slots, Path(self.folder.name) / "store" if stored else None)
+        self.hub.service._watch.watch = lambda process: None  # the processes are made up
+        self.engines: list[Engine] = []
+        self.orphans: list[Process] = []
+        """Dead processes whose forked children still have their mappings."""
+        self.started = self.n_engines = 0
+        for model in (0, 1):
+            self.join(model)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "hub"):
+            return
+        try:
+            self.end()
+        finally:
+            self.hub.close()
+            self.folder.cleanup()
+
+    def end(self) -> None:
+        if not self.engines:
+            self.join(0)
+            self.join(1)
+        for engine in self.engines:
+            for process in engine.processes:
+                process.line.line = Line.GOOD
+                process.end_writes()
+                process.keep_alive()
+        self.look_up_all()
+        for engine in list(self.engines):
+            self.kill(engine)
+        self.children_exit()
+        self.hub.settle()
+        self.hub.service.tick()
+        self.hub.state.check_integrity()
+        state = self.hub.state
+        assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
+        assert not state.writes.quarantined and not state.ended_but_mapped
+        for index in state.indexes:
+            state.clear(index)
+        assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
+
+    def look_up_all(self) -> None:
+        raise NotImplementedError
+
+    def pass_time(self, seconds: float) -> None:
+        self.hub.now += seconds
+        self.hub.service.tick()
+
+    # Which one, is drawn as a number: how many there are may depend on how fast the disk is, and draws must not.
+
+    def an_engine(self, which: int) -> Engine:
+        if not self.engines:
+            self.join(which % 2)
+        return self.engines[which % len(self.engines)]
+
+    def a_worker(self, which: int) -> Process:
+        engine = self.an_engine(which)
+        return engine.workers[which // 7 % len(engine.workers)]
+
+    def a_process(self, which: int) -> Process:
+        engine = self.an_engine(which)
+        return engine.processes[which // 7 % len(engine.processes)]
+
+    def a_job(self, engine: Engine, which: int) -> Job | None:
+        return engine.jobs[-1 - which // 50 % len(engine.jobs)] if engine.jobs else None
+
+    @rule(model=st.integers(0, 1))
+    @precondition(lambda self: len(self.engines) < 3)
+    def join(self, model: int) -> None:
+        self.n_engines += 1
+        self.engines.append(Engine(self, self.n_engines, model))
+
+    def kill(self, engine: Engine, child_lives: bool = False) -> None:
+        self.engines.remove(engine)
+        for process in engine.processes:
+            dead = process.line.process
+            process.line.line = Line.CUT
+            if child_lives:
+                self.orphans.append(process)
+            else:
+                process.exit()
+            self.hub.state.process_died(dead)
+
+    def children_exit(self) -> None:
+        for orphan in self.orphans:
+            orphan.exit()
+        self.orphans.clear()

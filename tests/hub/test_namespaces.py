@@ -1,0 +1,174 @@
+"""Namespaces of one engine: isolation, and memory for what they store alone."""
+
+import tracemalloc
+
+import pytest
+from hub_direct import BASE, CHUNK, namespace, tokens
+
+from blendhub import wire
+from blendhub.errors import InvalidInput, ProtocolError
+from blendhub.layout import Variant
+from blendhub.plan import Span
+
+ANN, BOB = Variant(cache_salt="ann"), Variant(cache_salt="bob")
+VARIANTS = [BASE, ANN, BOB, Variant(lora="ann"), Variant("adapter", "ann")]
+TEXT = tokens(1, 64)
+
+
+def test_models_share_nothing(hub):
+    one, other = hub.join("a"), hub.join("b", namespace=namespace("another"))
+    one.store(TEXT)
+    assert not other.lookup(TEXT).matches
+
+
+@pytest.mark.parametrize("stored", VARIANTS)
+def test_variants_of_one_engine_share_nothing(hub, stored):
+    member = hub.join()
+    run = member.store(TEXT, variant=stored).run
+    matches = member.lookup(TEXT, variant=stored).matches
+    member.check(member.read(TEXT, stored), TEXT)
+    for other in VARIANTS:
+        if other == stored:
+            continue
+        assert member.lookup(TEXT, variant=other) == wire.Found()
+        assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=other) == wire.Found()
+        assert member.ask(wire.Acquire, matches=matches, variant=other) == wire.Acquired()
+        reserved = member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other)
+        assert reserved.run != run, "a run grew by another namespace's tokens"
+        member.ask(wire.Abort, lease=reserved.lease)
+    hub.state.check_integrity()
+
+
+def test_engines_of_one_model_share_what_is_stored_with_the_same_salt(hub):
+    hub.join("a").store(TEXT, variant=ANN)
+    other = hub.join("b")
+    acquired = other.read(TEXT, ANN)
+    assert len(acquired.pieces) == 2
+    other.check(acquired, TEXT)
+
+
+def test_an_engine_registers_without_a_salt(hub):
+    with pytest.raises(InvalidInput, match=r"'pepper'.*each of its requests names its own"):
+        hub.join(namespace=namespace(cache_salt="pepper"))
+
+
+def test_a_salt_is_not_longer_than_other_texts(hub):
+    member = hub.join()
+    with pytest.raises(ProtocolError, match="1024"):
+        member.lookup(TEXT, variant=Variant(cache_salt="s" * 1025))
+
+
+def test_a_store_keeps_namespaces_apart(make_hub, tmp_path):
+    first = make_hub(n_slots=4, store=tmp_path / "store")
+    member = first.join()
+    for seed, variant in enumerate(VARIANTS):
+        member.store(tokens(seed, 2 * CHUNK), variant=variant)
+        first.settle()
+    first.close()
+    second = make_hub(n_slots=32, store=tmp_path / "store")
+    member = second.join()
+    for seed, variant in enumerate(VARIANTS):
+        text = tokens(seed, 2 * CHUNK)
+        for other in VARIANTS:
+            found = member.lookup(text, variant=other, acquire=False, wait_s=5.0)
+            assert bool(found.matches) == (other == variant)
+        member.check(member.read(text, variant), text)
+    second.state.check_integrity()
+
+
+def test_clear_drops_one_namespace_or_all_of_the_engine(hub):
+    member, stranger = hub.join(), hub.join("b", namespace=namespace("another"))
+    for variant in (BASE, ANN, BOB):
+        member.store(TEXT, variant=variant)
+        stranger.store(TEXT, variant=variant)
+
+    def left(of):
+        return [variant for variant in (BASE, ANN, BOB) if of.lookup(TEXT, variant=variant, acquire=False).matches]
+
+    member.ask(wire.Clear, variant=Variant(cache_salt="never used"))
+    member.ask(wire.Clear, variant=ANN)
+    assert left(member) == [BASE, BOB]
+    member.ask(wire.Clear)
+    assert left(member) == [] and left(stranger) == [BASE, ANN, BOB]
+    hub.state.check_integrity()
+
+
+def test_an_index_lasts_while_something_is_stored_or_written(hub):
+    member = hub.join()
+    assert not hub.state.indexes, "nothing is stored yet"
+    reserved = member.reserve(TEXT)
+    hub.service.tick()
+    assert len(hub.state.indexes) == 1, "a store is under way"
+    member.write(reserved, TEXT)
+    member.commit(reserved)
+    member.ask(wire.Unregister)
+    hub.service.tick()
+    assert len(hub.state.indexes) == 1, "something is stored there"
+    member.join()
+    member.ask(wire.Clear)
+    hub.service.tick()
+    assert not hub.state.indexes
+    hub.state.check_integrity()
+    member.store(TEXT)
+    member.check(member.read(TEXT), TEXT)
+    hub.state.check_integrity()
+
+
+def test_a_reservation_that_waits_for_room_stores_even_if_its_index_was_dropped(make_hub, tmp_path, monkeypatch):
+    hub = make_hub(n_slots=2, store=tmp_path / "store")
+    member = hub.join()
+    member.store(tokens(2, 64), variant=BOB)
+    wait = hub.tier.wait_for_a_save
+
+    async def tick_and_wait(timeout):
+        hub.service.tick()
+        await wait(timeout)
+
+    monkeypatch.setattr(hub.tier, "wait_for_a_save", tick_and_wait)
+    member.store(TEXT, variant=ANN)
+    hub.settle()
+    found = member.lookup(TEXT, variant=ANN, wait_s=5.0)
+    assert found.matches
+    hub.state.check_integrity()
+
+
+def test_namespaces_that_store_nothing_have_no_matchers(hub, monkeypatch):
+    member = hub.join()
+    monkeypatch.setattr(hub.state, "make_index", lambda namespace: 1 / 0)
+    matches = [wire.Match(Span(0, 64), 1, 0, True)]
+    assert member.lookup(TEXT, variant=ANN) == wire.Found()
+    assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=ANN) == wire.Found()
+    assert member.ask(wire.Acquire, matches=matches, variant=ANN) == wire.Acquired()
+    member.ask(wire.Clear, variant=ANN)
+    assert not hub.state.indexes
+
+
+@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
+def test_ten_thousand_salts_take_memory_for_what_is_stored_alone(make_hub, policy):
+    hub = make_hub(n_slots=8, policy=policy)
+    member = hub.join()
+
+    def use(salts):
+        for salt in salts:
+            variant = Variant(cache_salt=f"salt {salt}")
+            member.lookup(TEXT, variant=variant)
+            if salt % 20 == 0:
+                member.store(TEXT, variant=variant)
+                assert member.lookup(TEXT, variant=variant, acquire=False).matches
+            if salt % 100 == 0:
+                hub.service.tick()
+        hub.service.tick()
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        before = use(range(2000))
+        grown = use(range(2000, 12000)) - before
+    finally:
+        tracemalloc.stop()
+    # Fifty bytes a salt: less than one entry of any table.
+    assert grown < 500_000, f"10,000 salts left {grown:,} bytes"
+    assert len(hub.state.indexes) <= hub.n_slots
+    gauges = hub.service.stats().gauges
+    assert gauges["sessions"] == gauges["engines"] == 1 and gauges["chunks"] == hub.n_slots
+    hub.state.check_integrity()

@@ -1,0 +1,128 @@
+"""Sessions of a hub's service: who joins, who dies, and what becomes of the leases."""
+
+import pytest
+from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
+
+from blendhub import wire
+from blendhub.arena_view import ArenaView
+from blendhub.errors import ArenaFull, InvalidInput, LayoutMismatch, LeaseError, UnknownSession
+from blendhub.layout import KVLayout
+from blendhub.plan import Span
+from blendhub.processes import ProcessId
+
+
+def test_ranks_that_disagree_are_refused_with_the_differing_field(hub):
+    hub.join(namespace=namespace(world_size=2))
+    wider = KVLayout(layers=2, kv_heads=1, key_dim=8, value_dim=4, dtype="float16", chunk_tokens=CHUNK)
+    with pytest.raises(LayoutMismatch, match=r"layout is .*key_dim=4.* there and .*key_dim=8"):
+        hub.join(rank=1, namespace=namespace(world_size=2, layout=wider))
+
+
+def test_a_rank_joins_once_and_within_the_world(hub):
+    hub.join(rank=0)
+    with pytest.raises(InvalidInput, match="rank 0 of engine 'e' is registered already"):
+        hub.join(rank=0)
+    with pytest.raises(InvalidInput, match="not below its world size"):
+        hub.join(rank=1)
+
+
+def test_a_lease_ends_once_and_only_for_its_owner(hub):
+    member, other, text = hub.join(), hub.join("other"), tokens(1, 64)
+    member.store(text)
+    found = member.lookup(text)
+    with pytest.raises(LeaseError, match="another session"):
+        other.ask(wire.Release, lease=found.lease)
+    member.ask(wire.Release, lease=found.lease)
+    with pytest.raises(LeaseError, match="does not hold"):
+        member.ask(wire.Release, lease=found.lease)
+    reserved = member.reserve(tokens(2, 64))
+    with pytest.raises(LeaseError, match="another engine"):
+        other.commit(reserved)
+
+
+def test_expired_leases_end(make_hub):
+    hub = make_hub(read_lease_s=10, write_lease_s=10, silence_s=1000)
+    member, text = hub.join(), tokens(1, 64)
+    member.store(text)
+    found, reserved = member.lookup(text), member.reserve(tokens(2, 64))
+    hub.now += 11
+    hub.service.tick()
+    for kind, lease in ((wire.Release, found.lease), (wire.Abort, reserved.lease)):
+        with pytest.raises(LeaseError, match="must not be used"):
+            member.ask(kind, lease=lease)
+    hub.state.check_integrity()
+
+
+def test_slots_of_a_revoked_write_wait_for_their_writer(make_hub):
+    hub = make_hub(n_slots=2, write_lease_s=10, silence_s=1000)
+    member, other = hub.join(), hub.join("other")
+    reserved = member.reserve(tokens(1, 64))
+    hub.now += 11
+    hub.service.tick()
+    with pytest.raises(ArenaFull):
+        other.reserve(tokens(2, 32))
+    assert member.ask(wire.Ping).revoked == (reserved.lease,)
+    hub.state.check_integrity()
+    assert member.ask(wire.Ping, acknowledged=(reserved.lease,)).revoked == ()
+    assert other.reserve(tokens(2, 64)).span == Span(0, 64)
+    hub.state.check_integrity()
+
+
+def test_a_silent_session_keeps_only_the_slots_it_may_still_write(make_hub):
+    hub = make_hub(n_slots=2, silence_s=5)
+    member = hub.join()
+    member.reserve(tokens(1, 64))
+    hub.now += 6
+    hub.service.tick()
+    with pytest.raises(UnknownSession):
+        member.ask(wire.Ping)
+    hub.state.check_integrity()
+    late = hub.join("other")
+    with pytest.raises(ArenaFull):
+        late.reserve(tokens(2, 32))
+    member.join()
+    assert late.reserve(tokens(2, 64)).span == Span(0, 64)
+    hub.state.check_integrity()
+
+
+def test_a_dead_process_holds_nothing(make_hub):
+    hub = make_hub(n_slots=4)
+    survivor, text = hub.join("other", rank=-1), tokens(1, 64)
+    dead = hub.join(process=ELSEWHERE)
+    dead.store(text)
+    dead.lookup(text)
+    dead.reserve(tokens(2, 64))
+    dead.die()
+    hub.state.check_integrity()
+    assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == len(hub.state.writes.quarantined) == 0
+    assert survivor.lookup(text).matches, "what was published stays"
+    assert not survivor.lookup(tokens(2, 64)).matches, "what was not finished never appears"
+
+
+def test_a_dead_rank_ends_the_writes_of_its_engine(hub):
+    first = hub.join(rank=0, namespace=namespace(world_size=2))
+    dead = hub.join(rank=1, namespace=namespace(world_size=2), process=ELSEWHERE)
+    reserved = first.reserve(tokens(1, 64))
+    dead.die()
+    with pytest.raises(LeaseError):
+        first.commit(reserved)
+    assert first.ask(wire.Ping).revoked == (reserved.lease,)
+
+
+def test_a_process_that_does_not_run_cannot_register(hub):
+    mine = ProcessId.mine()
+    with pytest.raises(InvalidInput, match="does not run"):
+        hub.join(process=ProcessId(mine.host, 2**22 + 1, 5))
+
+
+def test_a_process_is_believed_to_map_the_arena_only_if_it_does(hub):
+    member = hub.join(maps=False)
+    view = ArenaView(hub.arena.name)
+    with pytest.raises(InvalidInput, match="not this hub's arena"):
+        member.ask(wire.Mapped, nonce="another", mapping=view.mapping)
+    with pytest.raises(InvalidInput, match="no process holds mapping"):
+        member.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping + 1)
+    assert member.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping).granted == ()
+    onlooker = hub.join("other", rank=-1)
+    with pytest.raises(InvalidInput, match="writes no shard"):
+        onlooker.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping)

@@ -1,0 +1,101 @@
+"""Reservations and commits of a hub's service, called directly."""
+
+import numpy as np
+import pytest
+from hub_direct import namespace, spans_of, tokens
+
+from blendhub import wire
+from blendhub.errors import ArenaFull, InvalidInput
+from blendhub.plan import Span
+
+
+def test_nothing_is_found_before_every_rank_has_committed(hub):
+    first, second = (hub.join(rank=rank, namespace=namespace(world_size=2)) for rank in range(2))
+    text = tokens(1, 64)
+    reserved = first.reserve(text)
+    for rank in (first, second):
+        rank.write(reserved, text)
+    first.commit(reserved)
+    assert not first.lookup(text).matches
+    second.commit(reserved, upto=40)
+    assert spans_of(first.read(text)) == [(0, 32, True)], "only whole chunks count"
+    second.commit(reserved)
+    for rank in (first, second):
+        rank.check(rank.read(text), text)
+    index = first.hub.state.indexes.get(namespace(world_size=2).digest)
+    assert len(index) == 64, "the index learns the tokens once, not once a rank"
+    hub.state.check_integrity()
+
+
+def test_a_run_grows(hub):
+    member, text = hub.join(), tokens(1, 300)
+    first = member.store(text, Span(0, 100))
+    second = member.store(text, Span(100, 300), run=first.run)
+    assert second.run == first.run
+    prompt = np.concatenate([tokens(9, 7), text[60:200]])
+    assert {match.run for match in member.lookup(prompt).matches} == {first.run}
+
+
+def test_a_run_does_not_grow_by_another_texts_tokens(hub):
+    member, text, other = hub.join(), tokens(1, 96), tokens(2, 96)
+    first = member.store(text, Span(0, 64))
+    second = member.store(other, Span(64, 96), run=first.run)
+    assert second.run != first.run
+    hub.state.check_integrity()
+    member.check(member.read(text), text)
+    assert spans_of(member.read(text)) == [(0, 32, True), (32, 64, True)]
+
+
+def test_what_is_stored_exactly_is_not_stored_twice(hub):
+    member, text = hub.join(), tokens(1, 128)
+    member.store(text, Span(0, 96))
+    again = member.reserve(text)
+    assert again.span == Span(96, 128)
+    member.ask(wire.Abort, lease=again.lease)
+    assert not len(member.reserve(text, Span(0, 96)).span)
+    assert len(hub.state.writes.leases) == 0
+
+
+def test_commits_go_forward_and_stay_inside(hub):
+    member = hub.join()
+    reserved = member.reserve(tokens(1, 96))
+    member.commit(reserved, upto=64)
+    for upto in (32, 97):
+        with pytest.raises(InvalidInput, match="has committed up to 64"):
+            member.commit(reserved, upto=upto)
+    onlooker = hub.join(rank=-1)
+    with pytest.raises(InvalidInput, match="no shard"):
+        onlooker.commit(reserved)
+
+
+def test_a_full_arena_says_so_and_goes_on(make_hub):
+    hub = make_hub(n_slots=2)
+    member = hub.join()
+    held = member.reserve(tokens(1, 100))
+    assert held.span == Span(0, 64), "as much as there is room for"
+    with pytest.raises(ArenaFull, match="try again later"):
+        member.reserve(tokens(2, 32))
+    member.ask(wire.Abort, lease=held.lease)
+    assert member.reserve(tokens(2, 32)).lease is not None
+
+
+def test_a_chunk_larger_than_the_arena_is_refused_with_the_sizes(make_hub):
+    hub = make_hub(n_slots=1)
+    member = hub.join(namespace=namespace(world_size=2))
+    with pytest.raises(ArenaFull, match="arena_gib"):
+        member.reserve(tokens(1, 32))
+
+
+def test_slots_of_different_sizes_make_room_for_each_other(make_hub):
+    hub = make_hub(n_slots=7)
+    small, large = hub.join("small"), hub.join("large", namespace=namespace("large", world_size=3))
+    others = [hub.join("large", rank, namespace("large", world_size=3)) for rank in (1, 2)]
+    for seed in range(30):
+        if seed % 3:
+            small.store(tokens(seed, 32))
+        else:
+            reserved = large.reserve(tokens(seed, 32))
+            for member in (large, *others):
+                member.write(reserved, tokens(seed, 32))
+                member.commit(reserved)
+        hub.state.check_integrity()
