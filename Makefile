@@ -8,6 +8,19 @@ PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 
+WORKERS ?= 2
+# Arguments: this target, the target it needs, which tests run beside others, which run one after the other.
+define TIMED
+start=$$(date +%s); result=passed; \
+if $(MAKE) --no-print-directory $(2); then \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(3)" || result=FAILED; \
+	$(BIN)/python -m pytest -m "$(4)" || result=FAILED; \
+else result=FAILED; fi; \
+seconds=$$(($$(date +%s) - start)); \
+echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \
+test $$result = passed
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-fast lint format bench gpu-check soak demo clean
 
@@ -28,11 +41,11 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-test: lint ## Run every check and every test
-	$(BIN)/python -m pytest
+test: ## Run every check and every test, and print how long that took
+	@$(call TIMED,test,lint,not alone,alone)
 
-test-fast: setup ## Run the tests that take little time: no server, engine or installation
-	$(BIN)/python -m pytest -m "not slow"
+test-fast: ## Run the tests that take little time: no server, engine or installation
+	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

@@ -29,6 +29,9 @@ class DeviceTests(ABC):
     dtypes: ClassVar[tuple[str, ...]] = Device.dtypes
     """The dtypes that the device supports; the first rotatable one is used where it does not matter."""
 
+    n_random_transfers: ClassVar[int] = 200
+    """How many random transfers are tried; fewer suit a device whose kernels run in an interpreter."""
+
     @abstractmethod
     def create(self) -> Device:
         """A new device, not attached to anything."""

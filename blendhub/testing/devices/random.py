@@ -65,7 +65,12 @@ class RandomTests(DeviceTests):
         formats = tuple(format for format in get_args(PageFormat) if format in self.formats)
         dtypes = tuple(dtype for dtype in ROTATABLE_DTYPES if dtype in self.dtypes)
 
-        @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=self.n_random_transfers,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
         @given(data=st.data())
         def transfers(data: Any) -> None:
             setup = data.draw(setups(formats, dtypes), label="setup")

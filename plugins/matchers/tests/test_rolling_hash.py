@@ -172,6 +172,7 @@ def test_every_module_that_kernels_call_is_among_their_sources():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_repetition_cannot_make_a_match_slow():
     """One token for ever, stored by many runs: naively, every window would be compared with every page."""
     matcher = RollingHashMatcher(RollingHashOptions())

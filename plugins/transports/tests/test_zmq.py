@@ -205,6 +205,7 @@ def test_a_reply_is_whole_however_narrow_the_clients_own_limits_are(serve, tmp_p
     ]
 
 
+@pytest.mark.alone
 def test_a_client_that_asks_without_a_pause_delays_neither_the_loop_nor_reports_of_departures(serve, tmp_path):
     server = serve(f"ipc://{tmp_path}/s")
     ended = threading.Event()
@@ -313,6 +314,7 @@ def test_each_request_is_answered_once_in_a_frame_without_others(bare, text):
     assert server.service.started == 200 and server.server.refused == 0
 
 
+@pytest.mark.alone
 def test_a_reply_does_not_wait_for_the_work_of_later_requests(bare):
     """The first reply arrives while the handler of the second request blocks the loop."""
     server, dealer = bare
@@ -341,6 +343,7 @@ def test_a_reply_does_not_wait_for_the_work_of_later_requests(bare):
     assert in_time == [True] * 7
 
 
+@pytest.mark.alone
 def test_a_reply_does_not_wait_for_the_work_of_other_clients(bare):
     """Behind three short requests come twenty requests of another client, each of which takes long."""
     server, dealer = bare
