@@ -19,6 +19,8 @@ IMPORTED = (
     "vllm.v1.worker.cpu_worker",
     "compressed_tensors.quantization",
     "blendhub.vllm.connector",
+    "blendhub.vllm.scheduler.connector_scheduler",
+    "blendhub.vllm.worker.connector_worker",
     "blendhub.hub.embedded",
     "blendhub_cpu.device",
     "blendhub_matchers.rolling_hash",
