@@ -2,6 +2,7 @@
 
 from typing import Any, cast, get_args
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,6 +62,7 @@ def tilings(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment]:
 
 
 class RandomTests(DeviceTests):
+    @pytest.mark.slow
     def test_any_transfers(self) -> None:
         formats = tuple(format for format in get_args(PageFormat) if format in self.formats)
         dtypes = tuple(dtype for dtype in ROTATABLE_DTYPES if dtype in self.dtypes)
