@@ -134,7 +134,7 @@ def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_p
     first, second = texts.new(300), texts.new(300)
     moved = [*second, *texts.new(40), *first, *texts.new(9)]
     with Engine(model, SETTINGS, max_num_batched_tokens=128) as engine:
-        assert "exact prefixes are reused" in engine.log and "a window" in engine.log
+        assert "exact prefixes are reused" in engine.log and "an attention window" in engine.log
         expected = engine.one([*first, *second], tokens=20)
         engine.forget()
         again = engine.one([*first, *second], tokens=20, store=False)
