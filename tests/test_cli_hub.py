@@ -1,10 +1,9 @@
-"""The commands that run and watch a hub, most of them with real processes; and the document of its configuration."""
+"""The commands that run and watch a hub, with real processes."""
 
 import contextlib
 import os
 import re
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -14,21 +13,14 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 
 from blendhub.arena_view import SHM
 from blendhub.cli import main
-from blendhub.cli.serve import default_endpoint
-from blendhub.cli.top import Sample, View
 from blendhub.client import HubClient
-from blendhub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
-from blendhub.errors import HubError
 from blendhub.layout import KVLayout, Namespace
-from blendhub.options import describe_options
 from blendhub.plan import Span
-from blendhub.wire import HubStats
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLENDHUB = [sys.executable, "-m", "blendhub.cli"]
@@ -37,194 +29,6 @@ SPACE = Namespace(
     model="a-model",
     layout=KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128),
 )
-
-
-# Configuration.
-
-
-def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
-    file = tmp_path / "hub.toml"
-    file.write_text('arena_gib = 2\nread_lease_s = 5\nstore = {options = {path = "/x", capacity_gib = 1.5}}\n')
-    flags = ["--endpoint", "ipc:///a/b", "--arena-gib", "0.5", "--store", "/y", "--policy", "s3fifo"]
-    assert main(["serve", "--config", str(file), *flags, "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    file.write_text(printed)
-    assert load_config(file) == HubConfig(
-        listen=(Listen(endpoint="ipc:///a/b"),),
-        arena_gib=0.5,
-        read_lease_s=5,
-        store=StoreChoice(options={"path": "/y", "capacity_gib": 1.5}),
-        policy="s3fifo",
-    )
-    assert main(["serve", "--config", str(file), "--print-config"]) == 0
-    assert capsys.readouterr().out == printed
-
-
-def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
-    assert main(["serve", "--print-config"]) == 0
-    printed = capsys.readouterr().out
-    assert printed == as_toml(HubConfig())
-    assert all(re.search(rf"^(# )?\[*{key['name']}\b", printed, re.M) for key in describe_options(HubConfig))
-
-
-@pytest.mark.parametrize(
-    "text, flags, complaint",
-    [
-        ("arena_gb = 1", [], "has no option 'arena_gb' (did you mean 'arena_gib'?)"),
-        ("arena_gib =", [], "is not TOML"),
-        ("", ["--arena-gib", "-1"], "the command line: option arena_gib = -1.0 is not valid"),
-        ("", ["--arena-gib", "nan"], "the command line: option arena_gib = nan is not valid"),
-        ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
-        ("", ["--endpoint", ""], "the command line.listen[0]: option endpoint = '' is not valid"),
-        ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
-        ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),
-        ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
-        ('[store]\nname = "dsk"', [], "did you mean 'disk'?"),
-    ],
-)
-def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, text, flags, complaint):
-    file = tmp_path / "hub.toml"
-    file.write_text(text)
-    small = ["--endpoint", f"ipc://{tmp_path}/hub.sock", "--arena-gib", "0.001"]
-    assert main(["serve", "--config", str(file), *small, *flags]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
-
-
-def test_the_default_socket_is_in_a_directory_of_ones_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert default_endpoint() == default_endpoint() == f"ipc://{tmp_path}/blendhub/hub.sock"
-    assert stat.S_IMODE((tmp_path / "blendhub").stat().st_mode) == 0o700
-
-
-def test_a_default_directory_that_others_rule_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    folder = tmp_path / "blendhub"
-    (tmp_path / "elsewhere").mkdir(mode=0o700)
-    folder.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(HubError, match="it is no directory"):
-        default_endpoint()
-    folder.unlink()
-    folder.mkdir()
-    folder.chmod(0o770)
-    with pytest.raises(HubError, match="with mode 770"):
-        default_endpoint()
-    folder.chmod(0o700)
-    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
-    with pytest.raises(HubError, match=f"only uid {folder.stat().st_uid + 1} can enter"):
-        default_endpoint()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
-    with pytest.raises(HubError, match="cannot make the directory"):
-        default_endpoint()
-
-
-def row_of_the_document(key: dict) -> str:
-    bounds = "".join(f", {name} {limit}" for name, limit in key["bounds"].items() if name != "enum")
-    type_name = {"array of any": "array of tables", "any or null": "table"}.get(key["type"], key["type"])
-    default = "none" if key["default"] is None else f"`{msgspec.json.encode(key['default']).decode()}`"
-    return f"| `{key['name']}` | {type_name}{bounds} | {default} | {key['description']} |"
-
-
-@pytest.mark.parametrize(
-    "title, struct",
-    [("hub.toml", HubConfig), ("[[listen]]", Listen), ("[store]", StoreChoice)],
-    ids=["hub", "listen", "store"],
-)
-def test_every_key_is_documented(title, struct):
-    section = (DOCS / "hub.md").read_text(encoding="utf-8").split(f"\n### `{title}`\n")[1].split("\n#")[0]
-    heading = ["| key | type | default | meaning |", "|---|---|---|---|"]
-    expected = [*heading, *map(row_of_the_document, describe_options(struct))]
-    assert [line for line in section.splitlines() if line.startswith("|")] == expected, "\n".join(expected)
-
-
-def test_every_room_is_documented():
-    rooms = {file.name for file in (DOCS.parent / "blendhub" / "hub").glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "hub.md").read_text(encoding="utf-8"), re.M)) == rooms
-
-
-# Keys.
-
-
-def test_keys_are_their_owners_alone_and_never_overwritten(tmp_path, capsys):
-    folder = tmp_path / "keys"
-    assert main(["keys", str(folder)]) == 0
-    files = [file for file in folder.rglob("*") if file.is_file()]
-    assert {str(file.relative_to(folder)) for file in files} == {
-        "server.secret", "client.secret", "server.public", "clients/client.public"
-    }  # fmt: skip
-    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
-    printed = capsys.readouterr().out
-    assert all(str(file) in printed for file in files)
-    kept = {file: file.read_bytes() for file in files}
-    assert main(["keys", str(folder)]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("blendhub: ") and "never overwritten" in error and error.count("\n") == 1
-    assert {file: file.read_bytes() for file in files} == kept
-
-
-def test_keys_have_a_default_place(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    assert main(["keys"]) == 0
-    assert (tmp_path / "blendhub" / "keys" / "server.secret").exists()
-
-
-def test_keys_where_nothing_can_be_written(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    assert main(["keys", str(tmp_path / "file" / "keys")]) == 2
-    error = capsys.readouterr().err
-    assert "cannot write keys to" in error and error.count("\n") == 1
-
-
-def test_keys_for_a_transport_that_needs_none(tmp_path, capsys):
-    assert main(["keys", str(tmp_path), "--transport", "inproc"]) == 2
-    assert "this transport needs no keys" in capsys.readouterr().err
-    assert main(["keys", str(tmp_path), "--transport", "pigeon"]) == 2
-    assert "'pigeon'" in capsys.readouterr().err
-
-
-# What `top` makes of numbers.
-
-
-def sample(at: float, epoch: int = 1, **counters: float) -> Sample:
-    gauges = {"seconds_lookup_p50": 25e-6, "seconds_lookup_p99": 0.5}
-    return Sample(at, HubStats(epoch=epoch, counters=counters, gauges=gauges, namespaces={}))
-
-
-def test_rates_are_between_two_samples():
-    before = sample(10.0, requests_lookup=10, lookups_that_found=5, tokens_exact=100)
-    now = sample(12.0, requests_lookup=20, lookups_that_found=15, tokens_exact=400, tokens_moved=30, refused_Busy=2)
-    rows = dict(View(now, before).rows())
-    assert rows["lookups"] == "20 (5/s), hit rate 75%"
-    assert rows["exact"] == "400 tokens (150/s)" and rows["moved"] == "30 tokens (15/s)"
-    assert rows["refused"] == "2 Busy"
-    assert View(now, before).latencies() == [("lookup", "20 (5/s)", "25 us", "500 ms")]
-    assert dict(View(now).rows())["exact"] == "400 tokens"
-
-
-def test_a_hub_that_was_restarted_has_no_rate_and_an_idle_one_no_hit_rate():
-    before = sample(1.0, requests_lookup=9, tokens_exact=9)
-    rows = dict(View(sample(2.0, epoch=2, tokens_exact=10), before).rows())
-    assert rows["lookups"] == "0, hit rate -" and rows["exact"] == "10 tokens"
-
-
-@pytest.mark.parametrize(
-    "flags, complaint",
-    [
-        (["--interval", "0"], "--interval 0.0 should be"),
-        (["--interval", "nan"], "--interval nan should be"),
-        (["--options", "{"], "--options '{' is not a JSON object"),
-        (["--endpoint", "tcp://far.example:1"], "so it needs keys"),
-        ([], "no hub at ipc://"),
-    ],
-)
-def test_what_top_cannot_show_is_one_line_and_exit_code_2(tmp_path, monkeypatch, capsys, flags, complaint):
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert main(["top", "--once", *flags]) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
-
-
-# Real processes.
 
 
 class Served:

@@ -12,6 +12,22 @@ from blendhub.contracts import Matcher, RunKey, Selector, Store, StoredRun
 from blendhub.errors import BrokenContract, InvalidInput
 
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
+BAD_PICKS = [
+    (None, "it should return a list of Span of int, got None"),
+    ([(10, 20)], "it should return a list of Span of int, got [(10, 20)]"),
+    ([Span(np.int64(10), 20)], "it should return a list of Span of int, got [Span("),
+    ((Span(10, 20),), "it should return a list of Span of int, got (Span("),
+    ([Span(9, 20)], "it should pick ascending, disjoint parts of"),
+    ([Span(25, 45)], "it should pick ascending, disjoint parts of"),
+    ([Span(49, 60)], "it should pick ascending, disjoint parts of"),
+    ([Span(60, 70)], "it should pick ascending, disjoint parts of"),
+    ([Span(31, 35)], "it should pick ascending, disjoint parts of"),
+    ([Span(40, 50), Span(10, 20)], "it should pick ascending, disjoint parts of"),
+    ([Span(10, 15), Span(12, 20)], "it should pick ascending, disjoint parts of"),
+    ([Span(10, 10)], "it should pick ascending, disjoint parts of"),
+]
+"""What a selector may not pick of ``MOVED``, and what is said about it."""
+
 TOKENS = np.arange(20, dtype=np.uint32)
 KEY = RunKey("space", "run")
 
@@ -59,23 +75,7 @@ def test_the_picks_of_a_selector_are_joined_where_they_touch():
     assert selector.asked == [(MOVED, 0.5, 1, None)]
 
 
-@pytest.mark.parametrize(
-    "picks, complaint",
-    [
-        (None, "it should return a list of Span of int, got None"),
-        ([(10, 20)], "it should return a list of Span of int, got [(10, 20)]"),
-        ([Span(np.int64(10), 20)], "it should return a list of Span of int, got [Span("),
-        ((Span(10, 20),), "it should return a list of Span of int, got (Span("),
-        ([Span(9, 20)], "it should pick ascending, disjoint parts of"),
-        ([Span(25, 45)], "it should pick ascending, disjoint parts of"),
-        ([Span(49, 60)], "it should pick ascending, disjoint parts of"),
-        ([Span(60, 70)], "it should pick ascending, disjoint parts of"),
-        ([Span(31, 35)], "it should pick ascending, disjoint parts of"),
-        ([Span(40, 50), Span(10, 20)], "it should pick ascending, disjoint parts of"),
-        ([Span(10, 15), Span(12, 20)], "it should pick ascending, disjoint parts of"),
-        ([Span(10, 10)], "it should pick ascending, disjoint parts of"),
-    ],
-)
+@pytest.mark.parametrize("picks, complaint", BAD_PICKS)
 def test_picks_that_break_the_contract_are_refused(picks, complaint):
     with pytest.raises(BrokenContract) as raised:
         Picking(picks).select(MOVED, 0.5)

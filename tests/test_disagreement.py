@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from blendhub.testing.engine import Answer, disagreement
+from engine_harness import Answer, disagreement
 
 NUMBER = {"id": "", "told": {}, "first_token_s": 0.0}
 

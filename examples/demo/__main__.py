@@ -11,8 +11,8 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from blendhub.testing.engine import Engine
-from blendhub.testing.tiny_model import make_tiny_model
+from engine_harness import Engine
+from engine_harness.tiny_model import make_tiny_model
 from examples.demo import experiment, report
 from examples.demo.workload import LONGEST, Workload
 

@@ -7,7 +7,7 @@ import msgspec
 from rich.progress import Progress
 
 from blendhub.plan import Span
-from blendhub.testing.engine import KV, Answer, Engine, deviation
+from engine_harness import KV, Answer, Engine, deviation
 from examples.demo.fates import Fate, Stretch, paint
 from examples.demo.workload import Tokens, Workload
 

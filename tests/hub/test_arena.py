@@ -35,6 +35,7 @@ def test_what_one_side_writes_the_other_reads():
     assert bytes(view.slot(100, 5)) == b"bytes", "who maps it keeps it"
 
 
+@pytest.mark.alone
 def test_an_arena_that_is_given_up_while_it_is_made_leaves_nothing(monkeypatch):
     monkeypatch.setattr("blendhub.hub.arena.STEP", 1 << 16)
 
@@ -85,6 +86,7 @@ def test_a_mapping_is_seen_until_the_last_array_over_it_is_gone():
     arena.close()
 
 
+@pytest.mark.alone
 def test_an_arena_that_does_not_fit_names_the_size_that_would():
     room = os.statvfs(SHM)
     size = room.f_bavail * room.f_frsize + (1 << 20)
@@ -94,6 +96,7 @@ def test_an_arena_that_does_not_fit_names_the_size_that_would():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("within", [(), IN_A_CONTAINER], ids=["beside it", "in a container"])
+@pytest.mark.alone
 def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within):
     if within and subprocess.run([*within, "true"], capture_output=True).returncode:
         pytest.skip("namespaces cannot be made here, they need root and util-linux")

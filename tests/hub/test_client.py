@@ -131,6 +131,7 @@ def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog
         client.lookup(tokens(1, 64))
 
 
+@pytest.mark.alone
 def test_writes_do_not_wait_while_the_client_asks_the_hub(served, monkeypatch):
     """Nor do other calls: they fail at once while the session is registered anew."""
     hub, running = served
@@ -162,6 +163,7 @@ def test_writes_do_not_wait_while_the_client_asks_the_hub(served, monkeypatch):
         until(lambda: client.is_up)
 
 
+@pytest.mark.alone
 def test_a_hub_that_does_not_answer_in_time_is_asked_by_the_client_alone(served, monkeypatch):
     hub, _running = served
     answer, pings = threading.Event(), []

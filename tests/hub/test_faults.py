@@ -20,7 +20,7 @@ from blendhub.hub.arena import remove_leftovers
 from blendhub.hub.embedded import embedded_hub
 from blendhub.plan import Span
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 
 def store(client: HubClient, text: np.ndarray) -> None:

@@ -88,6 +88,7 @@ def test_numbers_that_cannot_be_read_are_no_limit(tree):
     assert tree(v2("/a", {"/a": {"memory.max": 5}})) == 64 * GIB
 
 
+@pytest.mark.alone
 def test_the_arena_is_a_quarter_of_it_and_leaves_half_of_shared_memory(monkeypatch):
     room = os.statvfs("/dev/shm")
     monkeypatch.setattr(memory, "available_bytes", lambda: 4096)

@@ -14,7 +14,7 @@ import pytest
 
 from blendhub.cli import main
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 HUB, ENGINE = "10.77.0.1", "10.77.0.2"
 ENDPOINT = f"tcp://{HUB}:7070"

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blendhub.testing.engine import Engine
-from blendhub.testing.tiny_model import make_tiny_model
+from engine_harness import Engine
+from engine_harness.tiny_model import make_tiny_model
 
 SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
 """Of tests: everything that was asked for is blended, whether it pays or not."""

@@ -1,8 +1,7 @@
 """vLLM's code for GPUs in a process without one: its second model runner, and the attention backends' own Python.
 
-An engine's process imports this before vLLM. Triton's kernels run in Triton's interpreter; of FlashAttention and
-FlashInfer, what is compiled for GPUs is replaced by plain torch. ``ATTENTION`` names the backend that stands where
-vLLM has that for CPUs, ``KERNEL_BLOCK`` how many tokens its kernels take for a block, if not its own choice.
+An engine's interpreter imports this before vLLM. Triton's kernels run in Triton's interpreter; of FlashAttention and
+FlashInfer, ``put_in_place`` replaces by plain torch what is compiled for GPUs.
 """
 
 import os
@@ -120,7 +119,11 @@ def module(name, **content):
     sys.modules[name] = made
 
 
-def put_in_place(attention, kernel_block):
+def put_in_place(attention, second_runner, kernel_block):
+    """``attention`` names the backend that stands where vLLM has that for CPUs; ``kernel_block`` how many tokens its
+    kernels take for a block, if not its own choice.
+    """
+    os.environ |= {"VLLM_USE_V2_MODEL_RUNNER": second_runner, "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE": str(2**20)}
     module(
         "flashinfer",
         BatchPrefillWithPagedKVCacheWrapper=PrefillWrapper,
@@ -149,7 +152,3 @@ def put_in_place(attention, kernel_block):
     if kernel_block:
         backend.get_supported_kernel_block_sizes = classmethod(lambda cls, spec=None: [int(kernel_block)])
     register_backend(AttentionBackendEnum.CPU_ATTN, f"{backend.__module__}.{backend.__qualname__}")
-
-
-if "ATTENTION" in os.environ:
-    put_in_place(os.environ["ATTENTION"], os.environ.get("KERNEL_BLOCK"))

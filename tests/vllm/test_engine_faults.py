@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from blendhub.testing.engine import Engine, disagreement
+from engine_harness import Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE
 
@@ -94,18 +94,23 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "runner",
-    [{}, {"async_scheduling": False}, ON_THE_SECOND_RUNNER],
+    "runner, n_prompts, tokens, blocks",
+    [
+        ({}, 8, 200, 60),
+        ({"async_scheduling": False}, 8, 200, 60),
+        # Its kernels run in an interpreter, which takes it half a second for each step.
+        (ON_THE_SECOND_RUNNER, 4, 60, 47),
+    ],
     ids=["first runner", "first runner, one batch at a time", "second runner"],
 )
-def test_preempted_requests(runner, model, plain, texts):
+def test_preempted_requests(runner, n_prompts, tokens, blocks, model, plain, texts):
     """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""
     shared = texts.new(300)
-    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(8)]
-    with Engine(model, SETTINGS, num_gpu_blocks_override=60, max_model_len=1024, **runner) as engine:
+    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(n_prompts)]
+    with Engine(model, SETTINGS, num_gpu_blocks_override=blocks, max_model_len=1024, **runner) as engine:
         engine.one([*shared, *texts.new(5)])
         engine.forget()
-        answers = engine.ask(*prompts, tokens=200, recompute_ratio=1.0)
+        answers = engine.ask(*prompts, tokens=tokens, recompute_ratio=1.0)
         assert engine.call("preemptions") > 0
         engine.forget()
-    assert disagreement(answers, [plain.one(prompt, tokens=200) for prompt in prompts]) < TOLERANCE
+    assert disagreement(answers, [plain.one(prompt, tokens=tokens) for prompt in prompts]) < TOLERANCE

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import Engine, largest_difference
-from blendhub.testing.tiny_model import make_tiny_model
+from engine_harness import Engine, largest_difference
+from engine_harness.tiny_model import make_tiny_model
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -82,8 +82,7 @@ def start(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
         # vLLM's rotation for CPUs takes part of a longer vector (MLA) for a whole one; that in torch does not.
         plain = {"custom_ops": ["none"]}
-        environment = {"VLLM_LOGGING_LEVEL": "INFO"}
-        return Engine(tmp_path, SETTINGS, load_format="dummy", environment=environment, compilation_config=plain)
+        return Engine(tmp_path, SETTINGS, load_format="dummy", compilation_config=plain)
 
     return start
 
@@ -134,8 +133,8 @@ def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_p
     model = make_tiny_model(tmp_path / "windows", layer_types=["sliding_attention"] * 4, **windows)
     first, second = texts.new(300), texts.new(300)
     moved = [*second, *texts.new(40), *first, *texts.new(9)]
-    with Engine(model, SETTINGS, environment={"VLLM_LOGGING_LEVEL": "INFO"}, max_num_batched_tokens=128) as engine:
-        assert "exact prefixes are reused" in engine.log and "a window" in engine.log
+    with Engine(model, SETTINGS, max_num_batched_tokens=128) as engine:
+        assert "exact prefixes are reused" in engine.log and "an attention window" in engine.log
         expected = engine.one([*first, *second], tokens=20)
         engine.forget()
         again = engine.one([*first, *second], tokens=20, store=False)

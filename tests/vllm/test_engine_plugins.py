@@ -1,13 +1,12 @@
 """Plugins of a stranger, installed beside BlendHub and picked by name, do their work inside of vLLM."""
 
 import json
-import os
 import time
 from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import Engine, disagreement, largest_difference
+from engine_harness import Engine, disagreement, largest_difference
 from tests.conftest import Site
 from tests.test_template import PLUGINS, install_template
 from tests.vllm.conftest import SETTINGS, TOLERANCE
@@ -28,6 +27,7 @@ CHOSEN = SETTINGS | {
 def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     site = install_template(folder, *PLUGINS, "observer")
+    Site(site).install("faulty-selectors", FAULTY, version="0.7")
     return {"PYTHONPATH": str(site), "BLENDHUB_REPORTS": str(folder / "reports.jsonl")}
 
 
@@ -126,12 +126,9 @@ def blendhub_selectors():
         ("raising", "pick: TypeError: '<' not supported between"),
     ],
 )
-def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, tmp_path, name, fault):
-    site = Site(tmp_path)
-    site.install("faulty-selectors", FAULTY, version="0.7")
+def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, environment, name, fault):
     document = texts.new(200)
     prompt = [*texts.new(100), *document, *texts.new(9)]
-    environment = {"PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
     with Engine(model, SETTINGS | {"selector": {"name": name}}, environment=environment) as engine:
         engine.one(document)
         engine.forget()

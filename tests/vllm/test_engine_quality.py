@@ -2,7 +2,7 @@
 
 import pytest
 
-from blendhub.testing.engine import Engine, deviation
+from engine_harness import Engine, deviation
 from tests.vllm.conftest import SETTINGS, Texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

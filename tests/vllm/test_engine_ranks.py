@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import Engine, disagreement
+from engine_harness import Engine, disagreement
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

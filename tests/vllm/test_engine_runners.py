@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import Engine, largest_difference
+from engine_harness import Engine, largest_difference
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -17,17 +17,9 @@ FIRST_TOKENS = {"selector": {"name": "first_k", "options": {"k": 1}}}
 
 
 def start(model: Path, backend: str, second: bool, kernel_block: str = "", **options):
-    given = {key: dict(value) if isinstance(value, dict) else value for key, value in ON_THE_SECOND_RUNNER.items()}
-    given["environment"] |= {
-        "VLLM_USE_V2_MODEL_RUNNER": str(int(second)),
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "ATTENTION": backend,
-        "KERNEL_BLOCK": kernel_block,
-        # FlexAttention is compiled by what cannot compile it for a CPU.
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_FLASHINFER_WORKSPACE_BUFFER_SIZE": str(2**20),
-    }
-    return Engine(model, SETTINGS | {"chunk_tokens": 32} | options.pop("settings", {}), **given, **FEW | options)
+    arrange = ["tests.vllm.gpu_stand_ins:put_in_place", backend, str(int(second)), kernel_block]
+    settings = SETTINGS | {"chunk_tokens": 32} | options.pop("settings", {})
+    return Engine(model, settings, arrange=arrange, **ON_THE_SECOND_RUNNER, **FEW | options)
 
 
 BACKENDS = {

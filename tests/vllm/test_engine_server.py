@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import ENVIRONMENT
+from engine_harness import ENVIRONMENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

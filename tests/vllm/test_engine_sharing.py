@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from blendhub.testing.engine import Engine, largest_difference
-from blendhub.testing.tiny_model import SHAPE, make_tiny_model
+from engine_harness import Engine, largest_difference
+from engine_harness.tiny_model import SHAPE, make_tiny_model
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS
 
@@ -88,7 +88,7 @@ def test_an_engine_that_cannot_map_the_hub_s_memory_says_so_and_asks_for_nothing
     hub = HubProcess(tmp_path, arena_gib=0.25, within=WITH_MEMORY_OF_ITS_OWN)
     chosen = SETTINGS | {"endpoint": hub.endpoint, "hub": {}}
     try:
-        with Engine(model, chosen, environment={"VLLM_LOGGING_LEVEL": "INFO"}) as engine:
+        with Engine(model, chosen) as engine:
             document = texts.new(400)
             answers = [engine.one([*texts.new(30), *document, *texts.new(9)]) for _ in range(2)]
             log = engine.log
@@ -101,10 +101,8 @@ def test_an_engine_that_cannot_map_the_hub_s_memory_says_so_and_asks_for_nothing
 
 
 def test_the_start_says_how_much_room_there_is(model):
-    with Engine(model, SETTINGS, environment={"VLLM_LOGGING_LEVEL": "INFO"}) as engine:
-        assert re.search(
-            r"text is reused anywhere; hub of this engine's own; arena 256 MiB: about [\d,]+ tokens", engine.log
-        )
+    with Engine(model, SETTINGS) as engine:
+        assert re.search(r"text is reused anywhere; embedded hub; arena 256 MiB: about [\d,]+ tokens", engine.log)
     small = SETTINGS | {"hub": {"arena_gib": 0.001, "metrics": ""}}
-    with Engine(model, small, environment={"VLLM_LOGGING_LEVEL": "INFO"}) as engine:
+    with Engine(model, small) as engine:
         assert "less than one prompt of max_model_len 2,048" in engine.log

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.testing.engine import Engine, disagreement
+from engine_harness import Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(600)]
 
 TIMEOUT_S = 0.5
 LATE_S = 0.1

@@ -19,6 +19,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.test_contracts import BAD_PICKS, MOVED, Picking
 
 HEADS, WIDTH, BLOCK, BLOCKS = 2, 8, 16, 32
 LAYOUT = KVLayout(layers=3, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=32)
@@ -61,35 +62,13 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
         scores.max().item()
 
 
-MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
-
-
-class Picking(Selector):
-    """A selector that always picks the same."""
-
-    def __init__(self, picked: object) -> None:
-        self._picked = picked
-
-    def pick(self, moved, ratio, block_tokens, scores):
-        return self._picked
-
-
 @pytest.mark.parametrize(
     "picked, complaint",
     [
         ([], None),
         ([Span(10, 30), Span(42, 50)], None),
         ([Span(12, 15), Span(16, 22)], None),
-        (None, "it should return a list of Span of int, got None"),
-        ([(10, 20)], "it should return a list of Span of int, got [(10, 20)]"),
-        ([Span(np.int64(10), 20)], "it should return a list of Span of int, got [Span("),
-        ((Span(10, 20),), "it should return a list of Span of int, got (Span("),
-        ([Span(9, 20)], "it should pick ascending, disjoint parts of"),
-        ([Span(25, 45)], "it should pick ascending, disjoint parts of"),
-        ([Span(49, 60)], "it should pick ascending, disjoint parts of"),
-        ([Span(40, 50), Span(10, 20)], "it should pick ascending, disjoint parts of"),
-        ([Span(10, 15), Span(12, 20)], "it should pick ascending, disjoint parts of"),
-        ([Span(10, 10)], "it should pick ascending, disjoint parts of"),
+        *BAD_PICKS,
     ],
 )
 def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_text(picked, complaint):

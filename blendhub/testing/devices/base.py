@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeAlias
 
 import pytest
@@ -12,6 +13,21 @@ from blendhub.layout import ITEM_SIZES
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup
 
 MakeHarness: TypeAlias = Callable[[Setup], DeviceHarness]
+
+
+@contextmanager
+def harnesses(create: Callable[[], Device], torch_type: str) -> Iterator[MakeHarness]:
+    """Makes harnesses, each with a new device; all devices are closed at the end."""
+    made: list[DeviceHarness] = []
+
+    def make(setup: Setup) -> DeviceHarness:
+        made.append(DeviceHarness(create(), torch_type, setup))
+        return made[-1]
+
+    yield make
+    for harness in made:
+        harness.device.close()
+
 
 ROTATABLE_DTYPES = tuple(dtype for dtype in ITEM_SIZES if dtype != "int8")
 """The dtypes whose keys can be rotated."""
@@ -28,6 +44,9 @@ class DeviceTests(ABC):
 
     dtypes: ClassVar[tuple[str, ...]] = Device.dtypes
     """The dtypes that the device supports; the first rotatable one is used where it does not matter."""
+
+    n_random_transfers: ClassVar[int] = 200
+    """How many random transfers are tried; fewer suit a device whose kernels run in an interpreter."""
 
     @abstractmethod
     def create(self) -> Device:
@@ -53,17 +72,14 @@ class DeviceTests(ABC):
 
     @pytest.fixture
     def make_harness(self) -> Iterator[MakeHarness]:
-        """Makes harnesses, each with a new device; all are closed when the test ends."""
-        made: list[DeviceHarness] = []
+        """Makes harnesses, unless the device does not support what a setup needs."""
+        with harnesses(self.create, self.torch_type) as make:
 
-        def make(setup: Setup) -> DeviceHarness:
-            self.skip_unless_served(setup.format, setup.dtype)
-            made.append(DeviceHarness(self.create(), self.torch_type, setup))
-            return made[-1]
+            def make_if_served(setup: Setup) -> DeviceHarness:
+                self.skip_unless_served(setup.format, setup.dtype)
+                return make(setup)
 
-        yield make
-        for harness in made:
-            harness.device.close()
+            yield make_if_served
 
     @pytest.fixture
     def harness(self, make_harness: MakeHarness) -> DeviceHarness:

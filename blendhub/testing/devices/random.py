@@ -2,6 +2,7 @@
 
 from typing import Any, cast, get_args
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,11 +62,17 @@ def tilings(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment]:
 
 
 class RandomTests(DeviceTests):
+    @pytest.mark.slow
     def test_any_transfers(self) -> None:
         formats = tuple(format for format in get_args(PageFormat) if format in self.formats)
         dtypes = tuple(dtype for dtype in ROTATABLE_DTYPES if dtype in self.dtypes)
 
-        @settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+        @settings(
+            max_examples=self.n_random_transfers,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        )
         @given(data=st.data())
         def transfers(data: Any) -> None:
             setup = data.draw(setups(formats, dtypes), label="setup")

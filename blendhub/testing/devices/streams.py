@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from blendhub.contracts import Device, PageFormat
+from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
@@ -41,18 +42,11 @@ class StreamSuite(ABC):
 
     @pytest.fixture
     def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
-        """Makes harnesses of devices on ``runtime``; all are closed when the test ends."""
-        made: list[DeviceHarness] = []
-
-        def make(**fields: Any) -> DeviceHarness:
-            defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
-            sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
-            made.append(DeviceHarness(self.create(runtime), "cpu", Setup(**{**defaults, **sizes, **fields})))
-            return made[-1]
-
-        yield make
-        for harness in made:
-            harness.device.close()
+        """Makes harnesses of devices on ``runtime``, of a small setup with these fields changed."""
+        defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
+        sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
+        with harnesses(lambda: self.create(runtime), "cpu") as make:
+            yield lambda **fields: make(Setup(**{**defaults, **sizes, **fields}))
 
     @pytest.fixture
     def harness(self, make_harness: MakeHarness) -> DeviceHarness:

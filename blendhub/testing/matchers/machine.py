@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -127,6 +128,7 @@ class History(RuleBasedStateMachine):
 class HistoryTests(MatcherTests):
     """The matcher and the reference agree after any history of calls."""
 
+    @pytest.mark.slow
     def test_any_history_of_calls(self) -> None:
         suite = self
 

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from blendhub import errors
-from blendhub.contracts import Codec, Connection, Envelope, Server, Service, Transport
+from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Peer
 from blendhub.host import PluginHost
 
@@ -178,6 +178,16 @@ class TransportTests(ABC):
     @pytest.fixture
     def connection(self, server: Running, connect: Connect) -> Connection:
         return connect(server.endpoint)
+
+
+def check_echo(connection: Connection, text: str, timeout: float = LONG) -> None:
+    """Fails unless the server answers with the same text."""
+    assert connection.call(Envelope(EchoRequest(text)), timeout).message == EchoReply(text)
+
+
+def submit_slow(connection: Connection, timeout: float = LONG) -> Pending:
+    """A request that its server answers late."""
+    return connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), timeout)
 
 
 def free_port() -> int:

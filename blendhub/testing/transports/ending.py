@@ -15,12 +15,13 @@ from blendhub.testing.transports.base import (
     LONG,
     SOON,
     Connect,
-    EchoReply,
     EchoRequest,
     EchoService,
     Running,
     Serve,
     TransportTests,
+    check_echo,
+    submit_slow,
 )
 
 
@@ -29,7 +30,7 @@ def _until_it_answers(connection: Connection) -> float:
     started = time.monotonic()
     while True:
         try:
-            assert connection.call(Envelope(EchoRequest("back")), 1.0).message == EchoReply("back")
+            check_echo(connection, "back", 1.0)
             return time.monotonic() - started
         except TransportError:
             assert time.monotonic() - started < SOON, "the server is back, but the connection does not reach it"
@@ -38,8 +39,8 @@ def _until_it_answers(connection: Connection) -> float:
 
 class EndingTests(TransportTests):
     def test_a_server_that_closes_is_reported(self, server: Running, connection: Connection) -> None:
-        connection.call(Envelope(EchoRequest("warm")), LONG)
-        pending = [connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), LONG) for _ in range(3)]
+        check_echo(connection, "warm")
+        pending = [submit_slow(connection) for _ in range(3)]
         assert not pending[0].done()
         time.sleep(0.1)
         started = time.monotonic()
@@ -55,7 +56,7 @@ class EndingTests(TransportTests):
         server.run(server.server.close())
 
     def test_a_connection_that_closes_ends_its_requests(self, connection: Connection) -> None:
-        pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), LONG)
+        pending = submit_slow(connection)
         connection.close()
         with pytest.raises(PeerGone):
             pending.result()
@@ -66,7 +67,7 @@ class EndingTests(TransportTests):
     def test_a_new_server_at_the_same_endpoint_is_found(self, server: Running, serve: Serve, connect: Connect) -> None:
         connection = connect(server.endpoint)
         for _ in range(3):
-            connection.call(Envelope(EchoRequest("here")), LONG)
+            check_echo(connection, "here")
             server.stop()
             server = serve(endpoint=server.endpoint)
             _until_it_answers(connection)
@@ -74,7 +75,7 @@ class EndingTests(TransportTests):
     def test_an_endpoint_has_one_server(self, server: Running, serve: Serve, connection: Connection) -> None:
         with pytest.raises(InvalidInput):
             serve(endpoint=server.endpoint)
-        assert connection.call(Envelope(EchoRequest("still here")), LONG).message == EchoReply("still here")
+        check_echo(connection, "still here")
 
     @pytest.mark.slow
     def test_a_server_that_is_killed_is_reported_and_found_again(self, path: Path, connect: Connect) -> None:
@@ -85,7 +86,7 @@ class EndingTests(TransportTests):
         for _ in range(3):
             server = self._process(endpoint)
             _until_it_answers(connection)
-            pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), LONG)
+            pending = submit_slow(connection)
             assert not pending.done()
             time.sleep(0.1)
             assert server.pid
@@ -100,7 +101,7 @@ class EndingTests(TransportTests):
     def test_a_fork_does_not_use_the_connection_of_its_parent(self, connection: Connection) -> None:
         if not self.crosses_processes:
             pytest.skip("a fork has no server to talk to")
-        connection.call(Envelope(EchoRequest("parent")), LONG)
+        check_echo(connection, "parent")
 
         def use() -> None:
             try:
@@ -113,7 +114,7 @@ class EndingTests(TransportTests):
         child.start()
         child.join(LONG)
         assert child.exitcode == 0
-        assert connection.call(Envelope(EchoRequest("parent")), LONG).message == EchoReply("parent")
+        check_echo(connection, "parent")
 
     def _process(self, endpoint: str) -> "multiprocessing.process.BaseProcess":
         transport = self.create()

@@ -10,26 +10,27 @@ from blendhub.testing.transports.base import (
     LONG,
     SOON,
     Connect,
-    EchoReply,
     EchoRequest,
     EchoService,
     Running,
     Serve,
     TransportTests,
+    check_echo,
+    submit_slow,
 )
 
 
 class LimitTests(TransportTests):
     def test_a_request_ends_at_its_deadline(self, connection: Connection) -> None:
-        connection.call(Envelope(EchoRequest("warm")), LONG)
+        check_echo(connection, "warm")
         started = time.monotonic()
         with pytest.raises(DeadlineExceeded):
             connection.call(Envelope(EchoRequest("slow", seconds=LONG)), 0.3)
         assert 0.25 < time.monotonic() - started < SOON
-        assert connection.call(Envelope(EchoRequest("still here")), LONG).message == EchoReply("still here")
+        check_echo(connection, "still here")
 
     def test_a_deadline_passes_even_if_no_thread_waits(self, connection: Connection) -> None:
-        pending = connection.submit(Envelope(EchoRequest("slow", seconds=LONG)), 0.2)
+        pending = submit_slow(connection, 0.2)
         time.sleep(0.3)
         assert pending.done()
         with pytest.raises(DeadlineExceeded):
@@ -40,7 +41,7 @@ class LimitTests(TransportTests):
             with pytest.raises(DeadlineExceeded):
                 connection.call(Envelope(EchoRequest(f"late {number}", seconds=0.15)), 0.1)
         time.sleep(0.2)
-        assert connection.call(Envelope(EchoRequest("mine")), LONG).message == EchoReply("mine")
+        check_echo(connection, "mine")
 
     def test_one_request_too_many_is_answered_busy_at_once(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(2)]
@@ -49,7 +50,7 @@ class LimitTests(TransportTests):
         n_busy = 0
         for number in range(self.max_pending + 20):
             try:
-                pending.append(connections[number % 2].submit(Envelope(EchoRequest("wait", seconds=LONG)), LONG))
+                pending.append(submit_slow(connections[number % 2]))
             except Busy:
                 n_busy += 1
         while n_busy < 20 and time.monotonic() - started < LONG:
@@ -64,13 +65,13 @@ class LimitTests(TransportTests):
         connection = connect(server.endpoint)
         for _ in range(self.max_pending + 5):
             try:
-                connection.submit(Envelope(EchoRequest("wait", seconds=LONG)), 1.0)
+                submit_slow(connection, 1.0)
             except Busy:
                 break
         deadline = time.monotonic() + LONG
         while True:
             try:
-                assert connection.call(Envelope(EchoRequest("room")), 5.0).message == EchoReply("room")
+                check_echo(connection, "room", 5.0)
                 return
             except (Busy, DeadlineExceeded):
                 assert time.monotonic() < deadline

@@ -17,6 +17,7 @@ pytestmark = [] if HAS_GPU else [pytest.mark.slow]
 class TestCuda(DeviceSuite):
     torch_type = CudaDevice.torch_type if HAS_GPU else "cpu"
     formats = CudaDevice.formats
+    n_random_transfers = 200 if HAS_GPU else 40
 
     def create(self) -> Device:
         return CudaDevice(CudaOptions(), CudaRuntime if HAS_GPU else lambda device: DeferredRuntime())

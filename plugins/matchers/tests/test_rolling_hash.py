@@ -54,6 +54,7 @@ def check_table(matcher: RollingHashMatcher) -> None:
     assert np.count_nonzero(table) == matcher._counters[ENTRIES]
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)  # the first one may compile the kernels
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.integers(1, 8)), max_size=40), st.sampled_from([2, 7, 32])
@@ -172,6 +173,7 @@ def test_every_module_that_kernels_call_is_among_their_sources():
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_repetition_cannot_make_a_match_slow():
     """One token for ever, stored by many runs: naively, every window would be compared with every page."""
     matcher = RollingHashMatcher(RollingHashOptions())

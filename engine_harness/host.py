@@ -1,14 +1,13 @@
-"""A process with one vLLM engine in it, which does what is asked through a pipe.
+"""One vLLM engine in this process, which does what is asked through a pipe.
 
-vLLM makes one engine in a process well, and no second one after it. Run by path, so that it also works with an
-interpreter that has vLLM but not BlendHub.
+vLLM makes one engine in a process well, and no second one after it. Imports nothing of BlendHub at the top, so that
+it also works with an interpreter that has vLLM but not BlendHub.
 """
 
 import importlib
-import sys
 import time
 import zlib
-from multiprocessing.connection import Client
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -238,7 +237,7 @@ def _own_time() -> float:
     return time.perf_counter() - waited_ns / 1e9
 
 
-def _mend_llvmlite() -> None:
+def mend_llvmlite() -> None:
     """vLLM looks into every object of every module, and stumbles over llvmlite's library, which has every attribute."""
     try:
         from llvmlite.binding import ffi
@@ -268,15 +267,20 @@ def _allow_asynchronous_scheduling() -> None:
     setattr(CpuPlatform, "check_and_update_config", classmethod(check_all_but_scheduling))  # noqa: B010
 
 
-def main() -> None:
-    line = Client(sys.argv[1], "AF_UNIX")
-    _mend_llvmlite()
+def serve(line: Connection) -> None:
+    """Start an engine, and do what is asked through the pipe until it is closed."""
+    import torch
+
     try:
-        modules, options = line.recv()
-        for module in modules:
-            importlib.import_module(module)
+        arrange, model, options = line.recv()
+        if arrange:
+            module, _, function = arrange[0].partition(":")
+            getattr(importlib.import_module(module), function)(*arrange[1:])
         _allow_asynchronous_scheduling()
-        host = Host(sys.argv[2], options)
+        if options["enforce_eager"]:
+            # Otherwise vLLM compiles how it counts likely tokens, which takes each engine three seconds.
+            torch.compiler.set_stance("force_eager")
+        host = Host(model, options)
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
@@ -293,7 +297,3 @@ def main() -> None:
         line.send(answer)
         if method == "close":
             return
-
-
-if __name__ == "__main__":
-    main()

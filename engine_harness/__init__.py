@@ -1,0 +1,6 @@
+"""vLLM engines in separate processes, for tests, benchmarks and the demo; not part of any distribution."""
+
+from engine_harness.answers import KV, Answer, Beside, deviation, disagreement, largest_difference
+from engine_harness.engine import ENVIRONMENT, Engine
+
+__all__ = ["ENVIRONMENT", "KV", "Answer", "Beside", "Engine", "deviation", "disagreement", "largest_difference"]

@@ -1,0 +1,77 @@
+"""What engines answer, and how far two answers differ."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+KV = npt.NDArray[np.float32]
+
+
+class Answer:
+    """What an engine answered to one prompt."""
+
+    def __init__(self, call: Callable[..., Any], told: dict[str, Any]) -> None:
+        """``call`` calls a method of the engine's host."""
+        self._call = call
+        self.id: str = told["id"]
+        self.tokens: list[int] = told["tokens"]
+        self.logprobs: list[dict[int, float]] = told["logprobs"]
+        """For each token, the log-probabilities of the 20 most likely ones."""
+        self.told: dict[str, Any] = told["told"]
+        """BlendHub's report."""
+        self.first_token_s: float = told["first_token_s"]
+
+    def kv(self, n: int) -> KV:
+        """``[layers, 2, n, heads, width]`` of the prompt's first tokens; ask before other prompts need the blocks."""
+        kv: KV = self._call("kv", self.id, n)
+        return kv
+
+
+class Beside:
+    """What an engine answered to one prompt while it answered another one."""
+
+    def __init__(self, call: Callable[..., Any], told: dict[str, Any]) -> None:
+        self.answer = Answer(call, told["answer"])
+        self.stream = Answer(call, told["stream"])
+        self.longest_gap_s: float = told["longest_gap_s"]
+        """Between two tokens of the other answer, after the prompt was asked."""
+        self.ended_s: float = told["ended_s"]
+
+
+def deviation(given: KV, expected: KV) -> float:
+    """How far KV is from what it should be, relative to its size."""
+    return float(np.linalg.norm(given - expected) / np.linalg.norm(expected))
+
+
+def largest_difference(given: KV, expected: KV) -> float:
+    """The largest difference of a number, relative to the largest number."""
+    return float(np.abs(given - expected).max() / np.abs(expected).max())
+
+
+def disagreement(given: Sequence[Answer], expected: Sequence[Answer]) -> float:
+    """The largest difference of a likely token's log-probability, as far as answers continue the same text.
+
+    Tokens themselves are equal only between engines of the same kind, asked one prompt after the other: where two are
+    almost equally likely, rounding decides, and the rest of the two answers cannot be compared.
+    """
+    return max(_disagreement(*pair) for pair in zip(given, expected, strict=True))
+
+
+def _disagreement(given: Answer, expected: Answer) -> float:
+    worst = 0.0
+    for ours, theirs, token, other in zip(
+        given.logprobs, expected.logprobs, given.tokens, expected.tokens, strict=True
+    ):
+        likely = {*_most_likely(ours), *_most_likely(theirs)}
+        worst = max(worst, *(abs(ours.get(one, -math.inf) - theirs.get(one, -math.inf)) for one in likely))
+        if token != other:
+            break
+    return worst
+
+
+def _most_likely(logprobs: dict[int, float]) -> list[int]:
+    """Half of those known: the others may be missing where rounding decides which are known."""
+    return sorted(logprobs, key=logprobs.__getitem__, reverse=True)[: len(logprobs) // 2]

@@ -1,0 +1,133 @@
+"""A vLLM engine in a separate process."""
+
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
+
+from engine_harness.answers import Answer, Beside
+from engine_harness.interpreter import answer, interpreter
+
+OPTIONS: dict[str, Any] = {
+    "dtype": "float32",
+    "block_size": 32,
+    "enforce_eager": True,
+    "distributed_executor_backend": "uni",
+    "async_scheduling": True,
+    "max_model_len": 2048,
+    "max_num_batched_tokens": 2048,
+    "max_num_seqs": 64,
+}
+ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # Without a connector vLLM computes on one core of two, unless it is bound.
+    "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "0-1"),
+    "VLLM_CPU_CI_ENV": "1",
+    "VLLM_LOGGING_LEVEL": "INFO",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+class Engine:
+    """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM."""
+
+    def __init__(
+        self,
+        model: Path,
+        blendhub: dict[str, Any] | None = None,
+        *,
+        kv_role: str = "kv_both",
+        python: str = sys.executable,
+        environment: dict[str, str] | None = None,
+        prepare: Sequence[str] = (),
+        arrange: Sequence[str] = (),
+        **options: Any,
+    ) -> None:
+        """``prepare``: modules to import before vLLM, for all engines of one interpreter. ``arrange``: a function as
+        ``module:function``, and its arguments, to call in this engine's process before vLLM makes the engine.
+        """
+        if blendhub is not None:
+            options["kv_transfer_config"] = {
+                "kv_connector": "BlendHubConnector",
+                "kv_role": kv_role,
+                "kv_connector_extra_config": {"blendhub": blendhub},
+            }
+        self._interpreter = interpreter(python, ENVIRONMENT | (environment or {}), prepare)
+        self._place = tempfile.TemporaryDirectory(prefix="bh-engine-")
+        self._log = Path(self._place.name) / "log"
+        with Listener(f"{self._place.name}/line", "AF_UNIX") as listener:
+            self._pid = self._interpreter.fork(self._log, str(listener.address))
+            self._line = listener.accept()
+        self._line.send((list(arrange), str(model), OPTIONS | options))
+        answer(self._line, self._log)
+
+    def ask(
+        self,
+        *prompts: Sequence[int],
+        tokens: int = 1,
+        abort_after: float | None = None,
+        each: Sequence[dict[str, Any]] | None = None,
+        **asked: Any,
+    ) -> list[Answer]:
+        """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
+
+        ``cache_salt`` and ``lora``, an adapter's directory, go to vLLM itself.
+
+        What was aborted before it had an answer is left out.
+        """
+        told = self.call("ask", list(map(list, prompts)), list(each or [asked] * len(prompts)), tokens, abort_after)
+        return [Answer(self.call, one) for one in told if one is not None]
+
+    def one(self, prompt: Sequence[int], tokens: int = 1, **asked: Any) -> Answer:
+        """Ask one prompt."""
+        return self.ask(prompt, tokens=tokens, **asked)[0]
+
+    def beside(
+        self, stream: Sequence[int], stream_tokens: int, prompt: Sequence[int], tokens: int = 1, **asked: Any
+    ) -> Beside:
+        """Ask one prompt while another request decodes so many tokens."""
+        return Beside(self.call, self.call("beside", list(stream), stream_tokens, list(prompt), asked, tokens))
+
+    def forget(self) -> None:
+        """Empty vLLM's own cache, so that only what was stored can help."""
+        if not self.call("forget"):
+            raise RuntimeError("blocks of vLLM are still held")
+
+    @property
+    def log(self) -> str:
+        """What it has written to its output."""
+        return self._log.read_text(errors="replace")
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Another of the host's methods."""
+        self._line.send((method, arguments))
+        return answer(self._line, self._log)
+
+    def close(self) -> float:
+        """End it, and tell how many seconds vLLM took for that; raises if it ended badly."""
+        try:
+            seconds: float = self.call("close")
+            code = self._interpreter.exit_code(self._pid, 60)
+            if code:
+                raise RuntimeError(f"the engine ended with exit code {code}:\n{self.log[-3000:]}")
+            return seconds
+        finally:
+            self._kill()
+            self._place.cleanup()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _kill(self) -> None:
+        """End the process if it has not ended: its pid is free for others only after the interpreter waited for it."""
+        if self._interpreter.exit_code(self._pid, 0) is None:
+            os.kill(self._pid, signal.SIGKILL)
+            self._interpreter.exit_code(self._pid, 60)

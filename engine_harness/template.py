@@ -1,0 +1,81 @@
+"""A process that imports everything an engine needs, and then is forked for each engine.
+
+It only imports: threads of a pool that had computed something would be missing in its children.
+"""
+
+import importlib
+import importlib.util
+import multiprocessing
+import os
+from multiprocessing.connection import Client
+from typing import Any
+
+from engine_harness import host
+
+IMPORTED = (
+    "vllm.entrypoints.llm",
+    "vllm.model_executor.models.qwen3",
+    "vllm.v1.worker.cpu_model_runner",
+    "vllm.v1.worker.cpu_worker",
+    "compressed_tensors.quantization",
+    "blendhub.vllm.connector",
+    "blendhub.vllm.scheduler.connector_scheduler",
+    "blendhub.vllm.worker.connector_worker",
+    "blendhub.hub.embedded",
+    "blendhub_cpu.device",
+    "blendhub_matchers.rolling_hash",
+    "blendhub_selectors.ranking",
+    "blendhub_transports.zmq_transport",
+)
+"""What engines of this repository import at their start; those that an interpreter lacks are left out."""
+
+
+class Template:
+    """Forks itself, and waits for what it forked."""
+
+    def __init__(self) -> None:
+        self._context = multiprocessing.get_context("fork")
+        self._processes: dict[int, Any] = {}
+
+    def fork(self, log: str, address: str) -> int:
+        process = self._context.Process(target=_run, args=(log, address))
+        process.start()
+        assert process.pid is not None
+        self._processes[process.pid] = process
+        return process.pid
+
+    def exit_code(self, pid: int, timeout_s: float) -> int | None:
+        process = self._processes[pid]
+        process.join(timeout_s)
+        code: int | None = process.exitcode
+        return code
+
+
+def main(address: str) -> None:
+    line = Client(address, "AF_UNIX")
+    host.mend_llvmlite()
+    try:
+        for module in line.recv():
+            importlib.import_module(module)
+        for module in IMPORTED:
+            if importlib.util.find_spec(module.partition(".")[0]):
+                importlib.import_module(module)
+    except Exception as error:
+        line.send(RuntimeError(f"{type(error).__name__}: {error}"))
+        raise
+    line.send("ready")
+    template = Template()
+    while True:
+        try:
+            method, *arguments = line.recv()
+        except EOFError:
+            return
+        line.send(getattr(template, method)(*arguments))
+
+
+def _run(log: str, address: str) -> None:
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
+    host.serve(Client(address, "AF_UNIX"))

@@ -1,0 +1,42 @@
+"""`blendhub keys`."""
+
+import stat
+
+from blendhub.cli import main
+
+
+def test_keys_are_their_owners_alone_and_never_overwritten(tmp_path, capsys):
+    folder = tmp_path / "keys"
+    assert main(["keys", str(folder)]) == 0
+    files = [file for file in folder.rglob("*") if file.is_file()]
+    assert {str(file.relative_to(folder)) for file in files} == {
+        "server.secret", "client.secret", "server.public", "clients/client.public"
+    }  # fmt: skip
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
+    printed = capsys.readouterr().out
+    assert all(str(file) in printed for file in files)
+    kept = {file: file.read_bytes() for file in files}
+    assert main(["keys", str(folder)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and "never overwritten" in error and error.count("\n") == 1
+    assert {file: file.read_bytes() for file in files} == kept
+
+
+def test_keys_have_a_default_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert main(["keys"]) == 0
+    assert (tmp_path / "blendhub" / "keys" / "server.secret").exists()
+
+
+def test_keys_where_nothing_can_be_written(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["keys", str(tmp_path / "file" / "keys")]) == 2
+    error = capsys.readouterr().err
+    assert "cannot write keys to" in error and error.count("\n") == 1
+
+
+def test_keys_for_a_transport_that_needs_none(tmp_path, capsys):
+    assert main(["keys", str(tmp_path), "--transport", "inproc"]) == 2
+    assert "this transport needs no keys" in capsys.readouterr().err
+    assert main(["keys", str(tmp_path), "--transport", "pigeon"]) == 2
+    assert "'pigeon'" in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""The configuration of a hub: files, flags, mistakes, and its document."""
+
+import os
+import re
+import stat
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from blendhub.cli import main
+from blendhub.cli.serve import default_endpoint
+from blendhub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
+from blendhub.errors import HubError
+from blendhub.options import describe_options
+
+DOCS = Path(__file__).parent.parent / "docs"
+
+
+def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
+    file = tmp_path / "hub.toml"
+    file.write_text('arena_gib = 2\nread_lease_s = 5\nstore = {options = {path = "/x", capacity_gib = 1.5}}\n')
+    flags = ["--endpoint", "ipc:///a/b", "--arena-gib", "0.5", "--store", "/y", "--policy", "s3fifo"]
+    assert main(["serve", "--config", str(file), *flags, "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    file.write_text(printed)
+    assert load_config(file) == HubConfig(
+        listen=(Listen(endpoint="ipc:///a/b"),),
+        arena_gib=0.5,
+        read_lease_s=5,
+        store=StoreChoice(options={"path": "/y", "capacity_gib": 1.5}),
+        policy="s3fifo",
+    )
+    assert main(["serve", "--config", str(file), "--print-config"]) == 0
+    assert capsys.readouterr().out == printed
+
+
+def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
+    assert main(["serve", "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == as_toml(HubConfig())
+    assert all(re.search(rf"^(# )?\[*{key['name']}\b", printed, re.M) for key in describe_options(HubConfig))
+
+
+@pytest.mark.parametrize(
+    "text, flags, complaint",
+    [
+        ("arena_gb = 1", [], "has no option 'arena_gb' (did you mean 'arena_gib'?)"),
+        ("arena_gib =", [], "is not TOML"),
+        ("", ["--arena-gib", "-1"], "the command line: option arena_gib = -1.0 is not valid"),
+        ("", ["--arena-gib", "nan"], "the command line: option arena_gib = nan is not valid"),
+        ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
+        ("", ["--endpoint", ""], "the command line.listen[0]: option endpoint = '' is not valid"),
+        ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
+        ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),
+        ('metrics = "here"', [], "metrics = 'here' should be HOST:PORT"),
+        ('[store]\nname = "dsk"', [], "did you mean 'disk'?"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(tmp_path, capsys, text, flags, complaint):
+    file = tmp_path / "hub.toml"
+    file.write_text(text)
+    small = ["--endpoint", f"ipc://{tmp_path}/hub.sock", "--arena-gib", "0.001"]
+    assert main(["serve", "--config", str(file), *small, *flags]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+
+
+def test_the_default_socket_is_in_a_directory_of_ones_own(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    assert default_endpoint() == default_endpoint() == f"ipc://{tmp_path}/blendhub/hub.sock"
+    assert stat.S_IMODE((tmp_path / "blendhub").stat().st_mode) == 0o700
+
+
+def test_a_default_directory_that_others_rule_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    folder = tmp_path / "blendhub"
+    (tmp_path / "elsewhere").mkdir(mode=0o700)
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(HubError, match="it is no directory"):
+        default_endpoint()
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o770)
+    with pytest.raises(HubError, match="with mode 770"):
+        default_endpoint()
+    folder.chmod(0o700)
+    monkeypatch.setattr(os, "getuid", lambda: folder.stat().st_uid + 1)
+    with pytest.raises(HubError, match=f"only uid {folder.stat().st_uid + 1} can enter"):
+        default_endpoint()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "missing"))
+    with pytest.raises(HubError, match="cannot make the directory"):
+        default_endpoint()
+
+
+def row_of_the_document(key: dict) -> str:
+    bounds = "".join(f", {name} {limit}" for name, limit in key["bounds"].items() if name != "enum")
+    type_name = {"array of any": "array of tables", "any or null": "table"}.get(key["type"], key["type"])
+    default = "none" if key["default"] is None else f"`{msgspec.json.encode(key['default']).decode()}`"
+    return f"| `{key['name']}` | {type_name}{bounds} | {default} | {key['description']} |"
+
+
+@pytest.mark.parametrize(
+    "title, struct",
+    [("hub.toml", HubConfig), ("[[listen]]", Listen), ("[store]", StoreChoice)],
+    ids=["hub", "listen", "store"],
+)
+def test_every_key_is_documented(title, struct):
+    section = (DOCS / "hub.md").read_text(encoding="utf-8").split(f"\n### `{title}`\n")[1].split("\n#")[0]
+    heading = ["| key | type | default | meaning |", "|---|---|---|---|"]
+    expected = [*heading, *map(row_of_the_document, describe_options(struct))]
+    assert [line for line in section.splitlines() if line.startswith("|")] == expected, "\n".join(expected)
+
+
+def test_every_room_is_documented():
+    rooms = {file.name for file in (DOCS.parent / "blendhub" / "hub").glob("*.py")} - {"__init__.py"}
+    assert set(re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "hub.md").read_text(encoding="utf-8"), re.M)) == rooms
