@@ -1,0 +1,146 @@
+"""The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm import SamplingParams
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+from vllm.v1.request import Request
+
+from blendhub import PluginHost
+from blendhub.client import HubClient
+from blendhub.config import HubConfig
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, Namespace
+from blendhub.observers import Observers
+from blendhub.plugin_choice import PluginChoice
+from blendhub.vllm.messages import HubAddress, LoadResult, WorkerReport
+from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.plugin import register
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.startup import StartupFacts
+from blendhub.vllm.settings import ReusePolicy, Settings
+
+register()
+init_none_hash(sha256)
+BLOCK = 16
+HOST = PluginHost.discover()
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+NAMESPACE = Namespace(model="m", layout=LAYOUT)
+SETTINGS = Settings(
+    policy=ReusePolicy(min_reused_tokens=16, min_saved_tokens=1, max_recompute_share=1.0), lookup_wait_ms=1000.0
+)
+FACTS = StartupFacts(settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=NAMESPACE)
+TEXT = np.random.default_rng(1).permutation(60_000).tolist()
+
+
+def text(number: int, length: int) -> list[int]:
+    """Tokens that no other text has."""
+    return TEXT[1000 * number : 1000 * number + length]
+
+
+class PlayedEngine:
+    """What vLLM does around the scheduler side: requests, steps, and one worker that commits every save."""
+
+    def __init__(self, hub: HubInThread, address: HubAddress | None = None) -> None:
+        config = VllmConfig(
+            kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
+            cache_config=CacheConfig(block_size=BLOCK),
+        )
+        address = address or HubAddress(hub.inproc_endpoint, PluginChoice("inproc"))
+        admission = Admission(config, SETTINGS, ModelSupport(LAYOUT, True, ()), NAMESPACE)
+        self.side = ConnectorScheduler(
+            config, SETTINGS, admission, address, "engine", HOST, FACTS, Observers(HOST.observers())
+        )
+        self.side.saves.block_ids = lambda request: list(range(1, 101))
+        self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
+        self.client.register("engine", NAMESPACE, 0)
+        self.saved = []
+        self.hub = hub
+
+    def close(self) -> None:
+        self.client.close()
+        self.side.close()
+
+    def request(self, name: str, prompt: list[int], salt: str | None = None) -> Request:
+        hasher = get_request_block_hasher(BLOCK, sha256)
+        return Request(name, prompt, SamplingParams(max_tokens=99), None, cache_salt=salt, block_hasher=hasher)
+
+    def settle(self) -> None:
+        """Until the hub has answered all that the scheduler side asked."""
+        answered = threading.Event()
+        self.side.executor.run_later(answered.set)
+        assert answered.wait(10)
+
+    def step(self, **computed: tuple[int, int]) -> list:
+        """A step that computes so many tokens of these requests after so many; returns what has to be saved."""
+        cached = CachedRequestData.make_empty()
+        cached.req_ids.extend(computed)
+        cached.num_computed_tokens.extend(before for before, _ in computed.values())
+        output = SchedulerOutput.make_empty()
+        output.scheduled_cached_reqs = cached
+        output.num_scheduled_tokens = {name: scheduled for name, (_, scheduled) in computed.items()}
+        output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
+        plan = self.side.plan(output)
+        self.settle()
+        for job in plan.saves:
+            self.client.commit(job.right, job.span.end)
+        self.saved += plan.saves
+        self.ending = plan.ending
+        return plan.saves
+
+    def load(self, request: Request, local: int = 0, error: str = "") -> int:
+        """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
+        told, _ = self.side.matched(request, local)
+        assert told is not None
+        if told:
+            self.side.allocated(request, list(range(1, 1 - (-(local + told) // BLOCK))), told)
+            self.step()
+            self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error)}))
+        return local if error else local + told
+
+    def end(self, request: Request, computed: int) -> None:
+        request.num_computed_tokens = computed
+        blocks = list(range(1, 1 - (-computed // BLOCK)))
+        if self.side.ended(request, blocks)[0]:
+            while request.request_id not in self.ending:
+                self.step()
+            self.side.process_report(WorkerReport(settled={request.request_id: 1}))
+        self.settle()
+
+    def serve(self, name: str, prompt: list[int], salt: str | None = None) -> int:
+        """A request from its arrival to its end; returns how many of its tokens were reused."""
+        request = self.request(name, prompt, salt)
+        self.side.arrived(request)
+        there = self.load(request)
+        self.step(**{name: (there, len(prompt) - there)})
+        request.append_output_token_ids(1)
+        self.end(request, len(prompt))
+        return there
+
+    def found(self, tokens: list[int], *, exact: bool) -> set[int]:
+        matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).matches
+        return {p for match in matches if match.exact is exact for p in range(match.span.start, match.span.end)}
+
+    def gauge(self, name: str) -> float:
+        return self.client.stats().gauges[name]
+
+
+@contextmanager
+def played_engine(**config: Any) -> Iterator[PlayedEngine]:
+    """An engine with an embedded hub; ``config`` are keys of the hub's configuration."""
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="", **config), HOST) as hub:
+        engine = PlayedEngine(hub)
+        yield engine
+        engine.close()

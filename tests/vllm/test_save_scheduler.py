@@ -1,0 +1,197 @@
+"""What the scheduler side stores of each request."""
+
+import time
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
+
+from blendhub.vllm.messages import WorkerReport
+from tests.vllm.played_engine import played_engine, text
+from tests.vllm.standing_still import standing_still
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        yield engine
+
+
+def test_served_text_is_found_exactly_by_the_same_prompt_and_moved_in_another(engine):
+    document = text(0, 96)
+    engine.serve("a", document)
+    assert engine.found(document, exact=True) == set(range(96))
+    request = engine.request("b", text(1, 32) + document + text(2, 32))
+    engine.side.arrived(request)
+    assert engine.load(request) == 128
+    told = engine.side._requests["b"].report()
+    assert (told["exact_tokens"], told["moved_tokens"]) == (0, 96)
+
+
+def test_no_lease_is_left_when_all_requests_have_ended(engine):
+    document = text(0, 96)
+    engine.serve("a", document)
+    engine.serve("b", document + text(1, 64))
+    engine.serve("c", text(2, 40) + document)
+    assert (engine.gauge("read_leases"), engine.gauge("write_leases")) == (0, 0)
+
+
+def test_blended_text_is_never_stored_as_exact(engine):
+    engine.serve("a", text(0, 96))
+    prompt = text(1, 64) + text(0, 96) + text(2, 64)
+    engine.serve("b", prompt)
+    # Before the first moved token all is as the model alone computes it.
+    assert engine.found(prompt, exact=True) == set(range(64))
+    assert set(range(160, 224)) <= engine.found(prompt, exact=False)
+
+
+def test_generated_tokens_are_stored(engine):
+    prompt, answer = text(0, 64), text(3, 32)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    for token in answer:
+        request.append_output_token_ids(token)
+    engine.end(request, 95)
+    assert engine.found(prompt + answer, exact=True) == set(range(95))
+
+
+def test_only_the_computed_part_of_an_aborted_request_is_stored(engine):
+    prompt = text(0, 200)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    engine.end(request, 64)
+    assert all(job.span.end <= 64 for job in engine.saved)
+    assert engine.found(prompt, exact=True) == set(range(64))
+    assert engine.gauge("write_leases") == 0
+
+
+def test_a_preempted_request_that_comes_back_blended_stores_nothing_more_as_exact(engine):
+    beginning, document = text(0, 64), text(1, 96)
+    engine.serve("beginning", beginning)
+    prompt = beginning + document + text(2, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    assert engine.load(request) == 64
+    engine.step(a=(64, 16))
+    engine.step(a=(80, 16))
+    # It is preempted, and before its next turn another request brings its text to the hub.
+    engine.serve("document", text(3, 32) + document)
+    assert engine.load(request) == 160
+    engine.step(a=(160, 64))
+    request.append_output_token_ids(1)
+    engine.end(request, 224)
+    assert engine.found(prompt, exact=True) <= set(range(96))
+
+
+def test_a_failed_load_does_not_make_earlier_blended_text_exact(engine):
+    document, answer = text(1, 96), text(3, 33)
+    engine.serve("document", document)
+    prompt = text(0, 64) + document + text(2, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    assert engine.load(request) == 160
+    engine.step(a=(160, 64))
+    # It is preempted and comes back: vLLM's cache still has its first blended blocks, the rest fails to load.
+    engine.load(request, local=96, error="the hub is gone")
+    engine.step(a=(96, 128))
+    for token in answer:
+        request.append_output_token_ids(token)
+    engine.end(request, 224 + 32)
+    assert not engine.found(prompt + answer, exact=True) & set(range(64, 256))
+
+
+def test_blocks_are_kept_until_a_late_reservation_is_used(engine, monkeypatch):
+    prompt, answer = text(0, 64), text(3, 33)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    for token in answer:
+        request.append_output_token_ids(token)
+    save = engine.side.saves._schedule
+
+    def save_just_before_the_hub_answers(*arguments):
+        save(*arguments)
+        engine.settle()
+
+    monkeypatch.setattr(engine.side.saves, "_schedule", save_just_before_the_hub_answers)
+    engine.end(request, 96)
+    assert engine.found(prompt + answer, exact=True) == set(range(96))
+
+
+def test_the_end_of_a_request_is_in_one_plan_only(engine):
+    """With two batches in flight there is a plan between the one that says it and the answer to that."""
+    request = engine.request("a", text(0, 64))
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    request.append_output_token_ids(1)
+    request.num_computed_tokens = 64
+    assert engine.side.ended(request, [1, 2, 3, 4])[0]
+    announced = []
+    for _ in range(5):
+        engine.step()
+        announced.append(engine.ending)
+    assert sorted(map(len, announced)) == [0, 0, 0, 0, 1]
+    assert engine.side.has_work
+    engine.side.process_report(WorkerReport(settled={"a": 1}))
+    assert not engine.side.has_work
+
+
+def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine):
+    engine.side.saves._timeout_s = 0.2
+    request = engine.request("a", text(0, 64))
+    engine.side.arrived(request)
+    engine.load(request)
+    with standing_still(engine.hub):
+        output = SchedulerOutput.make_empty()
+        output.scheduled_cached_reqs = CachedRequestData.make_empty()
+        output.scheduled_cached_reqs.req_ids.append("a")
+        output.scheduled_cached_reqs.num_computed_tokens.append(0)
+        output.num_scheduled_tokens = {"a": 64}
+        engine.side.plan(output)
+        request.append_output_token_ids(1)
+        request.num_computed_tokens = 64
+        assert engine.side.ended(request, [1, 2, 3, 4])[0]
+        started = time.monotonic()
+        while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
+            assert time.monotonic() - started < 0.5
+        assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
+        engine.side.process_report(WorkerReport(settled={"a": 1}))
+    # The room that it gives all the same is given back.
+    engine.settle()
+    assert engine.gauge("write_leases") == 0
+    assert not engine.side.has_work
+
+
+def test_blocks_that_vllm_has_freed_are_not_stored(engine):
+    """Attention with a window: vLLM has block 0 in the place of those that the window has left."""
+    engine.side.saves.block_ids = lambda request: [0, 0, 3, 4]
+    prompt = text(0, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 64))
+    assert not engine.step(a=(64, 1))
+    request.append_output_token_ids(1)
+    engine.end(request, 64)
+    assert engine.found(prompt, exact=True) == set()
+    assert engine.gauge("write_leases") == 0
+    assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
+
+
+def test_each_salt_reuses_its_own_text_over_one_session(engine):
+    document, salts = text(0, 64), (None, "ann", "bob")
+    for salt in salts:
+        assert engine.serve(f"first {salt}", document, salt) == 0
+        assert engine.serve(f"again {salt}", document, salt) == 63
+    assert engine.gauge("sessions") == 2, "one of the scheduler and one of the worker"
+    assert engine.side.clear()
+    for salt in salts:
+        assert engine.serve(f"after the clear {salt}", document, salt) == 0

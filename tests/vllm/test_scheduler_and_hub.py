@@ -1,0 +1,184 @@
+"""The scheduler side when the hub is slow, frozen, gone or cleared."""
+
+import logging
+import threading
+import time
+
+import msgspec
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from blendhub.arena_view import SHM
+from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.errors import LeaseError
+from blendhub.hub.embedded import HubInThread
+from blendhub.plugin_choice import PluginChoice
+from blendhub.vllm.messages import HubAddress
+from tests.vllm.played_engine import HOST, SETTINGS, PlayedEngine, played_engine, text
+from tests.vllm.standing_still import standing_still
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        yield engine
+
+
+def test_requests_are_served_without_reuse_when_the_hub_is_gone(engine):
+    engine.serve("a", text(0, 64))
+    request = engine.request("b", text(0, 64))
+    engine.side.executor.registered.close()
+    engine.side.arrived(request)
+    assert engine.side.matched(request, 0) == (0, False)
+    assert engine.side.counters["refused_hub_failed"] == 1
+    engine.step(b=(0, 64))
+    engine.end(request, 64)
+
+
+def test_a_hub_whose_arena_cannot_be_mapped_is_not_asked_and_its_successor_is_used(tmp_path, caplog):
+    """Every load and save failed, under a line that said that text is reused anywhere."""
+    endpoint = f"ipc://{tmp_path}/hub.sock"
+    config = HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=endpoint),))
+    document = text(0, 96)
+    with caplog.at_level(logging.INFO, logger="blendhub"):
+        with HubInThread(config, HOST) as hub:
+            # As if it had another /dev/shm.
+            segment = SHM / hub.hub.service.state.cache.arena.name.segment
+            segment.unlink()
+            engine = PlayedEngine(hub, HubAddress(endpoint, PluginChoice("zmq")))
+            for name in ("a", "b"):
+                engine.serve(name, document)
+            request = engine.request("c", document)
+            engine.side.arrived(request)
+            assert engine.side._requests["c"].report()["reason"].startswith("this machine cannot map the hub's shared")
+            engine.end(request, 0)
+            asked = hub.hub.service.counters.requests
+            assert not asked["lookup"] and not asked["reserve"] and not engine.saved
+        assert engine.side.counters["refused_no_arena"] == 3
+        (warning,) = [line for line in caplog.messages if line.startswith("BlendHub: ")]
+        assert warning.startswith("BlendHub: nothing is reused or stored: cannot map the hub's arena")
+        with HubInThread(config, HOST):
+            until = time.monotonic() + 20
+            while engine.client.arena is None or engine.side._arena.refusal():
+                assert time.monotonic() < until, "the hub that came back was not found"
+                time.sleep(0.05)
+            engine.serve("d", document)
+            assert engine.found(document, exact=True) == set(range(96))
+            assert sum("text is reused anywhere; " in line for line in caplog.messages) == 1
+            engine.close()
+
+
+def test_the_reason_says_that_text_is_still_being_read_from_the_store(tmp_path, monkeypatch):
+    store = StoreChoice(options={"path": str(tmp_path)})
+    config, prompt = HubConfig(arena_gib=0.01, metrics="", store=store), text(0, 96)
+    with HubInThread(config, HOST) as hub:
+        engine = PlayedEngine(hub)
+        engine.serve("a", prompt)
+        engine.close()
+    with HubInThread(config, HOST) as hub:
+        ended = threading.Event()
+        monkeypatch.setattr(hub.hub.service._tier.store, "load", lambda *asked: ended.wait(30))
+        engine = PlayedEngine(hub)
+        request = engine.request("b", prompt)
+        engine.side.arrived(request)
+        assert engine.load(request) == 0
+        reason = engine.side._requests["b"].report()["reason"]
+        ended.set()
+        engine.close()
+    assert "96 tokens of this prompt were still being read from the store" in reason
+
+
+def test_a_lookup_is_sent_on_arrival_and_its_answer_is_kept(engine):
+    engine.serve("a", text(0, 96))
+    request = engine.request("b", text(1, 32) + text(0, 96))
+    engine.side.arrived(request)
+    time.sleep(1.2 * SETTINGS.lookup_timeout_s)
+    with standing_still(engine.hub):
+        assert engine.side.matched(request, 0) == (127, True)
+
+
+def test_an_expired_lease_causes_a_new_lookup():
+    with HubInThread(HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics=""), HOST) as hub:
+        engine = PlayedEngine(hub)
+        engine.serve("a", text(0, 96))
+        request = engine.request("b", text(1, 32) + text(0, 96))
+        engine.side.arrived(request)
+        assert engine.side.matched(request, 0) == (127, True)
+        lookup = engine.side._requests["b"].lookup
+        time.sleep(0.4)
+        assert engine.side.matched(request, 0) == (127, True)
+        assert engine.side._requests["b"].lookup is not lookup
+        engine.close()
+
+
+def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
+    engine.side._settings = msgspec.structs.replace(SETTINGS, lookup_wait_ms=2.0, lookup_timeout_s=0.3)
+    engine.step()
+    with standing_still(engine.hub):
+        request = engine.request("a", text(0, 64))
+        started = time.monotonic()
+        engine.side.arrived(request)
+        longest = 0.0
+        while True:
+            before = time.monotonic()
+            engine.side.plan(SchedulerOutput.make_empty())
+            told, _ = engine.side.matched(request, 0)
+            longest = max(longest, time.monotonic() - before)
+            if told is not None:
+                break
+        assert told == 0 and time.monotonic() - started < 0.6 and longest < 0.1
+        assert "lookup_timeout_s" in engine.side._requests["a"].report()["reason"]
+        # Who comes now is not kept waiting at all.
+        another = engine.request("b", text(1, 64))
+        engine.side.arrived(another)
+        assert engine.side.matched(another, 0) == (0, False)
+    assert engine.side.counters["refused_hub_failed"] == 2
+
+
+def test_a_clear_drops_matches_and_saves(engine):
+    document = text(0, 96)
+    engine.serve("a", document)
+    waiting = engine.request("b", text(1, 32) + document)
+    engine.side.arrived(waiting)
+    computing, prompt = engine.request("c", text(2, 64)), text(2, 64)
+    engine.side.arrived(computing)
+    engine.load(computing)
+    engine.step(c=(0, 32))
+    assert engine.side.matched(waiting, 0)[0] == 127
+    assert engine.side.clear()
+    engine.settle()
+    assert engine.side.matched(waiting, 0) == (0, False)
+    engine.step(c=(32, 32))
+    computing.append_output_token_ids(1)
+    engine.end(computing, 64)
+    assert engine.found(document, exact=True) == set() == engine.found(prompt, exact=True)
+    assert engine.gauge("write_leases") == 0
+
+
+def test_a_clear_drops_uncommitted_saves(engine):
+    prompt = text(0, 64)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 32))
+    request.append_output_token_ids(1)
+    request.num_computed_tokens = 64
+    assert engine.side.ended(request, [1, 2, 3, 4])[0]
+    plan = engine.side.plan(SchedulerOutput.make_empty())
+    (save,) = plan.saves
+    assert plan.ending == {"a"} and save.span.end == 64
+    engine.side.clear()
+    engine.settle()
+    with pytest.raises(LeaseError):
+        engine.client.commit(save.right, 64)
+    assert engine.found(prompt, exact=True) == set()
+
+
+def test_a_clear_does_not_wait_for_a_frozen_hub(engine):
+    with standing_still(engine.hub):
+        started = time.monotonic()
+        engine.side.clear()
+        assert time.monotonic() - started < 0.1
