@@ -177,22 +177,22 @@ class StagedKernel:
         from blendhub_cuda.launcher import Launcher
         from blendhub_cuda.pages import read_pages
         from blendhub_cuda.runtime import CudaRuntime
-        from blendhub_cuda.tiles import BatchPlanner
+        from blendhub_cuda.tiles import TilePlanner
 
         self._bench = bench
         self._staging = staging
-        self._planner = BatchPlanner(LAYOUT, BLOCK, staging.numel() + 2**20)
+        self._planner = TilePlanner(LAYOUT, BLOCK, staging.numel() + 2**20)
         runtime = CudaRuntime(staging.device)
         pages = read_pages(bench.layers, BLOCK, LAYOUT)
-        self._launcher = Launcher(runtime, pages, self._planner, BLOCK, staging.device)
+        self._launcher = Launcher(runtime, pages, self._planner, BLOCK)
 
     def of_blocks(self, blocks: Any) -> Callable[[], object]:
         """A launch that writes all chunks to these blocks."""
         (group,) = self._planner.batch_groups(self._bench.segments, blocks, 0, True)
         (batch,) = group.batches
-        table = self._launcher.table(group).cuda()
-        stream, base = torch.cuda.current_stream(), self._staging.data_ptr()
-        return lambda: self._launcher.rows_to_pages(stream, base, table, group, batch)
+        table = torch.from_numpy(group.table.view(np.uint8).reshape(-1)).cuda()
+        stream = torch.cuda.current_stream()
+        return lambda: self._launcher.rows_to_pages(stream, self._staging, table, group, batch)
 
 
 def in_turn(repeats: int, jobs: Mapping[str, Callable[[], object]], on_gpu: bool = False) -> dict[str, list[float]]:

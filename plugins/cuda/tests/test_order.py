@@ -7,8 +7,8 @@ import pytest
 import torch
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
-from blendhub_cuda.streams import StagingStream
 
+from blendhub.devices.queues import StagingStream
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 from blendhub.testing.devices.streams import (
     DeferredRuntime,

@@ -1,0 +1,218 @@
+"""Queues of transfers: some streams for loads and as many for saves, so that a stream's bus copy overlaps others' work.
+
+Each stream has its own staging. Everything that touches a stream's staging runs in that stream, in order. So only
+the two ends of a transfer need events: it begins after the engine's earlier work, and has ended when its streams have
+reached their events.
+
+A thread of the queue submits the work. A long transfer takes thousands of calls, which would delay the engine's
+thread, and block it once the accelerator's launch queue is full.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+
+from blendhub.contracts import Transfer
+from blendhub.devices.batches import AnySlice, BatchGroup, BatchPlanner, Mover, covering
+from blendhub.devices.host_arena import HostArena
+from blendhub.devices.runtime import Runtime
+
+
+class StagingStream:
+    """A stream with device memory for one table and for the slices of one batch."""
+
+    def __init__(self, runtime: Runtime, planner: BatchPlanner) -> None:
+        self.handle = runtime.create_stream()
+        memory = runtime.allocate(planner.table_bytes + planner.staging_bytes)
+        self.table, self.staging = memory[: planner.table_bytes], memory[planner.table_bytes :]
+        self._runtime = runtime
+        self._bounce_buffer: torch.Tensor | None = None
+        self._bounce_copied: Any = None
+        self.group: BatchGroup | None = None
+        """The group whose table ``table`` holds."""
+        self.unfinished: tuple[Any, HostArena] | None = None
+        """A saved batch that the host has yet to copy from the bounce buffer to the arena."""
+
+    @property
+    def bounce_buffer(self) -> torch.Tensor:
+        """Pinned memory of the size of ``staging``, for arenas that are not pinned."""
+        if self._bounce_buffer is None:
+            self._bounce_buffer = self._runtime.allocate_pinned(len(self.staging))
+        return self._bounce_buffer
+
+    def wait_for_bounce_copy(self) -> None:
+        """Return when the copy between the bounce buffer and staging has ended."""
+        if self._bounce_copied is not None:
+            self._runtime.synchronize(self._bounce_copied)
+            self._bounce_copied = None
+
+    def record_bounce_copy(self) -> None:
+        """Remember the end of the copy between the bounce buffer and staging that was just submitted."""
+        self._bounce_copied = self._runtime.record_event(self.handle)
+
+
+class StreamTransfer(Transfer):
+    def __init__(self, runtime: Runtime, submitted: "Future[list[Any]]") -> None:
+        self._runtime = runtime
+        self._submitted = submitted
+
+    def done(self) -> bool:
+        if not self._submitted.done():
+            return False
+        return self._submitted.exception() is not None or all(map(self._runtime.query, self._submitted.result()))
+
+    def wait(self) -> None:
+        for event in self._submitted.result():
+            self._runtime.synchronize(event)
+
+
+class TransferQueue(ABC):
+    """All loads of a device, or all its saves."""
+
+    def __init__(self, name: str, n_streams: int, runtime: Runtime, mover: Mover, planner: BatchPlanner) -> None:
+        self._runtime = runtime
+        self._mover = mover
+        self._planner = planner
+        self._streams = [StagingStream(runtime, planner) for _ in range(n_streams)]
+        self._next_streams = cycle(self._streams)
+        self._thread = ThreadPoolExecutor(1, f"blendhub-{name}")
+
+    def warm_up(self, group: BatchGroup) -> None:
+        """Move the group's batches, which have no tokens: this compiles kernels before the first request."""
+        stream = self._streams[0]
+        for batch in group.batches:
+            self._move(stream, stream.staging, group, batch)
+
+    def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
+        """Run the batches after all work that the engine has submitted so far."""
+        begin = self._runtime.record_event()
+        return StreamTransfer(self._runtime, self._thread.submit(self._submit, begin, arena, groups))
+
+    def drain(self) -> None:
+        """Return when no transfer is pending."""
+        self._thread.submit(self._synchronize).result()
+
+    def close(self) -> None:
+        self.drain()
+        self._thread.shutdown()
+
+    def _submit(self, begin: Any, arena: HostArena, groups: Iterable[BatchGroup]) -> list[Any]:
+        """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
+        used: list[StagingStream] = []
+        try:
+            for group in groups:
+                table = self._pinned_table(group)
+                for batch, stream in zip(group.batches, self._next_streams, strict=False):
+                    if stream not in used:
+                        used.append(stream)
+                        self._runtime.wait_event(stream.handle, begin)
+                    if stream.group is not group:
+                        stream.group = group
+                        self._runtime.copy(stream.handle, stream.table[: len(table)], table)
+                    self._submit_batch(stream, group, batch, arena)
+            for stream in used:
+                self._finish_batch(stream)
+            return [self._runtime.record_event(stream.handle) for stream in used]
+        except BaseException:
+            # After ``wait`` has raised, the caller may use the bytes for something else.
+            for stream in self._streams:
+                stream.group = stream.unfinished = None
+            self._synchronize()
+            raise
+
+    def _pinned_table(self, group: BatchGroup) -> torch.Tensor:
+        pinned = self._runtime.allocate_pinned(group.table.nbytes)
+        pinned.numpy()[:] = group.table.view(np.uint8).reshape(-1)
+        return pinned
+
+    def _synchronize(self) -> None:
+        for stream in self._streams:
+            self._runtime.synchronize(self._runtime.record_event(stream.handle))
+
+    @abstractmethod
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Any) -> None:
+        """Submit the mover's work between ``memory`` and pages."""
+
+    @abstractmethod
+    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Any, arena: HostArena) -> None:
+        """Submit the copies and the mover's work of the batch to the stream."""
+
+    @abstractmethod
+    def _finish_batch(self, stream: StagingStream) -> None:
+        """Do the host's part of the stream's last batch."""
+
+
+class LoadQueue(TransferQueue):
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Any) -> None:
+        self._mover.rows_to_pages(stream.handle, memory, stream.table, group, batch)
+
+    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Any, arena: HostArena) -> None:
+        if not batch.slices:
+            self._move(stream, arena.tensor, group, batch)
+        elif arena.is_registered:
+            self._runtime.copy_many(stream.handle, _staging_and_arena(stream, batch.slices, arena))
+            self._move(stream, stream.staging, group, batch)
+        else:
+            self._fill_bounce_buffer(stream, batch.slices, arena)
+            parts = covering(batch.slices)
+            self._runtime.copy_many(
+                stream.handle, [(stream.staging[part], stream.bounce_buffer[part]) for part in parts]
+            )
+            stream.record_bounce_copy()
+            self._move(stream, stream.staging, group, batch)
+
+    def _finish_batch(self, stream: StagingStream) -> None:
+        """Nothing: the host's part of a load comes before its copies."""
+
+    def _fill_bounce_buffer(self, stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena) -> None:
+        stream.wait_for_bounce_copy()
+        target = stream.bounce_buffer.numpy()
+        for one in slices:
+            target[one.staging_at : one.staging_at + one.nbytes] = arena.bytes[one.at : one.at + one.nbytes]
+
+
+class SaveQueue(TransferQueue):
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Any) -> None:
+        self._mover.pages_to_rows(stream.handle, memory, stream.table, group, batch)
+
+    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Any, arena: HostArena) -> None:
+        if not batch.slices:
+            self._move(stream, arena.tensor, group, batch)
+            return
+        self._finish_batch(stream)
+        self._move(stream, stream.staging, group, batch)
+        if arena.is_registered:
+            pairs = _staging_and_arena(stream, batch.slices, arena)
+            self._runtime.copy_many(stream.handle, [(target, source) for source, target in pairs])
+        else:
+            parts = covering(batch.slices)
+            self._runtime.copy_many(
+                stream.handle, [(stream.bounce_buffer[part], stream.staging[part]) for part in parts]
+            )
+            stream.record_bounce_copy()
+            stream.unfinished = batch, arena
+
+    def _finish_batch(self, stream: StagingStream) -> None:
+        """Copy the rows that have arrived in the bounce buffer to the arena; other rows are not part of this save."""
+        if stream.unfinished is None:
+            return
+        (batch, arena), stream.unfinished = stream.unfinished, None
+        stream.wait_for_bounce_copy()
+        source = stream.bounce_buffer.numpy()
+        for one in self._planner.rows_of(batch):
+            arena.bytes[one.at : one.at + one.nbytes] = source[one.staging_at : one.staging_at + one.nbytes]
+
+
+def _staging_and_arena(
+    stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each slice in staging and in the arena."""
+    return [
+        (stream.staging[one.staging_at : one.staging_at + one.nbytes], arena.tensor[one.at : one.at + one.nbytes])
+        for one in slices
+    ]
