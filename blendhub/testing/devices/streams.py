@@ -3,7 +3,8 @@
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -31,6 +32,9 @@ class StreamSuite(ABC):
     formats: ClassVar[tuple[PageFormat, ...]] = Device.formats
     """The page formats that the device supports; the first is used where the format does not matter."""
 
+    fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of ``Setup`` that all tests have, for example widths that the device's fastest kernels take."""
+
     @abstractmethod
     def create(self, runtime: DeferredRuntime) -> Device:
         """A new device on this runtime, not attached to anything."""
@@ -47,7 +51,9 @@ class StreamSuite(ABC):
         def make(**fields: Any) -> DeviceHarness:
             defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
             sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
-            made.append(DeviceHarness(self.create(runtime), "cpu", Setup(**{**defaults, **sizes, **fields})))
+            made.append(
+                DeviceHarness(self.create(runtime), "cpu", Setup(**{**defaults, **sizes, **self.fields, **fields}))
+            )
             return made[-1]
 
         yield make
