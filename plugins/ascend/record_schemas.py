@@ -1,6 +1,6 @@
 """Records the schemas of the operators that the device may use, from the wheels that bring them.
 
-    pip download torch_npu==2.10.0.post4 vllm-ascend==0.23.0 --no-deps --only-binary :all: --platform manylinux_2_34_x86_64
+    pip download torch_npu==2.10.0.post4 vllm-ascend==0.23.0 --no-deps
     python plugins/ascend/record_schemas.py torch_npu-*.whl vllm_ascend-*.whl
 
 writes ``blendhub_ascend/schemas.json``. Nothing of the wheels is run: the operators of torch_npu itself stand in a

@@ -2,8 +2,8 @@
 
 from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, hookimpl
-from blendhub_ascend.options import AscendOptions
 from blendhub_ascend.availability import probe
+from blendhub_ascend.options import AscendOptions
 
 
 @hookimpl

@@ -1,4 +1,4 @@
-"""Which operators vllm-ascend uses on which NPU. An operator that a chip lacks can end the process, so none is tried."""
+"""Which operators vllm-ascend uses on which NPU. One that a chip lacks can end the process: none is tried."""
 
 from typing import NamedTuple
 

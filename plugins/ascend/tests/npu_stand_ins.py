@@ -6,13 +6,24 @@ it, and there are no names that the wheel of torch_npu lacks.
 
 import threading
 from contextlib import contextmanager
+from importlib.util import find_spec
 
+import pytest
 import torch
 from blendhub_ascend.device import AscendDevice
 from blendhub_ascend.options import AscendOptions
 from blendhub_ascend.runtime import AscendRuntime
 
 from blendhub.testing.devices.deferred import DeferredRuntime
+
+HAS_NPU = False
+if find_spec("torch_npu"):
+    import torch_npu
+
+    HAS_NPU = torch_npu.npu.is_available()
+
+NEEDS_NPU = pytest.mark.skip(reason="torch finds no NPU here; `make npu-check` on a machine with one")
+NEEDS_STAND_INS = pytest.mark.skipif(HAS_NPU, reason="the operators are torch_npu's own here, and take no CPU tensors")
 
 A2, A3, A5, UNKNOWN = 220, 250, 260, 999
 """SoC versions as ``torch_npu.npu.get_soc_version`` returns them."""

@@ -4,7 +4,7 @@ import pytest
 from blendhub_ascend.device import AscendDevice
 from blendhub_ascend.factory import create
 from blendhub_ascend.options import AscendOptions
-from npu_stand_ins import A2, A5, device_on, device_on_npu_runtime
+from npu_stand_ins import A2, A5, NEEDS_STAND_INS, device_on, device_on_npu_runtime
 
 from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
@@ -35,6 +35,7 @@ class Wide:
         return super().setup(**{"key_dim": 16, "value_dim": 16, **fields})
 
 
+@NEEDS_STAND_INS
 class TestA2(Wide, CopyingTests, FormatTests, RotationTests, RefusingTests, LifecycleTests):
     """All but random layouts, of which few have such widths."""
 
@@ -42,6 +43,7 @@ class TestA2(Wide, CopyingTests, FormatTests, RotationTests, RefusingTests, Life
         return device_on_npu_runtime(A2)
 
 
+@NEEDS_STAND_INS
 class TestA5(Wide, CopyingTests, LifecycleTests):
     """What depends on the operators that write and read pages."""
 

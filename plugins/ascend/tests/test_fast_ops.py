@@ -6,11 +6,13 @@ import torch
 from blendhub_ascend import fast_ops, schemas
 from blendhub_ascend.chips import chip_of
 from blendhub_ascend.pages import read_pages
-from npu_stand_ins import A2, A3, A5, UNKNOWN, device_on, device_on_npu_runtime
+from npu_stand_ins import A2, A3, A5, NEEDS_STAND_INS, UNKNOWN, device_on, device_on_npu_runtime
 
 from blendhub.errors import Unsupported
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+
+pytestmark = NEEDS_STAND_INS
 
 SETUP = Setup(
     format="split", dtype="bfloat16", kv_heads=2, key_dim=16, value_dim=16, block_size=16, rotations=(Rotary(), None)

@@ -12,9 +12,11 @@ import torch
 from blendhub_ascend import runtime as runtime_module
 from blendhub_ascend import schemas
 from blendhub_ascend.host_memory import HostMemory
-from npu_stand_ins import HostRuntime, StandInNpu, StandInTorchNpu, aligned, device_on_npu_runtime
+from npu_stand_ins import NEEDS_STAND_INS, HostRuntime, StandInNpu, StandInTorchNpu, aligned, device_on_npu_runtime
 
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup
+
+pytestmark = NEEDS_STAND_INS
 
 CPU = torch.device("cpu")
 
