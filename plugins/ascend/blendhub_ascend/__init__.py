@@ -2,7 +2,7 @@
 
 from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec, hookimpl
-from blendhub_ascend.availability import probe
+from blendhub_ascend.availability import details, probe
 from blendhub_ascend.options import AscendOptions
 
 
@@ -16,5 +16,6 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
             factory="blendhub_ascend.factory:create",
             options=AscendOptions,
             probe=probe,
+            details=details,
         ),
     ]

@@ -31,6 +31,13 @@ def probe() -> Unavailable | None:
     return None
 
 
+def details() -> tuple[str, ...]:
+    """Which operators this machine's torch_npu offers, and why others are not used. Called after ``probe``."""
+    chips, fast_ops = (import_module(f"blendhub_ascend.{name}") for name in ("chips", "fast_ops"))
+    soc_version = import_module("torch_npu").npu.get_soc_version()
+    return tuple(fast_ops.offered(chips.chip_of(soc_version)))
+
+
 def _import_failure(error: Exception) -> Unavailable:
     text = " ".join(str(error).split())
     if isinstance(error, OSError | ImportError) or ".so" in text:

@@ -72,6 +72,16 @@ OPERATORS: dict[str, Callable[..., None]] = {
 }
 
 
+def offered(chip: Chip) -> list[str]:
+    """What is known of the operators before the engine's pages are: those that do not fit are served with torch."""
+    lines = []
+    for what, operator in (("written", chip.scatter), ("read", chip.gather)):
+        problem = _unavailable(chip, operator)
+        lines.append(f"pages are {what} with " + (f"torch: {problem}" if problem else f"{operator}, if they fit"))
+    problem = problem_with("_C_ascend::swap_blocks_batch")
+    return [*lines, f"copies go one by one: {problem}; vllm-ascend loads it" if problem else "copies go in batches"]
+
+
 def choose(chip: Chip, pages: Pages, allowed: bool) -> FastOps:
     """Operators only if they are this chip's, as recorded, fit for these pages, and right in a trial."""
     chosen: list[Any] = []
@@ -91,15 +101,19 @@ def _problem(
     """Why the operator is not used; None if it is."""
     if not allowed:
         return "fast_ops is false"
-    if operator is None:
-        return f"no operator is known to be in use on {chip.name}"
-    problem = problem_with(operator) or _misfit(pages)
-    if problem:
+    problem = _unavailable(chip, operator) or _misfit(pages)
+    if problem or operator is None:
         return problem
     try:
         return None if trial(OPERATORS[operator], pages) else f"{operator} moved other bytes than torch in a trial"
     except RuntimeError as error:
         return f"{operator} failed in a trial: {error}"
+
+
+def _unavailable(chip: Chip, operator: str | None) -> str | None:
+    if operator is None:
+        return f"no operator is known to be in use on {chip.name}"
+    return problem_with(operator)
 
 
 def _misfit(pages: Pages) -> str | None:

@@ -3,14 +3,15 @@
 import ast
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import blendhub_ascend
 import pytest
-from blendhub_ascend import availability, factory
+from blendhub_ascend import availability, factory, schemas
 from blendhub_ascend.options import AscendOptions
-from npu_stand_ins import StandInTorchNpu
+from npu_stand_ins import A5, NEEDS_STAND_INS, StandInTorchNpu
 
 from blendhub.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup
@@ -35,6 +36,20 @@ def failing(error):
 
 def test_the_device_is_usable_where_torch_npu_finds_an_npu(monkeypatch):
     assert probed(monkeypatch) is None
+
+
+@NEEDS_STAND_INS
+def test_the_list_of_plugins_says_which_operators_are_used_and_why_not(monkeypatch):
+    def imports(name):
+        return StandInTorchNpu(A5) if name == "torch_npu" else import_module(name)
+
+    assert probed(monkeypatch, imports=imports) is None
+    (spec,) = blendhub_ascend.blendhub_devices()
+    monkeypatch.setitem(schemas.SCHEMAS, "npu::npu_gather_pa_kv_cache", "npu::npu_gather_pa_kv_cache() -> ()")
+    written, read, copies = spec.details()
+    assert written == "pages are written with npu::npu_scatter_pa_kv_cache, if they fit"
+    assert read.startswith("pages are read with torch: npu::npu_gather_pa_kv_cache has another schema here")
+    assert copies == "copies go in batches"
 
 
 @pytest.mark.parametrize("module", ["torch", "torch_npu"])
