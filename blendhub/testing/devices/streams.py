@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from blendhub.contracts import Device, PageFormat
-from blendhub.testing.devices.deferred import DeferredRuntime
+from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
@@ -21,6 +21,13 @@ Tensors: TypeAlias = list[list[torch.Tensor]]
 MakeHarness: TypeAlias = Callable[..., DeviceHarness]
 
 REGISTER_ERROR = "no more locked memory"
+
+
+class RuntimeWithoutWaits(DeferredRuntime):
+    """Its streams do not wait for one another."""
+
+    def wait_event(self, stream: DeferredStream, event: Task) -> None:
+        pass
 
 
 class StreamSuite(ABC):
@@ -39,6 +46,11 @@ class StreamSuite(ABC):
     def create(self, runtime: DeferredRuntime) -> Device:
         """A new device on this runtime, not attached to anything."""
 
+    def harness_on(self, runtime: DeferredRuntime, **fields: Any) -> DeviceHarness:
+        defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
+        sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
+        return DeviceHarness(self.create(runtime), "cpu", Setup(**{**defaults, **sizes, **self.fields, **fields}))
+
     @pytest.fixture(params=[None, REGISTER_ERROR], ids=["pinned arena", "arena that cannot be pinned"])
     def runtime(self, request: pytest.FixtureRequest) -> DeferredRuntime:
         return DeferredRuntime(request.param)
@@ -49,11 +61,7 @@ class StreamSuite(ABC):
         made: list[DeviceHarness] = []
 
         def make(**fields: Any) -> DeviceHarness:
-            defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
-            sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
-            made.append(
-                DeviceHarness(self.create(runtime), "cpu", Setup(**{**defaults, **sizes, **self.fields, **fields}))
-            )
+            made.append(self.harness_on(runtime, **fields))
             return made[-1]
 
         yield make
@@ -69,6 +77,14 @@ class StreamSuite(ABC):
 
     def test_a_load_follows_the_engine(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
         load_pages_that_the_engine_has_yet_to_write(harness, runtime)
+
+    def test_a_transfer_that_does_not_follow_the_engine_is_caught(self) -> None:
+        """Without its waits the device fails the two tests before, so these do test its waits."""
+        for transfer in (save_pages_that_the_engine_has_yet_to_write, load_pages_that_the_engine_has_yet_to_write):
+            runtime = RuntimeWithoutWaits()
+            harness = self.harness_on(runtime)
+            with pytest.raises(AssertionError):
+                transfer(harness, runtime)
 
     def test_wait_does_not_wait_for_later_engine_work(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
         transfer = harness.start_save(harness.chunks(0, 160))
