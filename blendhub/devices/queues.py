@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from blendhub.contracts import Transfer
-from blendhub.devices.batches import AnySlice, BatchGroup, BatchPlanner, Mover, covering
+from blendhub.devices.batches import AnySlice, Batch, BatchGroup, BatchPlanner, Mover, covering
 from blendhub.devices.host_arena import HostArena
 from blendhub.devices.runtime import Runtime
 
@@ -35,7 +35,7 @@ class StagingStream:
         self._bounce_copied: Any = None
         self.group: BatchGroup | None = None
         """The group whose table ``table`` holds."""
-        self.unfinished: tuple[Any, HostArena] | None = None
+        self.unfinished: tuple[Batch, HostArena] | None = None
         """A saved batch that the host has yet to copy from the bounce buffer to the arena."""
 
     @property
@@ -135,11 +135,11 @@ class TransferQueue(ABC):
             self._runtime.synchronize(self._runtime.record_event(stream.handle))
 
     @abstractmethod
-    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Any) -> None:
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
         """Submit the mover's work between ``memory`` and pages."""
 
     @abstractmethod
-    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Any, arena: HostArena) -> None:
+    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         """Submit the copies and the mover's work of the batch to the stream."""
 
     @abstractmethod
@@ -148,10 +148,10 @@ class TransferQueue(ABC):
 
 
 class LoadQueue(TransferQueue):
-    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Any) -> None:
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
         self._mover.rows_to_pages(stream.handle, memory, stream.table, group, batch)
 
-    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Any, arena: HostArena) -> None:
+    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         if not batch.slices:
             self._move(stream, arena.tensor, group, batch)
         elif arena.is_registered:
@@ -177,10 +177,10 @@ class LoadQueue(TransferQueue):
 
 
 class SaveQueue(TransferQueue):
-    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Any) -> None:
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
         self._mover.pages_to_rows(stream.handle, memory, stream.table, group, batch)
 
-    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Any, arena: HostArena) -> None:
+    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         if not batch.slices:
             self._move(stream, arena.tensor, group, batch)
             return
