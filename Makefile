@@ -23,7 +23,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format bench gpu-check soak demo clean
+.PHONY: help setup test test-fast lint format bench gpu-check npu-check soak demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ bench: setup ## Run all benchmarks; results go to build/bench
 
 gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py
+
+npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
+	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py
 
 soak: setup ## For a minute, hold every byte that clients read against what was written
 	$(BIN)/python -m benchmarks.soak

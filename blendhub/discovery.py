@@ -42,6 +42,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     api: int | None
     available: bool
     reason: str | None
+    details: tuple[str, ...]
     capabilities: tuple[str, ...]
     options: list[dict[str, Any]]
 
@@ -75,6 +76,14 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             return f"its probe returned {missing!r}, which should be None or a blendhub.Unavailable"
         return f"{missing.reason}; to change it: {missing.command}" if missing else None
 
+    def _details(self) -> tuple[str, ...]:
+        if self.spec is None:
+            return ()
+        try:
+            return tuple(map(str, self.spec.details()))
+        except FOREIGN_ERRORS as error:
+            return (f"its details failed: {short(error)}",)
+
     def describe(self) -> Plugin:
         reason = self.problem()
         return Plugin(
@@ -85,6 +94,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             api=self.api,
             available=reason is None,
             reason=reason,
+            details=self._details() if reason is None else (),
             capabilities=self.spec.capabilities if self.spec else (),
             options=describe_options(self.spec.options) if self.spec else [],
         )

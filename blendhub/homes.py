@@ -6,6 +6,7 @@ from types import MappingProxyType
 
 _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
+        "ascend": {"device": ("npu",)},
         "cpu": {"device": ("cpu",)},
         "cuda": {"device": ("cuda",)},
         "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},

@@ -40,6 +40,11 @@ def available_everywhere() -> None:
     """The probe of a plugin that runs wherever it can be imported."""
 
 
+def nothing_to_add() -> tuple[str, ...]:
+    """The details of a plugin that works alike on every machine."""
+    return ()
+
+
 class PluginSpec(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """One object that a distribution offers; ``T`` is the contract of its kind.
 
@@ -61,6 +66,9 @@ class PluginSpec(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """What it can do beyond the contract, in words that the contract of its kind defines."""
     probe: Callable[[], Unavailable | None] = available_everywhere
     """Says why the plugin cannot run on this machine, or None if it can."""
+    details: Callable[[], tuple[str, ...]] = nothing_to_add
+    """Says for ``blendhub plugins`` how it runs on this machine, if that differs between machines. It is called after
+    a probe that found nothing missing."""
 
 
 @hookspec

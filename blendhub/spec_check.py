@@ -25,6 +25,7 @@ def fault_of(spec: PluginSpec[Any]) -> str | None:
         ("options", _is_struct(spec.options), "a subclass of msgspec.Struct"),
         ("capabilities", _are_words(spec.capabilities), "a tuple of strings"),
         ("probe", callable(spec.probe), "something to call without arguments"),
+        ("details", callable(spec.details), "something to call without arguments"),
     )
     for field, sound, wanted in expected:
         if not sound:

@@ -9,7 +9,7 @@ import blendhub
 from blendhub.cli import main
 from blendhub.testing.matchers import MatcherSuite
 
-KEYS = {"kind", "name", "distribution", "version", "api", "available", "reason", "capabilities", "options"}
+KEYS = {"kind", "name", "distribution", "version", "api", "available", "reason", "details", "capabilities", "options"}
 
 MATCHER = """
     from blendhub import PluginSpec, Unavailable, hookimpl
@@ -26,6 +26,7 @@ MATCHER = """
     def blendhub_matchers():
         return [
             spec("sound", factory=lambda: ReferenceMatcher("anywhere", 16)),
+            spec("varied", factory=Forgetful, details=lambda: ("slow here: no [such] card", "two threads")),
             spec("forgetful", factory=lambda: Forgetful("anywhere", 16)),
             spec("absent", factory=Forgetful, probe=lambda: Unavailable("no [such] card", "pip install a-card")),
         ]
@@ -54,6 +55,7 @@ def test_plugins_is_plain_text_when_not_a_terminal(plugins, capsys):
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("matcher\tsound\textra-matchers 1.0\t2\t") and line.endswith("yes") for line in lines)
+    assert any(line.endswith("\tyes; slow here: no [such] card; two threads") for line in lines)
     assert any("no: no [such] card; to change it: pip install a-card" in line for line in lines)
 
 

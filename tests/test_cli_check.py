@@ -111,7 +111,7 @@ def test_the_device_that_vllm_runs_on_is_looked_for_if_it_is_named(capsys):
     assert check(capsys, config()) == (0, ["no mistakes"])
     assert check(capsys, config(), "--device", "cuda") == (0, ["no mistakes"])  # installed, if without a GPU
     code, lines = check(capsys, config(), "--device", "hmm")
-    assert code == 1 and lines == [f"{WHERE}.device: no device 'hmm'; installed: cpu, cuda"]
+    assert code == 1 and lines == [f"{WHERE}.device: no device 'hmm'; installed: cpu, cuda, npu"]
     assert check(capsys, config({"device": {"name": "cpu"}}), "--device", "hmm") == (0, ["no mistakes"])
 
 

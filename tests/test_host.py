@@ -160,6 +160,7 @@ BROKEN_SPECS = {
     "capabilities that are a string": ("spec(capabilities='anywhere')", "which should be a tuple of strings"),
     "capabilities that are a list": ("spec(capabilities=['anywhere'])", "which should be a tuple of strings"),
     "a probe that cannot be called": ("spec(probe=True)", "probe = True"),
+    "details that cannot be called": ("spec(details=('slow',))", "details = ('slow',)"),
 }
 
 
@@ -196,6 +197,12 @@ def test_an_observer_is_listed_and_has_no_options(site):
     site.install("mine-plugin", "from blendhub import hookimpl\n@hookimpl\ndef blendhub_engine_stopping(): ...")
     found = only(site.host())
     assert (found.kind, found.name, found.available, found.options) == ("observer", "mine_plugin", True, [])
+
+
+def test_details_that_fail_take_nothing_from_the_plugin(site):
+    site.install("mine-plugin", offering("[spec(details=lambda: 1 / 0)]"))
+    found = only(site.host())
+    assert found.available and found.details == ("its details failed: ZeroDivisionError: division by zero",)
 
 
 PROBES = {

@@ -49,7 +49,7 @@ def _cells(plugin: Plugin) -> tuple[str, ...]:
         f"{plugin.distribution} {plugin.version}",
         "?" if plugin.api is None else str(plugin.api),
         ", ".join(plugin.capabilities),
-        "yes" if plugin.available else f"no: {plugin.reason}",
+        "; ".join(("yes", *plugin.details)) if plugin.available else f"no: {plugin.reason}",
     )
 
 

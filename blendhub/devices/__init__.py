@@ -1,16 +1,28 @@
-"""Shared parts of device plugins: input checks, uniform views of pages, and a runtime with streams. Needs torch."""
+"""Shared parts of device plugins: input checks, uniform views of pages, and transfers on streams. Needs torch."""
 
+from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover, Slice
+from blendhub.devices.block_spans import BLOCK_SPAN_RECORD, split_at_blocks
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
+from blendhub.devices.host_arena import HostArena
 from blendhub.devices.pages import check_pages, count_blocks, count_positions, planes_of
 from blendhub.devices.runtime import Runtime
+from blendhub.devices.stream_device import StreamDevice
 
 __all__ = [
+    "BLOCK_SPAN_RECORD",
+    "BatchGroup",
+    "BatchPlanner",
     "Bounds",
+    "HostArena",
+    "Mover",
     "Runtime",
+    "Slice",
+    "StreamDevice",
     "check_arena",
     "check_pages",
     "check_writable",
     "count_blocks",
     "count_positions",
     "planes_of",
+    "split_at_blocks",
 ]

@@ -1,8 +1,8 @@
 """The part of an accelerator's runtime that devices with streams use. Tests replace it by a deferred one."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ class Runtime(ABC):
     Streams and events are the accelerator's own objects. A device that does all its work through this interface can be
     tested without the accelerator, by :class:`blendhub.testing.devices.streams.StreamSuite`.
     """
+
+    pinning_advice: ClassVar[str] = "raise the limit of locked memory, in a container as well: ulimit -l unlimited"
+    """What to do where the arena cannot be page-locked."""
 
     @abstractmethod
     def create_stream(self) -> Any:
@@ -55,6 +58,11 @@ class Runtime(ABC):
     @abstractmethod
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy bytes between page-locked and device memory."""
+
+    def copy_many(self, stream: Any, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Copy each pair's second tensor to its first, as ``copy`` does."""
+        for target, source in pairs:
+            self.copy(stream, target, source)
 
     @abstractmethod
     def launch(self, stream: Any, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:

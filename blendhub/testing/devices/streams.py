@@ -3,7 +3,8 @@
 import gc
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 
 from blendhub.contracts import Device, PageFormat
 from blendhub.testing.devices.base import harnesses
-from blendhub.testing.devices.deferred import DeferredRuntime
+from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
@@ -21,6 +22,13 @@ Tensors: TypeAlias = list[list[torch.Tensor]]
 MakeHarness: TypeAlias = Callable[..., DeviceHarness]
 
 REGISTER_ERROR = "no more locked memory"
+
+
+class RuntimeWithoutWaits(DeferredRuntime):
+    """Its streams do not wait for one another."""
+
+    def wait_event(self, stream: DeferredStream, event: Task) -> None:
+        pass
 
 
 class StreamSuite(ABC):
@@ -32,9 +40,18 @@ class StreamSuite(ABC):
     formats: ClassVar[tuple[PageFormat, ...]] = Device.formats
     """The page formats that the device supports; the first is used where the format does not matter."""
 
+    fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of ``Setup`` that all tests have, for example widths that the device's fastest kernels take."""
+
     @abstractmethod
     def create(self, runtime: DeferredRuntime) -> Device:
         """A new device on this runtime, not attached to anything."""
+
+    def setup(self, **fields: Any) -> Setup:
+        """A small setup with these fields changed."""
+        defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
+        sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
+        return Setup(**{**defaults, **sizes, **self.fields, **fields})
 
     @pytest.fixture(params=[None, REGISTER_ERROR], ids=["pinned arena", "arena that cannot be pinned"])
     def runtime(self, request: pytest.FixtureRequest) -> DeferredRuntime:
@@ -43,10 +60,8 @@ class StreamSuite(ABC):
     @pytest.fixture
     def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
         """Makes harnesses of devices on ``runtime``, of a small setup with these fields changed."""
-        defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
-        sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
         with harnesses(lambda: self.create(runtime), "cpu") as make:
-            yield lambda **fields: make(Setup(**{**defaults, **sizes, **fields}))
+            yield lambda **fields: make(self.setup(**fields))
 
     @pytest.fixture
     def harness(self, make_harness: MakeHarness) -> DeviceHarness:
@@ -57,6 +72,14 @@ class StreamSuite(ABC):
 
     def test_a_load_follows_the_engine(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
         load_pages_that_the_engine_has_yet_to_write(harness, runtime)
+
+    def test_a_transfer_that_does_not_follow_the_engine_is_caught(self) -> None:
+        """Without its waits the device fails the two tests before, so these do test its waits."""
+        for transfer in (save_pages_that_the_engine_has_yet_to_write, load_pages_that_the_engine_has_yet_to_write):
+            runtime = RuntimeWithoutWaits()
+            harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+            with pytest.raises(AssertionError):
+                transfer(harness, runtime)
 
     def test_wait_does_not_wait_for_later_engine_work(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
         transfer = harness.start_save(harness.chunks(0, 160))

@@ -11,11 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.devices import Bounds, check_arena, check_writable
+from blendhub.devices import BLOCK_SPAN_RECORD, Bounds, check_arena, check_writable, split_at_blocks
 from blendhub.errors import InvalidInput
 from blendhub.layout import KVLayout
 from blendhub_cpu import kernels
-from blendhub_cpu.block_spans import split_at_blocks
 from blendhub_cpu.dtypes import CARRIERS
 from blendhub_cpu.options import CpuOptions
 from blendhub_cpu.pages import Pages, read_pages
@@ -76,7 +75,7 @@ class CpuDevice(Device):
             threads=threads,
         )
         # Compiles the kernels now, so that the first request does not wait for it.
-        no_spans, no_arena = np.empty(0, kernels.BLOCK_SPAN_RECORD), np.empty(0, np.uint8)
+        no_spans, no_arena = np.empty(0, BLOCK_SPAN_RECORD), np.empty(0, np.uint8)
         _load(self._attached, no_arena, no_spans)
         _save(self._attached, no_arena, no_spans)
 

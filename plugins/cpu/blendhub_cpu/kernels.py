@@ -1,7 +1,7 @@
 """Compiled copies between rows of the arena and blocks of pages; they release the GIL.
 
 Kernels work on addresses, because one call serves the tensors of all layers. They check nothing: their input was
-checked by :mod:`blendhub_cpu.block_spans` and :mod:`blendhub_cpu.pages`. Strides are in bytes.
+checked by :class:`blendhub.devices.Bounds` and :mod:`blendhub_cpu.pages`. Strides are in bytes.
 """
 
 import hashlib
@@ -37,17 +37,6 @@ ROTATION_RECORD = np.dtype(
         ("offset", np.int64),
         ("heads", np.int64),
         ("width", np.int64),  # items of a key
-    ]
-)
-BLOCK_SPAN_RECORD = np.dtype(
-    [
-        ("shard", np.int64),  # offset in the arena
-        ("row", np.int64),
-        ("count", np.int64),  # tokens, all of one block
-        ("block", np.int64),
-        ("slot", np.int64),  # of the first token in the block
-        ("position", np.int64),
-        ("source", np.int64),  # the position that its first key is stored for
     ]
 )
 NONE = -1

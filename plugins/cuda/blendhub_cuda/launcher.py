@@ -3,15 +3,14 @@
 from math import gcd
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
-from blendhub.devices import Runtime
+from blendhub.devices import Mover, Runtime
 from blendhub.layout import ITEM_SIZES
 from blendhub_cuda import kernels
 from blendhub_cuda.dtypes import ITEM_TYPES
 from blendhub_cuda.pages import Pages
-from blendhub_cuda.tiles import Batch, BatchGroup, BatchPlanner
+from blendhub_cuda.tiles import Batch, BatchGroup, TilePlanner
 
 
 class GridKernel(NamedTuple):
@@ -24,17 +23,15 @@ class GridKernel(NamedTuple):
         self.kernel[self.grid](**arguments)
 
 
-class Launcher:
-    def __init__(
-        self, runtime: Runtime, pages: Pages, planner: BatchPlanner, block_size: int, device: torch.device
-    ) -> None:
+class Launcher(Mover):
+    def __init__(self, runtime: Runtime, pages: Pages, planner: TilePlanner, block_size: int) -> None:
         layout = planner.layout
         self._runtime = runtime
         self._pages = pages
         self._item_bytes = ITEM_SIZES[layout.dtype]
         self._layout = layout
         self._tile_bytes = 8 * planner.tile_words
-        self._kept_planes = torch.from_numpy(pages.planes).to(device)
+        self._kept_planes = torch.from_numpy(pages.planes).to(pages.place)
         self._planes = self._kept_planes.data_ptr()
         self._layer_planes_bytes = pages.planes[0].nbytes
         self._kinds = pages.planes.shape[1]
@@ -56,14 +53,10 @@ class Launcher:
             "TABLE_ALIGN": pages.table_align,
         }
 
-    def table(self, group: BatchGroup) -> torch.Tensor:
-        """The group's table of tiles in pinned memory."""
-        pinned = self._runtime.allocate_pinned(group.tiles.nbytes)
-        pinned.numpy()[:] = group.tiles.view(np.uint8).reshape(-1)
-        return pinned
-
-    def rows_to_pages(self, stream: Any, base: int, table: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
-        """Scatter the batch at ``base`` to pages; ``table`` is the group's table in device memory."""
+    def rows_to_pages(
+        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Batch
+    ) -> None:
+        base = memory.data_ptr()
         align = self._align(base, group, batch)
         rotated_align = gcd(align, self._pages.rotated_align)
         alignment = {
@@ -74,8 +67,10 @@ class Launcher:
         constants = {**alignment, **self._rotation_constants}
         self._launch(stream, kernels.rows_to_pages, base, table, batch, constants)
 
-    def pages_to_rows(self, stream: Any, base: int, table: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
-        """Gather the batch from pages to ``base``; ``table`` is the group's table in device memory."""
+    def pages_to_rows(
+        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Batch
+    ) -> None:
+        base = memory.data_ptr()
         align = self._align(base, group, batch)
         self._launch(stream, kernels.pages_to_rows, base, table, batch, {"ALIGN": align})
 

@@ -36,13 +36,14 @@ class Pages(NamedTuple):
     """The alignment of the rotated parts of keys."""
     table_align: int
     """The alignment of the rows of ``cos_sin``."""
+    place: torch.device
     keep_alive: tuple[object, ...]
     """The tensors that the addresses point to."""
 
 
 def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> Pages:
     """Check the layers against the layout, and make the kernels' tables."""
-    check_pages(layers, block_size, layout, FORMATS)
+    place = check_pages(layers, block_size, layout, FORMATS)
     item = ITEM_SIZES[layout.dtype]
     planes = np.zeros((len(layers), 2 if layout.value_dim else 1, PLANE_WORDS), np.int64)
     tables: dict[int, torch.Tensor] = {}
@@ -70,5 +71,6 @@ def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) 
         align,
         gcd(align, *rotated),
         table_align,
+        place,
         (tuple(layers), tuple(tables.values())),
     )

@@ -1,7 +1,5 @@
 """CUDA as the runtime of the device, through torch."""
 
-import logging
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -12,8 +10,6 @@ import torch
 
 from blendhub.devices import Runtime
 from blendhub.errors import Unsupported
-
-log = logging.getLogger(__name__)
 
 Arena: TypeAlias = npt.NDArray[np.uint8]
 
@@ -70,30 +66,3 @@ class CudaRuntime(Runtime):
     def launch(self, stream: torch.cuda.Stream, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
         with torch.cuda.stream(stream):
             kernel(**arguments)
-
-
-class HostArena:
-    """An arena's bytes, page-locked if the machine allows it."""
-
-    def __init__(self, arena: Arena, runtime: Runtime) -> None:
-        self.bytes = arena
-        self.address = arena.ctypes.data
-        self._runtime = runtime
-        with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore", UserWarning
-            )  # torch has no read-only tensors; saves to such an arena are refused
-            self.tensor = torch.from_numpy(arena)
-        error = runtime.register(arena)
-        self.is_registered = error is None
-        if error:
-            log.warning(
-                "the arena of %d MiB could not be pinned (%s), so KV goes through small bounce buffers, more slowly; "
-                "raise the limit of locked memory, in a container as well: ulimit -l unlimited",
-                arena.size >> 20,
-                error,
-            )
-
-    def close(self) -> None:
-        if self.is_registered:
-            self._runtime.unregister(self.bytes)

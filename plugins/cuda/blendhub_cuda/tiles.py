@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
+from blendhub.devices import BatchPlanner, Slice
 from blendhub.layout import KVLayout
 from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SOURCE
 
@@ -21,12 +22,13 @@ MAX_TILES = 2048
 Tiles = npt.NDArray[np.int64]
 
 
-class Slice(NamedTuple):
+class LayerSlice(NamedTuple):
     """Some consecutive layers of a segment's shard."""
 
     at: int
     """Offset of the first of these layers in the arena."""
     staging_at: int
+    nbytes: int
     row: int
     count: int
     """Only rows ``[row, row + count)`` belong to the segment."""
@@ -39,25 +41,24 @@ class Batch(NamedTuple):
     """Indices in the group's table."""
     first_layer: int
     n_layers: int
-    slices: tuple[Slice, ...]
+    slices: tuple[LayerSlice, ...]
     """The contents of staging; empty: the kernel reads and writes the arena itself."""
 
 
 class BatchGroup(NamedTuple):
     """Batches that share one table of tiles, because each copy of a table costs the host time."""
 
-    tiles: Tiles
+    table: Tiles
     batches: Sequence[Batch]
     align: int
     """The greatest common divisor of the tiles' origins; 0: all origins are 0."""
 
 
-class BatchPlanner:
+class TilePlanner(BatchPlanner):
     """Splits transfers into batches that each fit into the staging of one stream."""
 
     def __init__(self, layout: KVLayout, block_size: int, stream_bytes: int) -> None:
         self.layout = layout
-        self.layer_bytes = layout.keys_at(1)
         row_bytes = max(layout.key_row_bytes, layout.value_row_bytes)
         self.tile_tokens = _floor_power_of_2(min(max(TILE_BYTES // row_bytes, 1), MAX_TILE_TOKENS))
         self.tile_words = BLOCKS + (self.tile_tokens + block_size - 2) // block_size + 1
@@ -66,9 +67,7 @@ class BatchPlanner:
         max_tiles = max(chunk_tiles, min(MAX_TILES, (stream_bytes - self.layer_bytes) // 8 // (8 * self.tile_words)))
         self._max_rests = max_tiles // chunk_tiles
         self.table_bytes = -(-max_tiles * self.tile_words * 8 // 256) * 256
-        """Device memory of a stream for a table of tiles."""
         self.staging_bytes = stream_bytes - self.table_bytes
-        """Device memory of a stream for the slices of a batch."""
 
     @property
     def empty_group(self) -> BatchGroup:
@@ -82,10 +81,7 @@ class BatchPlanner:
         skip_prefix_n_tokens: int,
         stage_partial_chunks: bool,
     ) -> Iterator[BatchGroup]:
-        """The segments' tokens from ``skip_prefix_n_tokens`` on.
-
-        Whole chunks go through staging; parts of chunks do so only if ``stage_partial_chunks``.
-        """
+        """Whole chunks go through staging; parts of chunks do so only if ``stage_partial_chunks``."""
         staged, direct = [], []
         for segment in segments:
             n_skipped = min(max(skip_prefix_n_tokens - segment.span.start, 0), len(segment.span))
@@ -107,6 +103,14 @@ class BatchPlanner:
             tiles, _ = self._tiles(rests, shards, block_ids)
             yield BatchGroup(tiles, [Batch(range(len(tiles)), 0, self.layout.layers, ())], gcd(*shards))
 
+    def rows_of(self, batch: Batch) -> Iterator[Slice]:
+        kinds = (0, self.layout.key_row_bytes), (self.layout.values_at(0), self.layout.value_row_bytes)
+        for one in batch.slices:
+            for layer in range(batch.n_layers):
+                for part, row_bytes in kinds:
+                    at = self.layout.keys_at(layer) + part + one.row * row_bytes
+                    yield Slice(one.at + at, one.staging_at + at, one.count * row_bytes)
+
     def _staged(self, rests: Sequence["_SegmentRest"], block_ids: npt.NDArray[np.int64]) -> BatchGroup:
         chunks_per_batch = self.staging_bytes // self.layout.shard_bytes
         if not chunks_per_batch:
@@ -114,7 +118,11 @@ class BatchPlanner:
             return BatchGroup(tiles, list(self._by_layers(rests, ends)), 0)
         places = [number % chunks_per_batch * self.layout.shard_bytes for number in range(len(rests))]
         tiles, ends = self._tiles(rests, places, block_ids)
-        slices = [Slice(rest.shard, place, rest.row, rest.count) for rest, place in zip(rests, places, strict=True)]
+        nbytes = self.layout.shard_bytes
+        slices = [
+            LayerSlice(rest.shard, place, nbytes, rest.row, rest.count)
+            for rest, place in zip(rests, places, strict=True)
+        ]
         batches = []
         for first in range(0, len(rests), chunks_per_batch):
             some = slices[first : first + chunks_per_batch]
@@ -128,7 +136,8 @@ class BatchPlanner:
         borders = [layers * number // n_batches for number in range(n_batches + 1)]
         for number, rest in enumerate(rests):
             for layer, end in itertools.pairwise(borders):
-                one = Slice(rest.shard + self.layout.keys_at(layer), 0, rest.row, rest.count)
+                nbytes = (end - layer) * self.layer_bytes
+                one = LayerSlice(rest.shard + self.layout.keys_at(layer), 0, nbytes, rest.row, rest.count)
                 yield Batch(range(ends[number], ends[number + 1]), layer, end - layer, (one,))
 
     def _tiles(

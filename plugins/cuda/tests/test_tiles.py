@@ -2,7 +2,7 @@
 
 import numpy as np
 from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SOURCE
-from blendhub_cuda.tiles import BatchPlanner
+from blendhub_cuda.tiles import TilePlanner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +25,7 @@ def planners(draw):
     )
     block_size = draw(st.integers(1, 20))
     for stream_bytes in (draw(st.integers(256, 2**17)), 2**22):
-        planner = BatchPlanner(layout, block_size, stream_bytes)
+        planner = TilePlanner(layout, block_size, stream_bytes)
         if planner.staging_bytes >= planner.layer_bytes:
             return planner, block_size
     raise AssertionError("4 MiB are enough for any of these")
@@ -46,13 +46,13 @@ def tokens_of(planner, block_size, groups):
     for group, batch in [(one, batch) for one in groups for batch in one.batches]:
         nbytes = batch.n_layers * planner.layer_bytes
         base = layout.keys_at(batch.first_layer)
-        assert group.tiles.nbytes <= planner.table_bytes and len(batch.tiles)
-        assert all(tile[ORIGIN] % group.align == 0 if group.align else tile[ORIGIN] == 0 for tile in group.tiles)
+        assert group.table.nbytes <= planner.table_bytes and len(batch.tiles)
+        assert all(tile[ORIGIN] % group.align == 0 if group.align else tile[ORIGIN] == 0 for tile in group.table)
         for one, next_one in zip(batch.slices, batch.slices[1:], strict=False):
             assert one.staging_at + nbytes <= next_one.staging_at
         assert not batch.slices or batch.slices[-1].staging_at + nbytes <= planner.staging_bytes
         for layer in range(batch.first_layer, batch.first_layer + batch.n_layers):
-            for tile in group.tiles[batch.tiles.start : batch.tiles.stop]:
+            for tile in group.table[batch.tiles.start : batch.tiles.stop]:
                 assert 0 < tile[COUNT] <= planner.tile_tokens
                 at, row, shard = tile[ORIGIN] + layout.keys_at(layer) - base, tile[ROW], tile[ORIGIN]
                 if batch.slices:

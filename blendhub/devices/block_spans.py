@@ -7,7 +7,18 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
-from blendhub_cpu.kernels import BLOCK_SPAN_RECORD
+
+BLOCK_SPAN_RECORD = np.dtype(
+    [
+        ("shard", np.int64),  # offset in the arena
+        ("row", np.int64),
+        ("count", np.int64),  # tokens, all of one block
+        ("block", np.int64),
+        ("slot", np.int64),  # of the first token in the block
+        ("position", np.int64),
+        ("source", np.int64),  # the position that its first key is stored for
+    ]
+)
 
 
 def split_at_blocks(

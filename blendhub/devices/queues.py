@@ -1,46 +1,40 @@
-"""Queues of transfers: two streams for loads and two for saves, so that one's bus copy overlaps the other's kernel.
+"""Queues of transfers: some streams for loads and as many for saves, so that a stream's bus copy overlaps others' work.
 
 Each stream has its own staging. Everything that touches a stream's staging runs in that stream, in order. So only
 the two ends of a transfer need events: it begins after the engine's earlier work, and has ended when its streams have
 reached their events.
 
 A thread of the queue submits the work. A long transfer takes thousands of calls, which would delay the engine's
-thread, and block it once the GPU's launch queue is full.
+thread, and block it once the accelerator's launch queue is full.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import cycle
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Transfer
-from blendhub.devices import Runtime
-from blendhub_cuda.launcher import Launcher
-from blendhub_cuda.runtime import HostArena
-from blendhub_cuda.tiles import Batch, BatchGroup, BatchPlanner, Slice
-
-STREAMS_PER_QUEUE = 2
-
-Bytes = npt.NDArray[np.uint8]
+from blendhub.devices.batches import AnySlice, Batch, BatchGroup, BatchPlanner, Mover, covering
+from blendhub.devices.host_arena import HostArena
+from blendhub.devices.runtime import Runtime
 
 
 class StagingStream:
-    """A stream with device memory for one table of tiles and for the slices of one batch."""
+    """A stream with device memory for one table and for the slices of one batch."""
 
     def __init__(self, runtime: Runtime, planner: BatchPlanner) -> None:
         self.handle = runtime.create_stream()
         memory = runtime.allocate(planner.table_bytes + planner.staging_bytes)
-        self.table, self.staging = memory.split([planner.table_bytes, planner.staging_bytes])
+        self.table, self.staging = memory[: planner.table_bytes], memory[planner.table_bytes :]
         self._runtime = runtime
         self._bounce_buffer: torch.Tensor | None = None
         self._bounce_copied: Any = None
         self.group: BatchGroup | None = None
-        """The group whose tiles ``table`` holds."""
+        """The group whose table ``table`` holds."""
         self.unfinished: tuple[Batch, HostArena] | None = None
         """A saved batch that the host has yet to copy from the bounce buffer to the arena."""
 
@@ -62,7 +56,7 @@ class StagingStream:
         self._bounce_copied = self._runtime.record_event(self.handle)
 
 
-class CudaTransfer(Transfer):
+class StreamTransfer(Transfer):
     def __init__(self, runtime: Runtime, submitted: "Future[list[Any]]") -> None:
         self._runtime = runtime
         self._submitted = submitted
@@ -80,23 +74,24 @@ class CudaTransfer(Transfer):
 class TransferQueue(ABC):
     """All loads of a device, or all its saves."""
 
-    def __init__(self, name: str, runtime: Runtime, launcher: Launcher, planner: BatchPlanner) -> None:
+    def __init__(self, name: str, n_streams: int, runtime: Runtime, mover: Mover, planner: BatchPlanner) -> None:
         self._runtime = runtime
-        self._launcher = launcher
+        self._mover = mover
         self._planner = planner
-        self._streams = [StagingStream(runtime, planner) for _ in range(STREAMS_PER_QUEUE)]
+        self._streams = [StagingStream(runtime, planner) for _ in range(n_streams)]
         self._next_streams = cycle(self._streams)
-        self._thread = ThreadPoolExecutor(1, f"blendhub-cuda-{name}")
+        self._thread = ThreadPoolExecutor(1, f"blendhub-{name}")
 
-    def warm_up(self) -> None:
-        """Launch the kernel without tokens, which compiles it before the first request."""
-        stream, group = self._streams[0], self._planner.empty_group
-        self._launch(stream, stream.staging.data_ptr(), group, group.batches[0])
+    def warm_up(self, group: BatchGroup) -> None:
+        """Move the group's batches, which have no tokens: this compiles kernels before the first request."""
+        stream = self._streams[0]
+        for batch in group.batches:
+            self._move(stream, stream.staging, group, batch)
 
-    def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> CudaTransfer:
+    def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
         """Run the batches after all work that the engine has submitted so far."""
         begin = self._runtime.record_event()
-        return CudaTransfer(self._runtime, self._thread.submit(self._submit, begin, arena, groups))
+        return StreamTransfer(self._runtime, self._thread.submit(self._submit, begin, arena, groups))
 
     def drain(self) -> None:
         """Return when no transfer is pending."""
@@ -107,11 +102,11 @@ class TransferQueue(ABC):
         self._thread.shutdown()
 
     def _submit(self, begin: Any, arena: HostArena, groups: Iterable[BatchGroup]) -> list[Any]:
-        """Submit all batches, alternating between the streams; returns an event for the end of each used stream."""
+        """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
         used: list[StagingStream] = []
         try:
             for group in groups:
-                table = self._launcher.table(group)
+                table = self._pinned_table(group)
                 for batch, stream in zip(group.batches, self._next_streams, strict=False):
                     if stream not in used:
                         used.append(stream)
@@ -130,96 +125,94 @@ class TransferQueue(ABC):
             self._synchronize()
             raise
 
+    def _pinned_table(self, group: BatchGroup) -> torch.Tensor:
+        pinned = self._runtime.allocate_pinned(group.table.nbytes)
+        pinned.numpy()[:] = group.table.view(np.uint8).reshape(-1)
+        return pinned
+
     def _synchronize(self) -> None:
         for stream in self._streams:
             self._runtime.synchronize(self._runtime.record_event(stream.handle))
 
     @abstractmethod
-    def _launch(self, stream: StagingStream, base: int, group: BatchGroup, batch: Batch) -> None:
-        """Launch the queue's kernel on the slices or shards at ``base``."""
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
+        """Submit the mover's work between ``memory`` and pages."""
 
     @abstractmethod
     def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
-        """Submit the copies and the kernel of the batch to the stream."""
+        """Submit the copies and the mover's work of the batch to the stream."""
 
     @abstractmethod
     def _finish_batch(self, stream: StagingStream) -> None:
         """Do the host's part of the stream's last batch."""
 
-    def _staging_slices(self, batch: Batch, memory: torch.Tensor) -> list[torch.Tensor]:
-        """The batch's slices in staging, or in a bounce buffer of the same layout."""
-        nbytes = batch.n_layers * self._planner.layer_bytes
-        return [memory[one.staging_at : one.staging_at + nbytes] for one in batch.slices]
-
-    def _arena_slices(self, batch: Batch, arena: Any) -> list[Any]:
-        """The batch's slices in the arena, which is given as a tensor or an array."""
-        nbytes = batch.n_layers * self._planner.layer_bytes
-        return [arena[one.at : one.at + nbytes] for one in batch.slices]
-
 
 class LoadQueue(TransferQueue):
-    def _launch(self, stream: StagingStream, base: int, group: BatchGroup, batch: Batch) -> None:
-        self._launcher.rows_to_pages(stream.handle, base, stream.table, group, batch)
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
+        self._mover.rows_to_pages(stream.handle, memory, stream.table, group, batch)
 
     def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         if not batch.slices:
-            self._launch(stream, arena.address, group, batch)
-            return
-        if arena.is_registered:
-            sources = self._arena_slices(batch, arena.tensor)
+            self._move(stream, arena.tensor, group, batch)
+        elif arena.is_registered:
+            self._runtime.copy_many(stream.handle, _staging_and_arena(stream, batch.slices, arena))
+            self._move(stream, stream.staging, group, batch)
         else:
-            sources = self._fill_bounce_buffer(stream, batch, arena)
-        for target, source in zip(self._staging_slices(batch, stream.staging), sources, strict=True):
-            self._runtime.copy(stream.handle, target, source)
-        if not arena.is_registered:
+            self._fill_bounce_buffer(stream, batch.slices, arena)
+            parts = covering(batch.slices)
+            self._runtime.copy_many(
+                stream.handle, [(stream.staging[part], stream.bounce_buffer[part]) for part in parts]
+            )
             stream.record_bounce_copy()
-        self._launch(stream, stream.staging.data_ptr(), group, batch)
+            self._move(stream, stream.staging, group, batch)
 
     def _finish_batch(self, stream: StagingStream) -> None:
         """Nothing: the host's part of a load comes before its copies."""
 
-    def _fill_bounce_buffer(self, stream: StagingStream, batch: Batch, arena: HostArena) -> list[torch.Tensor]:
-        """The batch's slices, copied from the arena to the bounce buffer."""
+    def _fill_bounce_buffer(self, stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena) -> None:
         stream.wait_for_bounce_copy()
-        slices = self._staging_slices(batch, stream.bounce_buffer)
-        for target, source in zip(slices, self._arena_slices(batch, arena.bytes), strict=True):
-            np.copyto(target.numpy(), source)
-        return slices
+        target = stream.bounce_buffer.numpy()
+        for one in slices:
+            target[one.staging_at : one.staging_at + one.nbytes] = arena.bytes[one.at : one.at + one.nbytes]
 
 
 class SaveQueue(TransferQueue):
-    def _launch(self, stream: StagingStream, base: int, group: BatchGroup, batch: Batch) -> None:
-        self._launcher.pages_to_rows(stream.handle, base, stream.table, group, batch)
+    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
+        self._mover.pages_to_rows(stream.handle, memory, stream.table, group, batch)
 
     def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         if not batch.slices:
-            self._launch(stream, arena.address, group, batch)
+            self._move(stream, arena.tensor, group, batch)
             return
         self._finish_batch(stream)
-        self._launch(stream, stream.staging.data_ptr(), group, batch)
+        self._move(stream, stream.staging, group, batch)
         if arena.is_registered:
-            targets = self._arena_slices(batch, arena.tensor)
+            pairs = _staging_and_arena(stream, batch.slices, arena)
+            self._runtime.copy_many(stream.handle, [(target, source) for source, target in pairs])
         else:
-            targets = self._staging_slices(batch, stream.bounce_buffer)
-        for target, source in zip(targets, self._staging_slices(batch, stream.staging), strict=True):
-            self._runtime.copy(stream.handle, target, source)
-        if not arena.is_registered:
+            parts = covering(batch.slices)
+            self._runtime.copy_many(
+                stream.handle, [(stream.bounce_buffer[part], stream.staging[part]) for part in parts]
+            )
             stream.record_bounce_copy()
             stream.unfinished = batch, arena
 
     def _finish_batch(self, stream: StagingStream) -> None:
-        """Copy the rows that have arrived in the bounce buffer to the arena."""
+        """Copy the rows that have arrived in the bounce buffer to the arena; other rows are not part of this save."""
         if stream.unfinished is None:
             return
         (batch, arena), stream.unfinished = stream.unfinished, None
         stream.wait_for_bounce_copy()
-        sources, targets = self._staging_slices(batch, stream.bounce_buffer), self._arena_slices(batch, arena.bytes)
-        for one, source, target in zip(batch.slices, sources, targets, strict=True):
-            self._copy_rows(one, target.reshape(batch.n_layers, -1), source.numpy().reshape(batch.n_layers, -1))
+        source = stream.bounce_buffer.numpy()
+        for one in self._planner.rows_of(batch):
+            arena.bytes[one.at : one.at + one.nbytes] = source[one.staging_at : one.staging_at + one.nbytes]
 
-    def _copy_rows(self, one: Slice, targets: Bytes, sources: Bytes) -> None:
-        """Copy the segment's rows of each layer; other rows of the chunk are not part of this save."""
-        layout = self._planner.layout
-        for at, row_bytes in ((0, layout.key_row_bytes), (layout.values_at(0), layout.value_row_bytes)):
-            rows = slice(at + one.row * row_bytes, at + (one.row + one.count) * row_bytes)
-            targets[:, rows] = sources[:, rows]
+
+def _staging_and_arena(
+    stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena
+) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Each slice in staging and in the arena."""
+    return [
+        (stream.staging[one.staging_at : one.staging_at + one.nbytes], arena.tensor[one.at : one.at + one.nbytes])
+        for one in slices
+    ]

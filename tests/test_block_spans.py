@@ -1,12 +1,14 @@
 """Splitting segments at block borders, compared with a loop over single tokens."""
 
 import numpy as np
-from blendhub_cpu.block_spans import split_at_blocks
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Segment
+
+devices = pytest.importorskip("blendhub.devices", reason="needs torch")
 
 
 def tokens_of(spans):
@@ -35,7 +37,7 @@ def segments(draw):
 @given(st.lists(segments(), max_size=6), st.integers(1, 20), st.integers(0, 120))
 def test_each_token_lies_in_one_block_span(given_segments, block_size, skipped):
     block_ids = np.random.default_rng(1).permutation(200)[: -(-100 // block_size)]
-    spans = split_at_blocks(given_segments, block_ids, block_size, skipped)
+    spans = devices.split_at_blocks(given_segments, block_ids, block_size, skipped)
     assert tokens_of(spans) == sorted(
         (
             segment.shard,

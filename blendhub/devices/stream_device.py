@@ -1,0 +1,164 @@
+"""The base of devices with streams: states, checks, staging, and the two queues of transfers."""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover
+from blendhub.devices.bounds import Bounds, check_arena, check_writable
+from blendhub.devices.host_arena import HostArena
+from blendhub.devices.queues import LoadQueue, SaveQueue
+from blendhub.devices.runtime import Runtime
+from blendhub.errors import InvalidInput
+from blendhub.layout import KVLayout
+
+
+class Pages(Protocol):
+    """What every device knows of the engine's pages."""
+
+    @property
+    def n_blocks(self) -> int: ...
+
+    @property
+    def n_positions(self) -> int | None:
+        """The positions that every rotation table covers; None: no layer has a rotation."""
+
+
+class _Attached(NamedTuple):
+    """The state that ``attach`` creates and ``close`` drops."""
+
+    runtime: Runtime
+    bounds: Bounds
+    planner: BatchPlanner
+    loads: LoadQueue
+    saves: SaveQueue
+
+
+class StreamDevice(Device):
+    """A device whose work all goes through a ``Runtime``. Subclasses say how a batch gets to pages and back."""
+
+    name: ClassVar[str]
+    """The name in configurations."""
+    streams_per_queue: ClassVar[int]
+    arena_alignment: ClassVar[int] = 1
+    """The arena must begin at a multiple of this."""
+    registered_arena_is_memory: ClassVar[bool]
+    """Whether kernels may access a registered arena, so that parts of chunks need no staging."""
+
+    def __init__(self, staging_mib: float, runtime: Callable[[torch.device], Runtime]) -> None:
+        self._staging_mib = staging_mib
+        self._runtime = runtime
+        self._attached: _Attached | None = None
+        self._arena_bytes: npt.NDArray[np.uint8] | None = None
+        self._arena: HostArena | None = None
+        self._closed = False
+
+    @abstractmethod
+    def _read_pages(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> Pages:
+        """Check the layers against the layout."""
+
+    @abstractmethod
+    def _planner(self, layout: KVLayout, block_size: int, stream_bytes: int) -> BatchPlanner:
+        """A planner for streams of this much device memory."""
+
+    @abstractmethod
+    def _mover(self, runtime: Runtime, pages: Any, planner: Any, block_size: int) -> Mover:
+        """What moves the planner's batches to the pages and from them."""
+
+    def _warm_up_group(self, planner: Any) -> BatchGroup | None:
+        """A group without tokens, to compile kernels with; None: there is nothing to compile."""
+        return None
+
+    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        if self._closed or self._attached:
+            raise InvalidInput("a device is attached once; create another one for other pages")
+        pages = self._read_pages(layers, block_size, layout)
+        planner = self._checked_planner(layout, block_size)
+        runtime = self._runtime(layers[0].tensors[0].device)
+        mover = self._mover(runtime, pages, planner, block_size)
+        queue = self.streams_per_queue, runtime, mover, planner
+        self._attached = _Attached(
+            runtime,
+            Bounds(layout, block_size, pages.n_blocks, pages.n_positions),
+            planner,
+            LoadQueue(f"{self.name}-loads", *queue),
+            SaveQueue(f"{self.name}-saves", *queue),
+        )
+        group = self._warm_up_group(planner)
+        if group is not None:
+            self._attached.loads.warm_up(group)
+            self._attached.saves.warm_up(group)
+        if self._arena_bytes is not None:
+            self._arena = HostArena(self._arena_bytes, runtime)
+
+    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+        if self._closed:
+            raise InvalidInput("this device is closed; create another one")
+        check_arena(arena)
+        if arena.ctypes.data % self.arena_alignment:
+            raise InvalidInput(
+                f"an arena must begin at a multiple of {self.arena_alignment} bytes, got address {arena.ctypes.data:#x}"
+            )
+        self._release_arena()
+        self._arena_bytes = arena
+        if self._attached:
+            self._arena = HostArena(arena, self._attached.runtime)
+
+    def load(
+        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+    ) -> Transfer:
+        attached, arena = self._ready()
+        attached.bounds.check(segments, block_ids, arena.bytes.size)
+        attached.bounds.check_load(segments, skip_prefix_n_tokens)
+        return attached.loads.start(arena, self._groups(segments, block_ids, skip_prefix_n_tokens))
+
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
+        attached, arena = self._ready()
+        attached.bounds.check(segments, block_ids, arena.bytes.size)
+        check_writable(arena.bytes)
+        return attached.saves.start(arena, self._groups(segments, block_ids, 0))
+
+    def close(self) -> None:
+        self._release_arena()
+        if self._attached:
+            self._attached.loads.close()
+            self._attached.saves.close()
+        self._closed = True
+        self._attached = None
+
+    def _groups(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Any:
+        attached, arena = self._ready()
+        stage_partial_chunks = not (arena.is_registered and self.registered_arena_is_memory)
+        # The caller may change the block table after the call, while the queue's thread reads it.
+        return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, stage_partial_chunks)
+
+    def _checked_planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
+        n_streams = 2 * self.streams_per_queue
+        planner = self._planner(layout, block_size, int(self._staging_mib * 2**20) // n_streams // 256 * 256)
+        if planner.staging_bytes < planner.layer_bytes:
+            needed = n_streams * (planner.table_bytes + planner.layer_bytes + 256) / 2**20
+            raise InvalidInput(
+                f"staging_mib = {self._staging_mib:g} is too little: one part in {n_streams} of it must hold the "
+                f"{planner.layer_bytes} bytes that one layer keeps of a chunk; set it to {needed:.3g} or more"
+            )
+        return planner
+
+    def _release_arena(self) -> None:
+        """Unpin the arena when no transfer is pending."""
+        if self._attached:
+            self._attached.loads.drain()
+            self._attached.saves.drain()
+        if self._arena:
+            self._arena.close()
+        self._arena = self._arena_bytes = None
+
+    def _ready(self) -> tuple[_Attached, HostArena]:
+        if self._attached is None or self._arena is None:
+            problem = "is closed" if self._closed else "needs attach and pin before it can copy"
+            raise InvalidInput(f"device {self.name!r} {problem}")
+        return self._attached, self._arena

@@ -1,0 +1,41 @@
+"""On a machine with an Ascend NPU, from a plain checkout: all tests of the device for real, then its benchmark.
+
+The report names the versions of all that takes part, so that it can be sent as it is. docs/ascend.md says where to.
+"""
+
+import os
+import sys
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import blendhub_ascend
+
+from benchmarks.hardware_check import check
+
+PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
+
+
+def machine() -> dict[str, object]:
+    npu = import_module("torch_npu").npu
+    versions = {name: _version(name) for name in PACKAGES}
+    return {"npu": npu.get_device_name(0), "soc_version": npu.get_soc_version(), "versions": versions, "cann": _cann()}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cann() -> str | None:
+    """CANN's own words about its version."""
+    home = Path(os.environ.get("ASCEND_TOOLKIT_HOME", "/usr/local/Ascend/ascend-toolkit/latest"))
+    found = sorted(home.glob("*/ascend_toolkit_install.info"))
+    return found[0].read_text() if found else None
+
+
+if __name__ == "__main__":
+    (plugin,) = blendhub_ascend.blendhub_devices()
+    sys.exit(check("npu", plugin, "plugins/ascend", "benchmarks.npu", machine))

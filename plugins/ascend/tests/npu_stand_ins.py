@@ -1,0 +1,132 @@
+"""torch_npu as far as the runtime of the device uses it, without an NPU: pages lie on the CPU, and streams do not wait.
+
+It is strict where torch_npu is: a thread must have set its device, an event must be recorded before anything waits for
+it, and there are no names that the wheel of torch_npu lacks.
+"""
+
+import threading
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+import pytest
+import torch
+from blendhub_ascend.device import AscendDevice
+from blendhub_ascend.options import AscendOptions
+from blendhub_ascend.runtime import AscendRuntime
+
+from blendhub.testing.devices.deferred import DeferredRuntime
+
+HAS_NPU = False
+if find_spec("torch_npu"):
+    import torch_npu
+
+    HAS_NPU = torch_npu.npu.is_available()
+
+NEEDS_NPU = pytest.mark.skip(reason="torch finds no NPU here; `make npu-check` on a machine with one")
+NEEDS_STAND_INS = pytest.mark.skipif(HAS_NPU, reason="the operators are torch_npu's own here, and take no CPU tensors")
+
+A2, A3, A5, UNKNOWN = 220, 250, 260, 999
+"""SoC versions as ``torch_npu.npu.get_soc_version`` returns them."""
+
+
+class StandInEvent:
+    def __init__(self, npu):
+        self._npu = npu
+        self.recorded = False
+
+    def record(self, stream):
+        self._npu.check_thread()
+        self.recorded = True
+
+    def query(self):
+        self._npu.check_thread()
+        assert self.recorded, "an event that was never recorded seems to be reached"
+        return True
+
+    synchronize = query
+
+
+class StandInStream:
+    def __init__(self, npu):
+        self._npu = npu
+        self.events = []
+
+    def wait_event(self, event):
+        self._npu.check_thread()
+        assert event.recorded, "a wait for an event that was never recorded has no effect"
+        self.events.append(event)
+
+
+class StandInNpu:
+    """``torch_npu.npu``."""
+
+    def __init__(self, soc_version=A2):
+        self._soc_version = soc_version
+        self._threads = threading.local()
+        self._default = StandInStream(self)
+
+    def check_thread(self):
+        assert getattr(self._threads, "place", None) is not None, "error 107002: this thread has no context"
+
+    def set_device(self, place):
+        self._threads.place = place
+
+    def get_soc_version(self):
+        return self._soc_version
+
+    def is_available(self):
+        return True
+
+    def Event(self):
+        return StandInEvent(self)
+
+    def Stream(self, place):
+        self.check_thread()
+        return StandInStream(self)
+
+    def current_stream(self, place):
+        self.check_thread()
+        return getattr(self._threads, "stream", self._default)
+
+    @contextmanager
+    def stream(self, stream):
+        self.check_thread()
+        before = self.current_stream(None)
+        self._threads.stream = stream
+        yield
+        self._threads.stream = before
+
+
+class StandInTorchNpu:
+    def __init__(self, soc_version=A2):
+        self.npu = StandInNpu(soc_version)
+
+
+class HostRuntime(AscendRuntime):
+    """The NPU's runtime, whose memory is the host's."""
+
+    def allocate_pinned(self, nbytes):
+        # torch pins memory only where there is an accelerator. Direct copies want addresses of multiples of 64.
+        return aligned(nbytes)
+
+    def allocate(self, nbytes):
+        return aligned(nbytes)
+
+
+def aligned(nbytes):
+    memory = torch.empty(nbytes + 512, dtype=torch.uint8)
+    first = -memory.data_ptr() % 512
+    return memory[first : first + nbytes]
+
+
+def device_on_npu_runtime(soc_version=A2, **options):
+    """A device whose work all goes through the runtime for NPUs, with operators in place of those of this NPU."""
+    torch_npu, chosen = StandInTorchNpu(soc_version), AscendOptions(**options)
+    return AscendDevice(
+        chosen, lambda place: HostRuntime(place, torch_npu, chosen.fast_ops), torch_npu.npu.get_soc_version
+    )
+
+
+def device_on(runtime=None, soc_version=A2, **options):
+    """A device on a runtime that defers its work."""
+    return AscendDevice(AscendOptions(**options), lambda place: runtime or DeferredRuntime(), lambda: soc_version)

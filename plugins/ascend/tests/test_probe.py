@@ -1,0 +1,121 @@
+"""Why the device cannot run here, each with the command that changes it; and nothing imports torch_npu before."""
+
+import ast
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+
+import blendhub_ascend
+import pytest
+from blendhub_ascend import availability, factory, schemas
+from blendhub_ascend.options import AscendOptions
+from npu_stand_ins import A5, NEEDS_STAND_INS, StandInTorchNpu
+
+from blendhub.errors import Unsupported
+from blendhub.testing.devices.device_harness import DeviceHarness, Setup
+
+PACKAGE = Path(blendhub_ascend.__file__).parent
+
+
+def probed(monkeypatch, *, missing=(), driver=True, imports=None):
+    monkeypatch.setattr(availability, "find_spec", lambda name: None if name in missing else name)
+    monkeypatch.setattr(availability, "DRIVER", SimpleNamespace(exists=lambda: driver, __str__=lambda self: "driver"))
+    monkeypatch.setattr(availability, "import_module", imports or (lambda name: StandInTorchNpu()))
+    (spec,) = blendhub_ascend.blendhub_devices()
+    return spec.probe()
+
+
+def failing(error):
+    def imports(name):
+        raise error
+
+    return imports
+
+
+def test_the_device_is_usable_where_torch_npu_finds_an_npu(monkeypatch):
+    assert probed(monkeypatch) is None
+
+
+@NEEDS_STAND_INS
+def test_the_list_of_plugins_says_which_operators_are_used_and_why_not(monkeypatch):
+    def imports(name):
+        return StandInTorchNpu(A5) if name == "torch_npu" else import_module(name)
+
+    assert probed(monkeypatch, imports=imports) is None
+    (spec,) = blendhub_ascend.blendhub_devices()
+    monkeypatch.setitem(schemas.SCHEMAS, "npu::npu_gather_pa_kv_cache", "npu::npu_gather_pa_kv_cache() -> ()")
+    written, read, copies = spec.details()
+    assert written == "pages are written with npu::npu_scatter_pa_kv_cache, if they fit"
+    assert read.startswith("pages are read with torch: npu::npu_gather_pa_kv_cache has another schema here")
+    assert copies == "copies go in batches"
+
+
+@pytest.mark.parametrize("module", ["torch", "torch_npu"])
+def test_a_missing_module_is_named_with_the_versions_that_go_together(monkeypatch, module):
+    found = probed(monkeypatch, missing=[module])
+    assert found.reason == f"{module} is not installed"
+    assert found.command == "pip install torch==2.10.0 torch_npu==2.10.0.post4"
+
+
+def test_without_a_driver_nothing_is_imported(monkeypatch):
+    found = probed(monkeypatch, driver=False, imports=failing(AssertionError("imported")))
+    assert "no driver of an Ascend NPU" in found.reason and found.command == "npu-smi info"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ImportError("libhccl.so: cannot open shared object file: No such file or directory"),
+        RuntimeError("Failed to load the backend extension: torch_npu. libascendcl.so: cannot open\n shared object"),
+    ],
+    ids=["torch_npu", "torch itself, which loads torch_npu"],
+)
+def test_missing_libraries_of_cann_are_named_with_both_ways_out(monkeypatch, error):
+    found = probed(monkeypatch, imports=failing(error))
+    assert " ".join(str(error).split()) in found.reason and "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in found.reason
+    assert found.command == "source /usr/local/Ascend/ascend-toolkit/set_env.sh"
+
+
+def test_a_torch_npu_for_another_torch_is_named_with_the_versions_that_go_together(monkeypatch):
+    found = probed(monkeypatch, imports=failing(RuntimeError("torch_npu 2.10.0 does not match torch 2.13.0")))
+    assert "does not match torch 2.13.0" in found.reason and "torch==2.10.0" in found.command
+
+
+def test_no_npu_is_named(monkeypatch):
+    torch_npu = StandInTorchNpu()
+    torch_npu.npu.is_available = lambda: False
+    found = probed(monkeypatch, imports=lambda name: torch_npu)
+    assert "finds no NPU" in found.reason and found.command == "npu-smi info"
+
+
+def test_listing_and_importing_the_device_imports_neither_torch_npu_nor_torch():
+    code = "import blendhub_ascend, sys; blendhub_ascend.blendhub_devices(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_torch_npu_is_imported_by_the_factory_and_the_probe_alone():
+    for file in PACKAGE.glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                names = [alias.name for alias in node.names] + [getattr(node, "module", None) or ""]
+                assert not any(name.split(".")[0] == "torch_npu" for name in names), file.name
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "import_module":
+                assert file.name in ("factory.py", "availability.py")
+
+
+def test_the_sources_name_neither_cuda_nor_transfer_to_npu():
+    """torch.cuda.Event is a placeholder beside vllm-ascend, whose ``query()`` is always true."""
+    for file in PACKAGE.glob("*.py"):
+        source = file.read_text()
+        assert "torch.cuda" not in source and "transfer_to_npu" not in source and ".cuda(" not in source, file.name
+
+
+def test_the_factory_makes_a_device_for_pages_on_an_npu_alone(monkeypatch):
+    monkeypatch.setattr(factory, "import_module", lambda name: StandInTorchNpu())
+    device = factory.create(AscendOptions(block_tokens=7))
+    assert device.block_tokens == 7 and device.torch_type == "npu"
+    with pytest.raises(Unsupported, match="supports only pages in NPU memory"):
+        DeviceHarness(device, "cpu", Setup(format="split"))
