@@ -66,6 +66,7 @@ class Blend:
         return done or 0
 
     def _work_through(self) -> Iterator[int]:
+        """Probe, select and recompute; yields the cost of each batch in tokens."""
         decision, model, selector = self.job.decision, self._context.model, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
@@ -76,11 +77,11 @@ class Blend:
                     yield from self._probe(scores)
             chosen = selector.select(decision.moved, decision.ratio, self._context.device.block_tokens, scores)
         self._recomputed = tuple(chosen)
-        for batch in self._cut(joined([*decision.holes, *chosen])):
+        for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
             model.forward(self.job.tokens, self.job.blocks, batch)
             yield total(batch)
 
-    def _cut(self, spans: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
+    def _batches_within_budget(self, spans: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
         """Batches within the budget that is left when each is taken. ``weight`` is the cost of a token."""
         model = self._context.model
         while spans:
@@ -101,7 +102,7 @@ class Blend:
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True
-        for batch in self._cut(joined([*samples, *decision.holes]), weight):
+        for batch in self._batches_within_budget(joined([*samples, *decision.holes]), weight):
             # The only wait for the device in a batch.
             found = self._score(batch).cpu().numpy()
             at = positions_of(batch)

@@ -189,24 +189,24 @@ class PrefixMatcher(Matcher):
     def _within_chunk(
         self, parent: Node, child: Node | None, chunk: bytes, start: int, favourite: int | None
     ) -> list[Match]:
-        """What is stored of one chunk of the prompt: by the child that equals it, and by those that begin like it."""
+        """The matches of one chunk of the prompt: of the child that equals it, or of children that begin like it."""
         if child is not None:
             whole = Span(start, start + len(chunk) // TOKEN_BYTES)
             held = list(child.tile(whole, favourite))
             if sum(len(match.span) for match in held) == len(whole):
-                return held  # as mostly; then no child that only begins like it is looked at
+                return held  # the usual case: the child covers the whole chunk
         found: list[Match] = []
         for node, shared in parent.agreeing(chunk):
             missing = list(gaps(Span(start, start + shared), [match.span for match in found]))
             if not missing:
-                break  # the children that follow agree with less
+                break  # the following children share fewer tokens
             for span in missing:
                 found += node.tile(span, favourite)
             found.sort(key=lambda match: match.span)
         return found
 
     def _check_growth(self, run: int, data: bytes, span: Span) -> None:
-        """A run's new tokens must go on from those it has: spans move from its tail to a longer chunk."""
+        """A run's new tokens must continue its sequence."""
         index = (span.start - 1) // self._chunk
         tail = self._nodes.get(run, {}).get(index)
         if tail is None:
@@ -226,7 +226,7 @@ class PrefixMatcher(Matcher):
         return parent.insert(chunk)
 
     def _move_tail(self, run: int, nodes: dict[int, Node], index: int, node: Node) -> None:
-        """The chunk where a run ended may have become longer: its spans belong to the longer one now."""
+        """The last chunk of a run may have grown: its spans move to the longer node."""
         tail = nodes.get(index)
         if tail is not None and tail is not node:
             node.stored[run] = tail.stored.pop(run)
