@@ -35,13 +35,14 @@ from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, Worker
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.followed_blocks import FollowedBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import ModelCheck, check_model
+from blendhub.vllm.worker.model.model_check import CAN_ASK_FOR_BLOCKS, ModelCheck, check_model
 from blendhub.vllm.worker.model.rotary import digest
 from blendhub.vllm.worker.model.runner import find_runner
 
@@ -75,6 +76,8 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._worker: ConnectorWorker | None = None
         self._model: EngineModel | None = None
         self._support: ModelSupport | None = None
+        self._kv_cache_manager: KVCacheManager | None = None
+        self._followed: FollowedBlocks | None = None if CAN_ASK_FOR_BLOCKS else FollowedBlocks()
         self._unserved: Counter[str] = Counter()
         """Refused requests, by counter, of a model that is served without reuse."""
         self._reasons: tuple[str, ...] = ()
@@ -121,8 +124,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         """All layers are saved together, after the forward."""
 
     def wait_for_save(self) -> None:
-        if self._worker:
-            self._worker.save(self._plan)
+        """Saves begin in ``get_finished``: vLLM 0.23 calls that in every step, and this only in steps with tokens."""
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker:
@@ -132,6 +134,7 @@ class BlendHubConnector(KVConnectorBase_V1):
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         if not self._worker:
             return None, None
+        self._worker.save(self._plan)
         saved, loaded = self._worker.finished()
         return saved or None, loaded or None
 
@@ -205,11 +208,13 @@ class BlendHubConnector(KVConnectorBase_V1):
                 selector=self._settings.selector.name,
             )
         )
-        if self._kv_cache_manager:
+        if self._followed:
+            self._scheduler.saves.block_ids = self._followed.of
+        elif self._kv_cache_manager:
             self.bind_kv_cache_manager(self._kv_cache_manager)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        super().bind_kv_cache_manager(kv_cache_manager)
+        self._kv_cache_manager = kv_cache_manager
         if self._scheduler:
             self._scheduler.saves.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
 
@@ -223,10 +228,15 @@ class BlendHubConnector(KVConnectorBase_V1):
         return self._scheduler.matched(request, num_computed_tokens) if self._scheduler else (0, False)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        block_ids = blocks.get_block_ids()[0]
+        if self._followed:
+            self._followed.allocated(request.request_id, block_ids)
         if self._scheduler:
-            self._scheduler.allocated(request, blocks.get_block_ids()[0], num_external_tokens)
+            self._scheduler.allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        if self._followed:
+            self._followed.scheduled(scheduler_output)
         return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
@@ -236,6 +246,8 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._scheduler.process_report(connector_output.kv_connector_worker_meta)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        if self._followed:
+            self._followed.ended(request.request_id)
         if self._scheduler:
             return self._scheduler.ended(request, block_ids)
         return False, {"blendhub": {"reason": "; ".join(self._reasons)}}

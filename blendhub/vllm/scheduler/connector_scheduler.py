@@ -129,8 +129,8 @@ class ConnectorScheduler:
             # It was preempted: its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
         if decision.first_approximate is not None:
-            size = self._config.cache_config.hash_block_size or self._config.cache_config.block_size
-            salt_block_hashes(request, decision.first_approximate, size)
+            # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
+            salt_block_hashes(request, decision.first_approximate, self._config.cache_config.block_size)
 
     # A step.
 

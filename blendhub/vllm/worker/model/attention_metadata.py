@@ -8,14 +8,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
-from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
-from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.errors import Unsupported
 from blendhub.plan import Span
+from blendhub.vllm.worker.model.platforms import Platform
 from blendhub.vllm.worker.model.runner import Runner
 
 Blocks = npt.NDArray[np.int64]
@@ -24,11 +23,12 @@ Blocks = npt.NDArray[np.int64]
 class AttentionMetadata:
     """Builds the metadata of BlendHub's own forwards, apart from that of vLLM's step, which may not be computed yet."""
 
-    def __init__(self, runner: Runner, config: VllmConfig) -> None:
+    def __init__(self, runner: Runner, platform: Platform, config: VllmConfig) -> None:
+        self._platform = platform
         # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
         self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
         self._device = runner.device
-        self._groups = list(_private_groups(runner, config))
+        self._groups = list(_private_groups(runner, platform, config))
         self.layer_names = [name for group in self._groups for name in group.layer_names]
         self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in self._groups}
         """How many tokens the attention kernels keep in a page: a block is one of these, or several."""
@@ -48,9 +48,9 @@ class AttentionMetadata:
         ends = np.array([span.end for span in spans], np.int32)
         starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
         common = CommonAttentionMetadata(
-            query_start_loc=async_tensor_h2d(starts, self._device),
+            query_start_loc=self._platform.sent(starts, self._device),
             query_start_loc_cpu=starts_here,
-            seq_lens=async_tensor_h2d(ends, self._device),
+            seq_lens=self._platform.sent(ends, self._device),
             seq_lens_cpu_upper_bound=ends_here,
             num_reqs=len(spans),
             num_actual_tokens=int(starts[-1]),
@@ -62,21 +62,21 @@ class AttentionMetadata:
             positions=positions,
             is_prefilling=torch.ones(len(spans), dtype=torch.bool),
         )
-        built = {name: metadata for group in self._groups for metadata in [group.build_metadata(common)]
+        built = {name: metadata for group in self._groups for metadata in [self._platform.build(group, common)]
                  for name in group.layer_names}  # fmt: skip
         if self._copied:
             self._copied.record()
         return built
 
     def _table(self, blocks: Blocks, end: int) -> torch.Tensor:
-        """The row of a block table, as wide as vLLM makes it: some kernels read several entries at once."""
+        """The row of a block table."""
         needed = -(-end // self.block_size)
-        row = np.zeros(get_block_table_width(needed, self.block_size), np.int32)
+        row = np.zeros(self._platform.table_width(needed, self.block_size), np.int32)
         row[:needed] = blocks[:needed]
-        return async_tensor_h2d(row, self._device)
+        return self._platform.sent(row, self._device)
 
 
-def _private_groups(runner: Runner, config: VllmConfig) -> Iterator[AttentionGroup]:
+def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[AttentionGroup]:
     """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
     eager = _without_graphs(config)
     with set_current_vllm_config(eager):
@@ -89,8 +89,7 @@ def _private_groups(runner: Runner, config: VllmConfig) -> Iterator[AttentionGro
                     )
                 own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
                 own.create_metadata_builders(eager, runner.device, runner.kernel_block_sizes[number])
-                own.kernel_block_stride = group.kernel_block_stride
-                _share_scratch(own.get_metadata_builder(), group.get_metadata_builder())
+                platform.prepare_group(own, group)
                 yield own
 
 
@@ -101,11 +100,3 @@ def _without_graphs(config: VllmConfig) -> VllmConfig:
     eager.compilation_config = copy(config.compilation_config)
     eager.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
     return eager
-
-
-def _share_scratch(own: Any, theirs: Any) -> None:
-    """Large memory that means nothing between two kernels of a stream; vLLM did not count on there being two."""
-    if hasattr(own, "set_workspace_buffer"):
-        own.set_workspace_buffer(theirs._get_workspace_buffer())
-    if hasattr(own, "chunked_prefill_workspace"):
-        own.chunked_prefill_workspace = theirs.chunked_prefill_workspace

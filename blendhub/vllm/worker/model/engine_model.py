@@ -7,17 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.forward_context import set_forward_context
+from vllm.config import VllmConfig
 from vllm.lora.layers import LoRAMapping
 from vllm.model_executor.models.interfaces import requires_raw_input_tokens
-from vllm.utils.torch_utils import async_tensor_h2d
 
 from blendhub.errors import Unsupported
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker.model.attention_metadata import AttentionMetadata, Blocks
+from blendhub.vllm.worker.model.platforms import Tensors, keeps_latent, platform_of
 from blendhub.vllm.worker.model.runner import Runner
 
 
@@ -31,7 +30,8 @@ class EngineModel:
     def __init__(self, runner: Any, config: VllmConfig) -> None:
         self.config = config
         self._runner = Runner(runner)
-        self._metadata = AttentionMetadata(self._runner, config)
+        self._platform = platform_of(runner, config, self._runner.layer_names)
+        self._metadata = AttentionMetadata(self._runner, self._platform, config)
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.max_spans: int = config.scheduler_config.max_num_seqs
@@ -54,7 +54,8 @@ class EngineModel:
     def slots(self, blocks: Blocks, spans: Sequence[Span]) -> torch.Tensor:
         """Where the tokens of the spans lie in the pages, as vLLM counts: on the model's device."""
         at = positions_of(spans)
-        return self._sent(blocks[at // self.block_size] * self.block_size + at % self.block_size)
+        slots = blocks[at // self.block_size] * self.block_size + at % self.block_size
+        return self._platform.slots(slots, self.device)
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
@@ -81,37 +82,31 @@ class EngineModel:
             pretended = self._sent(at) if positions is None else positions.to(self.device)
             # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
             ids = self._sent(tokens[at].astype(np.int32))
-            context = set_forward_context(
-                self._metadata.build(blocks, spans, pretended, slots),
-                self.config,
-                num_tokens=len(at),
-                cudagraph_runtime_mode=CUDAGraphMode.NONE,
-                # Without it nothing is written, silently.
-                slot_mapping=dict.fromkeys(self._metadata.layer_names, slots),
-            )
+            metadata = self._metadata.build(blocks, spans, pretended, slots)
+            by_layer = dict.fromkeys(self._metadata.layer_names, slots)
+            context = self._platform.forward_context(metadata, self.config, ids, pretended, by_layer)
             with self._without_adapters(len(at), len(spans)), context:
                 hidden: torch.Tensor = self._runner.forward(
                     **self._inputs(ids), positions=pretended, intermediate_tensors=None
                 )
             return hidden
 
-    def forward_until(
-        self, layer: int, tokens: Tokens, blocks: Blocks, spans: Sequence[Span]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_until(self, layer: int, tokens: Tokens, blocks: Blocks, spans: Sequence[Span]) -> Tensors:
         """The same, ended where layer ``layer`` would write its KV: returns that KV, which is not written.
 
         The layers before it are complete, and their KV is written.
         """
         attention = self.layer(self.layer_names[layer])
-        caught: list[tuple[torch.Tensor, torch.Tensor]] = []
+        caught: list[Tensors] = []
+        method, find = self._platform.write_hook(attention)
 
-        def catch(*given: Any) -> None:
-            keys, values = _written(attention, given)
+        def catch(*given: Any, **named: Any) -> None:
+            keys, values = find(*given, **named)
             caught.append((keys[:n].clone(), values[:n].clone()))
             raise StopForward
 
         n = total(spans)
-        with _shadowed(attention.impl, "do_kv_cache_update", catch), suppress(StopForward):
+        with _shadowed(attention.impl, method, catch), suppress(StopForward):
             self.forward(tokens, blocks, spans)
         if not caught:
             raise Unsupported(f"{self.layer_names[layer]} writes its KV in a way that BlendHub cannot look into")
@@ -119,16 +114,14 @@ class EngineModel:
 
     def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
         """Write KV as the layer itself does."""
-        attention = self.layer(self.layer_names[layer])
-        update, pages = attention.impl.do_kv_cache_update, attention.kv_cache
         with torch.inference_mode():
-            if _has_latent(attention):
-                latent, rotated = keys.split_with_sizes([attention.kv_lora_rank, attention.qk_rope_head_dim], -1)
-                update(latent[:, 0], rotated, pages, slots, attention.kv_cache_dtype, attention._k_scale)
-            else:
-                update(attention, keys, values, pages, slots)
+            self._platform.write(self.layer(self.layer_names[layer]), keys, values, slots)
 
-    def unscaled(self, name: str, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def keeps_latent(self, layer: int) -> bool:
+        """Whether the layer keeps one vector a token that serves as key and value (MLA)."""
+        return keeps_latent(self.layer(self.layer_names[layer]))
+
+    def unscaled(self, name: str, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
         """KV out of a layer's pages, as the model computed it: 8-bit floats are kept divided by a scale."""
         if keys.dtype.itemsize > 1:
             return keys, values
@@ -141,7 +134,7 @@ class EngineModel:
 
     def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
         """On the model's device, without waiting for it."""
-        return async_tensor_h2d(numbers, self.device)
+        return self._platform.sent(numbers, self.device)
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
         """Tokens as the runner gives them: a compiled model takes them in this one way, and does not check."""
@@ -169,21 +162,6 @@ class EngineModel:
 
 def positions_of(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
-
-
-def _has_latent(attention: Any) -> bool:
-    """Whether it keeps one vector a token that serves as key and value (MLA)."""
-    return bool(attention.get_attn_backend().is_mla())
-
-
-def _written(attention: Any, given: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values ``[n, heads, width]`` among the arguments with which a layer writes its KV."""
-    if _has_latent(attention):
-        latent, rotated = given[:2]
-        keys = torch.cat([latent, rotated.flatten(1)], -1)[:, None]
-        return keys, keys[..., :0]
-    _, keys, values = given[:3]
-    return keys, values
 
 
 def _layer_order(name: str) -> tuple[int, ...]:

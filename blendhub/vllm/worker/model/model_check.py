@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from blendhub.contracts import PagedLayer, Rotation
 from blendhub.errors import Unsupported
@@ -24,6 +25,8 @@ log = logging.getLogger(__name__)
 Both = tuple[torch.Tensor, torch.Tensor]
 """Keys and values."""
 
+CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
+"""Whether a connector can ask this vLLM for the blocks of a request; vLLM 0.23, vllm-ascend's, does not let it."""
 BLOCK = np.zeros(1, np.int64)
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -41,7 +44,7 @@ class ModelCheck(NamedTuple):
 
 def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probe, and the movement of keys."""
-    refusal = _why_nothing(model.config)
+    refusal = _why_nothing(model)
     if refusal:
         return ModelCheck(unsupported(refusal))
     try:
@@ -76,15 +79,17 @@ def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> Mode
     return ModelCheck(ModelSupport(layout, True, ()), rotations)
 
 
-def _why_nothing(config: VllmConfig) -> str | None:
-    """Why nothing can be reused with this vLLM configuration; None if something can."""
-    parallel = config.parallel_config
+def _why_nothing(model: EngineModel) -> str | None:
+    """Why nothing can be reused with this model and vLLM's configuration; None if something can."""
+    config, parallel = model.config, model.config.parallel_config
     if parallel.pipeline_parallel_size > 1:
         return "pipeline parallelism is not supported; use tensor parallelism, or serve without BlendHub"
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         return "context parallelism is not supported; its ranks hold parts of a block"
     if config.model_config.is_encoder_decoder:
         return "encoder-decoder models are not supported"
+    if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
+        return "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
     return None
 
 
@@ -101,7 +106,7 @@ def _refuse_to_blend(config: VllmConfig) -> None:
 
 def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
     """A layer's writes must be read back from where BlendHub expects them."""
-    if layers[0].format == "latent":
+    if model.keeps_latent(0):
         return  # the latent is written by the forward only; the check of the rotation reads it
     generator = torch.Generator().manual_seed(1)
     slots = torch.arange(model.block_size, device=model.device)

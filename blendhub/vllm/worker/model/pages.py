@@ -1,5 +1,6 @@
 """How vLLM's attention backends lay out their pages, and the tokens of a page as plain tensors."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ DTYPES = {
     torch.float8_e5m2: "float8_e5m2",
 }
 FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+SPLIT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PACKED_HEADS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
 
 
@@ -26,8 +28,10 @@ def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None
     name = model.layer_names[index]
     layer = model.layer(name)
     pages = layer.kv_cache
+    if isinstance(pages, tuple | list):
+        return PagedLayer(name, "split", _split_pages(model, index, pages), rotation)
     if not isinstance(pages, torch.Tensor):
-        raise Unsupported(f"{name} keeps its KV in a {type(pages).__name__}, not in one tensor of pages")
+        raise Unsupported(f"{name} keeps its KV in a {type(pages).__name__}, not in tensors of pages")
     cache_dtype = model.config.cache_config.cache_dtype
     if pages.dtype is torch.uint8:
         if cache_dtype not in FP8:
@@ -44,6 +48,26 @@ def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None
     raise Unsupported(f"{name} uses the attention backend {backend}, whose pages BlendHub does not know")
 
 
+def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+    """Keys and values ``[blocks, tokens, heads, width]``, which vllm-ascend keeps in two tensors.
+
+    The layer's tensors say so, and not its backend's name, which vllm-ascend changes.
+    """
+    name, shapes = model.layer_names[index], [tuple(getattr(one, "shape", ())) for one in pages]
+    if len(pages) != 2 or any(len(shape) != 4 for shape in shapes) or len({shape[1:3] for shape in shapes}) != 1:
+        raise Unsupported(
+            f"{name} keeps its KV in {len(pages)} tensors of the shapes {shapes}; BlendHub knows keys and values "
+            "[blocks, tokens, heads, width] in two tensors"
+        )
+    if shapes[0][1] != model.page_size:
+        raise Unsupported(f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_size}")
+    if any(one.dtype not in SPLIT_DTYPES for one in pages):
+        raise Unsupported(f"{name} keeps quantised KV ({pages[0].dtype}, {pages[1].dtype}); serve without quantised KV")
+    # Of MLA the latent comes first. Only the other tensor is turned with the position, as keys are.
+    keys, values = reversed(pages) if model.keeps_latent(index) else pages
+    return keys, values
+
+
 def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
     """What one rank keeps of each token; raises Unsupported if the layers do not keep the same."""
     shapes = set()
@@ -51,6 +75,9 @@ def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
         layer, pages = model.layer(name), paged_layer(model, index)
         if pages.format == "latent":
             shapes.add((1, pages.tensors[0].shape[-1], 0, pages.tensors[0].dtype))
+        elif pages.format == "split":
+            keys, values = pages.tensors
+            shapes.add((*keys.shape[2:], values.shape[-1], keys.dtype))
         else:
             shapes.add((layer.num_kv_heads, layer.head_size, _value_width(layer), pages.tensors[0].dtype))
     if len(shapes) != 1:
@@ -75,7 +102,8 @@ def read(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values of the tokens at these slots, each ``[n, heads, width]``, as copies."""
     keys, values = planes_of(layer, block_size, layout)
-    at = slots.to(keys.device)
+    # Some devices' operators write with slots of int32; torch indexes with int64 everywhere.
+    at = slots.to(keys.device, torch.int64)
     return keys[at // block_size, :, at % block_size], values[at // block_size, :, at % block_size]
 
 

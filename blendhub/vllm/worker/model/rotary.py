@@ -10,7 +10,11 @@ from blendhub.contracts import Rotation
 
 
 def rotations_of(module: torch.nn.Module, key_width: int) -> list[Rotation]:
-    """The distinct rotations of the model's rotary modules."""
+    """What the keys of the model may be turned by: the table of each rotary module, in both pairings.
+
+    What a module says of its pairing holds for the queries and keys that it is given; the pages of MLA on Ascend NPUs
+    have them in another order.
+    """
     found: dict[str, Rotation] = {}
     for part in module.modules():
         if not isinstance(part, RotaryEmbeddingBase):
@@ -18,8 +22,9 @@ def rotations_of(module: torch.nn.Module, key_width: int) -> list[Rotation]:
         table = _table(part)
         if table is None or table.shape[-1] > key_width:
             continue
-        rotation = Rotation(table, bool(part.is_neox_style), _offset(part, key_width, table.shape[-1]))
-        found.setdefault(digest(rotation), rotation)
+        for neox in (bool(part.is_neox_style), not part.is_neox_style):
+            rotation = Rotation(table, neox, _offset(part, key_width, table.shape[-1]))
+            found.setdefault(digest(rotation), rotation)
     return list(found.values())
 
 

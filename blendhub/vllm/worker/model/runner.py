@@ -10,7 +10,8 @@ from blendhub.errors import Unsupported
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
-"""V1's name and V2's."""
+"""V1's name and V2's, which is vllm-ascend's too."""
+MADE_FOR = "vLLM 0.32, and for vllm-ascend 0.23"
 
 
 class Runner:
@@ -24,16 +25,21 @@ class Runner:
         if missing:
             raise Unsupported(
                 f"vLLM's {type(runner).__module__}.{type(runner).__name__} has no {', '.join(missing)}; "
-                "this version of BlendHub is made for vLLM 0.32"
+                f"this version of BlendHub is made for {MADE_FOR}"
             )
         self.device: torch.device = runner.device
         self.attention_groups: list[list[Any]] = runner.attn_groups
-        self.kernel_block_sizes: list[int] = sizes
+        # vllm-ascend has a list for each group, with the one size that it selected.
+        self.kernel_block_sizes: list[int] = [size[0] if isinstance(size, list) else size for size in sizes]
         """Of each group of blocks: how many tokens the attention kernels take for a block."""
         self.block_groups: list[Any] = runner.kv_cache_config.kv_cache_groups
         self.takes_embeddings = bool(runner.supports_mm_inputs or runner.model_config.enable_prompt_embeds)
         """Whether it embeds tokens itself, and gives the model what comes of it."""
         self._runner = runner
+
+    @property
+    def layer_names(self) -> list[str]:
+        return [name for groups in self.attention_groups for group in groups for name in group.layer_names]
 
     @property
     def module(self) -> torch.nn.Module:
@@ -62,5 +68,5 @@ def find_runner() -> Any:
         frame = frame.f_back
     raise Unsupported(
         "vLLM's model runner was not found: register_kv_caches was called by something that is not a model runner; "
-        "this version of BlendHub is made for vLLM 0.32"
+        f"this version of BlendHub is made for {MADE_FOR}"
     )
