@@ -48,7 +48,8 @@ class Ascend(Platform):
         # All runs are prefills, even those of one token: the kernels for decodes share buffers with the step.
         builder.decode_threshold = 0
         if hasattr(builder, "chunked_prefill_workspace"):
-            builder.chunked_prefill_workspace = theirs.get_metadata_builder().chunked_prefill_workspace
+            runners: Any = theirs.get_metadata_builder()
+            builder.chunked_prefill_workspace = runners.chunked_prefill_workspace
 
     def build(self, group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
         ends = common.seq_lens_cpu_upper_bound

@@ -1,0 +1,94 @@
+"""vllm-ascend's attention in an engine on a CPU: its own Python, and vLLM 0.23's, with operators that are strict.
+
+An engine's process imports this before vLLM. What differs from an NPU is listed in docs/ascend-adapter-notes.tmp.md.
+"""
+
+import torch
+
+from tests.vllm.ascend import strict_npu
+
+
+def compute_slots(starts, positions, block_table, slots, block_size):
+    for number in range(len(starts) - 1):
+        mine = slice(int(starts[number]), int(starts[number + 1]))
+        at = positions[mine]
+        slots[mine] = block_table[number, at // block_size].long() * block_size + at % block_size
+    slots[int(starts[-1]) :] = -1
+
+
+COMPILED = {
+    "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
+    "compute_slot_mapping_kernel_impl(Tensor starts, Tensor positions, Tensor table, Tensor(a!) slots, int size) -> ()": (
+        compute_slots
+    ),
+}
+"""Of vLLM's operators for CPUs, those that its model runner needs."""
+OPERATORS = torch.library.Library("_C", "FRAGMENT")
+for schema, kernel in COMPILED.items():
+    OPERATORS.define(schema)
+    OPERATORS.impl(schema.split("(")[0], kernel, "CompositeExplicitAutograd")
+
+strict_npu.put_in_place()
+
+import vllm
+import vllm.platforms.cpu
+import vllm_ascend.ops  # noqa: F401  (first, as in vllm-ascend's worker: its modules import each other)
+from vllm.v1.worker import cpu_model_runner
+from vllm_ascend.ascend_config import init_ascend_config
+from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAttentionState
+from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
+
+
+def as_the_runner_of_vllm_ascend(build):
+    """vllm-ascend's runner has metadata of another class, slots of int32, and its own choice of a state."""
+
+    def wrapped(common_prefix_len, common_attn_metadata, **others):
+        common = common_attn_metadata
+        starts = common.query_start_loc_cpu
+        lengths = common.seq_lens_cpu_upper_bound
+        computed = lengths - starts.diff()
+        state = AscendAttentionState.ChunkedPrefill
+        if not computed.any():
+            state = AscendAttentionState.PrefillNoCache
+        elif bool((starts.diff() == 1).all()):
+            state = AscendAttentionState.DecodeOnly
+        fields = vars(common) | {"_seq_lens_cpu": lengths, "seq_lens_cpu": lengths, "attn_state": state}
+        fields["slot_mapping"] = common.slot_mapping.to(torch.int32)
+        return build(common_prefix_len, AscendCommonAttentionMetadata(**fields), **others)
+
+    return wrapped
+
+
+class Runner(cpu_model_runner.CPUModelRunner):
+    _has_sinks = False
+
+    def __init__(self, vllm_config, device):
+        init_ascend_config(vllm_config)
+        super().__init__(vllm_config, device)
+
+    @property
+    def kernel_block_sizes(self):
+        return [[size] for size in self._sizes]
+
+    def initialize_metadata_builders(self, kv_cache_config, kernel_block_sizes):
+        self._sizes = kernel_block_sizes
+        super().initialize_metadata_builders(kv_cache_config, kernel_block_sizes)
+        for groups in self.attn_groups:
+            for group in groups:
+                for builder in group.metadata_builders:
+                    builder.build = as_the_runner_of_vllm_ascend(builder.build)
+
+    def initialize_kv_cache_tensors(self, kv_cache_config, kernel_block_sizes):
+        """Keys and values in two tensors, as there, with an offset in their memory."""
+        joint = super().initialize_kv_cache_tensors(kv_cache_config, kernel_block_sizes)
+        layers = self.compilation_config.static_forward_context
+        for name, pages in joint.items():
+            layers[name].kv_cache = joint[name] = (pages[0], pages[1])
+        return joint
+
+
+print(f"{AscendAttentionBackend.__name__} serves with vLLM {vllm.__version__}", flush=True)
+cpu_model_runner.CPUModelRunner = Runner
+vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls = classmethod(
+    lambda cls, *given, **named: f"{AscendAttentionBackend.__module__}.{AscendAttentionBackend.__qualname__}"
+)

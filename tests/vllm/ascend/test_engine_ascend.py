@@ -1,0 +1,128 @@
+"""vllm-ascend's attention, and the connector interface of vLLM 0.23, in an engine on a CPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from blendhub.testing.engine import Engine, deviation, disagreement
+from blendhub.testing.tiny_model import make_tiny_model
+from tests.vllm.ascend import sources
+from tests.vllm.conftest import SETTINGS
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+ROUNDING = 1e-2
+"""bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
+LIKELY = 0.2
+"""The same of log-probabilities."""
+WIDE = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "torch_dtype": "bfloat16"}
+"""FIA takes 16-bit floats and heads of this width."""
+
+
+@pytest.fixture(scope="module")
+def python_path():
+    try:
+        folder = sources.fetch()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    return os.pathsep.join([str(folder), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory, python_path):
+    with Engine(
+        make_tiny_model(tmp_path_factory.mktemp("model") / "wide", **WIDE),
+        # Chunks that end inside of blocks.
+        SETTINGS | {"chunk_tokens": 96},
+        prepare=["tests.vllm.ascend.stand_ins"],
+        environment={"PYTHONPATH": python_path, "VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"},
+        # vLLM's own operators are compiled for another torch.
+        compilation_config={"custom_ops": ["none"]},
+        dtype="bfloat16",
+        block_size=128,
+        num_gpu_blocks_override=120,
+        # vLLM 0.23 cannot do that on a CPU.
+        async_scheduling=False,
+    ) as engine:
+        yield engine
+
+
+def test_the_checks_at_the_start_let_text_be_reused_anywhere(engine):
+    assert "AscendAttentionBackend serves with vLLM 0.23.0" in engine.log
+    assert "text is reused anywhere" in engine.log
+
+
+def test_everything_recomputed_equals_full_prefill(engine, texts):
+    first, second = texts.new(300), texts.new(290)
+    engine.one([*first, *second])
+    engine.forget()
+    prompt = [*second, *texts.new(5), *first, *texts.new(4)]
+    n = len(prompt) - 1
+    expected = engine.one(prompt, mode="off", store=False).kv(n)
+    engine.forget()
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 590
+    assert deviation(blended.kv(n), expected) < ROUNDING
+    engine.forget()
+    moved = engine.one(prompt, recompute_ratio=0.0, store=False).kv(n)
+    # The first layer's KV does not depend on the text before: it shows that keys are turned as they should.
+    assert deviation(moved[0], expected[0]) < ROUNDING < deviation(moved[-1], expected[-1])
+    engine.forget()
+    # The probe of the first layers sees what the layers write.
+    probed = engine.one(prompt, recompute_ratio=0.5, store=False)
+    assert probed.told["recomputed_tokens"] == 295
+    assert deviation(probed.kv(n), expected) < deviation(moved, expected)
+
+
+def test_an_exact_prefix_and_a_hole(engine, texts):
+    first, second = texts.new(300), texts.new(290)
+    engine.one(first)
+    engine.one(second)
+    engine.forget()
+    prompt = [*first, *texts.new(70), *second, *texts.new(4)]
+    n = len(prompt) - 1
+    expected = engine.one(prompt, mode="off", store=False).kv(n)
+    engine.forget()
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.told["exact_tokens"] == 300 and blended.told["hole_tokens"] == 70
+    assert deviation(blended.kv(n), expected) < ROUNDING
+
+
+@pytest.mark.parametrize("cached", [128, 256])
+def test_a_cached_prefix_that_ends_inside_a_chunk(engine, texts, cached):
+    """The positions of what is loaded count from the start of the prompt, not from the end of what is cached."""
+    first, second = texts.new(400), texts.new(290)
+    engine.one([*second, *first])
+    engine.forget()
+    prompt = [*first, *texts.new(9), *second, *texts.new(4)]
+    n = len(prompt) - 1
+    expected = engine.one(prompt, mode="off", store=False).kv(n)
+    engine.forget()
+    engine.one([*first[:cached], *texts.new(3)], mode="off", store=False)
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    assert blended.told["engine_tokens"] == cached
+    assert deviation(blended.kv(n), expected) < ROUNDING
+
+
+def test_answers_are_stored_though_vllm_saves_nothing_in_steps_without_tokens(engine, texts):
+    document = texts.new(300)
+    answer = engine.one(document, tokens=200).tokens
+    engine.forget()
+    again = engine.one([*document, *answer, *texts.new(9)], store=False)
+    assert again.told["exact_tokens"] >= 499
+
+
+def test_fifty_at_once(engine, texts):
+    documents = [texts.new(150) for _ in range(6)]
+    for document in documents:
+        engine.one(document)
+    engine.forget()
+    prompts = [
+        [*documents[n % 6], *texts.new(1 + n % 7), *documents[(n + 1 + n % 4) % 6], *texts.new(3)] for n in range(50)
+    ]
+    expected = [engine.one(prompt, tokens=2, mode="off", store=False) for prompt in prompts]
+    engine.forget()
+    together = engine.ask(*prompts, tokens=2, recompute_ratio=1.0, store=False)
+    assert sum(one.told["moved_tokens"] + one.told["exact_tokens"] for one in together) > 40 * 290
+    assert disagreement(together, expected) < LIKELY
