@@ -1,6 +1,7 @@
 """torch_npu without an NPU: the operators of vllm-ascend's attention on CPU tensors, and strict.
 
 Whatever the operators' documents do not allow raises. ``npu_fused_infer_attention_score`` (FIA) computes in float32.
+A process imports this before vllm_ascend, once.
 """
 
 import sys
@@ -97,6 +98,23 @@ def kv_rmsnorm_rope_cache(
     return k_cache, ckv_cache, *((rotated, latent) if is_output_kv else (None, None))
 
 
+def compute_slots(starts, positions, block_table, slots, block_size):
+    for number in range(len(starts) - 1):
+        mine = slice(int(starts[number]), int(starts[number + 1]))
+        at = positions[mine]
+        slots[mine] = block_table[number, at // block_size].long() * block_size + at % block_size
+    slots[int(starts[-1]) :] = -1
+
+
+COMPILED = {
+    "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
+    "compute_slot_mapping_kernel_impl(Tensor starts, Tensor at, Tensor table, Tensor(a!) slots, int size) -> ()": (
+        compute_slots
+    ),
+}
+"""Of the operators of vLLM 0.23 for CPUs, which are compiled for another torch, those that its runner needs."""
+
+
 def absent(*given, **named):
     raise RuntimeError("an operator that BlendHub's forwards must not reach")
 
@@ -112,7 +130,6 @@ def module(name, **content):
 
 
 def put_in_place():
-    """Once for a process, before vllm_ascend is imported."""
     types = {name: type(name, (), {}) for name in ("Event", "ExternalEvent", "Stream", "NPUGraph")}
     torch.npu = module("torch_npu.npu", is_available=lambda: False, **types)
     module(
@@ -127,3 +144,11 @@ def put_in_place():
     )
     # torch pins memory only where there is an accelerator.
     torch.Tensor.pin_memory = lambda self, device=None: self
+
+
+OPERATORS = torch.library.Library("_C", "FRAGMENT")
+for schema, kernel in COMPILED.items():
+    OPERATORS.define(schema)
+    OPERATORS.impl(schema.split("(")[0], kernel, "CompositeExplicitAutograd")
+
+put_in_place()

@@ -1,13 +1,9 @@
 """vllm-ascend's attention, and the connector interface of vLLM 0.23, in an engine on a CPU."""
 
-import os
-from pathlib import Path
-
 import pytest
 
 from blendhub.testing.engine import Engine, deviation, disagreement
 from blendhub.testing.tiny_model import make_tiny_model
-from tests.vllm.ascend import sources
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -21,22 +17,13 @@ WIDE = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "to
 
 
 @pytest.fixture(scope="module")
-def python_path():
-    try:
-        folder = sources.fetch()
-    except RuntimeError as error:
-        pytest.skip(str(error))
-    return os.pathsep.join([str(folder), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory, python_path):
+def engine(tmp_path_factory, vllm_023):
     with Engine(
         make_tiny_model(tmp_path_factory.mktemp("model") / "wide", **WIDE),
         # Chunks that end inside of blocks.
         SETTINGS | {"chunk_tokens": 96},
-        prepare=["tests.vllm.ascend.stand_ins"],
-        environment={"PYTHONPATH": python_path, "VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"},
+        prepare=["tests.vllm.ascend.strict_npu", "tests.vllm.ascend.engine_stand_ins"],
+        environment={"PYTHONPATH": vllm_023, "VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"},
         # vLLM's own operators are compiled for another torch.
         compilation_config={"custom_ops": ["none"]},
         dtype="bfloat16",

@@ -1,38 +1,13 @@
-"""vllm-ascend's attention in an engine on a CPU: its own Python, and vLLM 0.23's, with operators that are strict.
+"""vllm-ascend's attention in an engine on a CPU: its own Python, and vLLM 0.23's.
 
-An engine's process imports this before vLLM. What differs from an NPU is listed in docs/ascend-adapter-notes.tmp.md.
+An engine's process imports ``strict_npu``, then this, before it makes an engine. docs/ascend-adapter-notes.tmp.md lists
+what differs from an NPU.
 """
 
 import torch
-
-from tests.vllm.ascend import strict_npu
-
-
-def compute_slots(starts, positions, block_table, slots, block_size):
-    for number in range(len(starts) - 1):
-        mine = slice(int(starts[number]), int(starts[number + 1]))
-        at = positions[mine]
-        slots[mine] = block_table[number, at // block_size].long() * block_size + at % block_size
-    slots[int(starts[-1]) :] = -1
-
-
-COMPILED = {
-    "init_cpu_memory_env(int[] nodes) -> ()": lambda nodes: None,
-    "compute_slot_mapping_kernel_impl(Tensor starts, Tensor positions, Tensor table, Tensor(a!) slots, int size) -> ()": (
-        compute_slots
-    ),
-}
-"""Of vLLM's operators for CPUs, those that its model runner needs."""
-OPERATORS = torch.library.Library("_C", "FRAGMENT")
-for schema, kernel in COMPILED.items():
-    OPERATORS.define(schema)
-    OPERATORS.impl(schema.split("(")[0], kernel, "CompositeExplicitAutograd")
-
-strict_npu.put_in_place()
-
 import vllm
 import vllm.platforms.cpu
-import vllm_ascend.ops  # noqa: F401  (first, as in vllm-ascend's worker: its modules import each other)
+import vllm_ascend.ops  # noqa: F401  (before the others, which it imports in the one order that works)
 from vllm.v1.worker import cpu_model_runner
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAttentionState

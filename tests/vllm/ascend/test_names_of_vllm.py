@@ -1,0 +1,158 @@
+"""The names of vLLM that the adapter imports, overrides or reads: vLLM 0.32 and vLLM 0.23 both have them.
+
+Sources are read, not imported. What only one version has is listed here, with who deals with it.
+"""
+
+import ast
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+ADAPTER = Path(importlib.util.find_spec("blendhub.vllm").origin).parent
+CONNECTOR_BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+SCHEDULER_OUTPUT = "vllm.v1.core.sched.output"
+NOT_IN_023 = {
+    # ``Upstream`` imports it, which is not imported under vllm-ascend.
+    "vllm.v1.worker.block_table.get_block_table_width",
+    # Never called there: ``FollowedBlocks`` knows the blocks.
+    "bind_kv_cache_manager",
+    # Never called there: a step follows as long as blocks are kept for saves.
+    "has_pending_push_work",
+    # Never asked there: a dropped save is no failure.
+    "requires_kv_delivery",
+}
+READ = {
+    (SCHEDULER_OUTPUT, "SchedulerOutput"): {
+        "scheduled_new_reqs",
+        "scheduled_cached_reqs",
+        "num_scheduled_tokens",
+        "total_num_scheduled_tokens",
+        "preempted_req_ids",
+    },
+    (SCHEDULER_OUTPUT, "CachedRequestData"): {"req_ids", "num_computed_tokens", "new_block_ids", "resumed_req_ids"},
+    (SCHEDULER_OUTPUT, "NewRequestData"): {"req_id", "num_computed_tokens"},
+    ("vllm.v1.request", "Request"): {
+        "request_id",
+        "block_hashes",
+        "update_block_hashes",
+        "skip_reading_prefix_cache",
+        "kv_transfer_params",
+        "lora_request",
+        "cache_salt",
+        "mm_features",
+        "prompt_embeds",
+        "prompt_token_ids",
+        "pooling_params",
+        "num_prompt_tokens",
+        "num_tokens",
+        "num_computed_tokens",
+    },
+}
+"""What the adapter reads of the objects that vLLM gives it."""
+
+
+@pytest.fixture(scope="module", params=["0.32", "0.23"])
+def version(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def vllm(version, request):
+    """The folder of one version's sources."""
+    if version == "0.32":
+        return Path(importlib.util.find_spec("vllm").origin).parents[1]
+    return request.getfixturevalue("sources_023")
+
+
+def allowed(version):
+    return NOT_IN_023 if version == "0.23" else set()
+
+
+def parsed(folder, module):
+    path = folder.joinpath(*module.split("."))
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    return ast.parse(path.read_text()) if path.exists() else None
+
+
+def names_in(body):
+    """All names that statements define, under conditions too."""
+    found = set()
+    for node in body:
+        for one in ast.walk(node) if not isinstance(node, ast.ClassDef | ast.FunctionDef) else [node]:
+            if isinstance(one, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                found.add(one.name)
+            elif isinstance(one, ast.Import | ast.ImportFrom):
+                found |= {alias.asname or alias.name.split(".")[0] for alias in one.names}
+            elif isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store):
+                found.add(one.id)
+            elif isinstance(one, ast.Dict):  # modules that import their names when these are first used
+                found |= {key.value for key in one.keys if isinstance(key, ast.Constant)}
+    return found
+
+
+def imported(package):
+    """``(module, name)`` of all that the adapter imports from a package; an empty name is the module."""
+    for path in ADAPTER.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == package:
+                yield from ((node.module, alias.name) for alias in node.names)
+            elif isinstance(node, ast.Import):
+                yield from ((alias.name, "") for alias in node.names if alias.name.split(".")[0] == package)
+
+
+def missing(folder, package):
+    lacking = set()
+    for module, name in set(imported(package)):
+        tree = parsed(folder, module)
+        known = tree is not None and (not name or name in names_in(tree.body))
+        if not known and parsed(folder, f"{module}.{name}") is None:
+            lacking.add(f"{module}.{name}")
+    return lacking
+
+
+def members(folder, module, owner):
+    """``{name: parameters}`` of a class; None for what is no method."""
+    (found,) = (node for node in parsed(folder, module).body if isinstance(node, ast.ClassDef) and node.name == owner)
+    result = {}
+    for node in found.body:
+        if isinstance(node, ast.FunctionDef):
+            result[node.name] = [one.arg for one in node.args.args]
+        elif isinstance(node, ast.AnnAssign):
+            result[node.target.id] = None
+    given = (node for node in ast.walk(found) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store))
+    return {node.attr: None for node in given if getattr(node.value, "id", "") == "self"} | result
+
+
+def test_what_the_adapter_imports_is_there(vllm, version):
+    assert missing(vllm, "vllm") == {name for name in allowed(version) if "." in name}
+
+
+def test_what_the_adapter_imports_of_vllm_ascend_is_there(sources_023):
+    assert len(set(imported("vllm_ascend"))) > 3
+    assert missing(sources_023, "vllm_ascend") == set()
+
+
+def test_what_the_connector_overrides_is_called_with_what_it_takes(vllm, version):
+    ours = members(ADAPTER.parents[1], "blendhub.vllm.connector", "BlendHubConnector")
+    theirs = members(vllm, CONNECTOR_BASE, "KVConnectorBase_V1")
+    public = {name: takes for name, takes in ours.items() if takes and not name.startswith("_")}
+    assert public.keys() - theirs.keys() == {name for name in allowed(version) if "." not in name}
+    assert {name: theirs[name] for name in public if name in theirs} == {
+        name: takes for name, takes in public.items() if name in theirs
+    }
+
+
+@pytest.mark.parametrize("module, owner", READ, ids=[owner for _, owner in READ])
+def test_what_the_adapter_reads_is_there(vllm, module, owner):
+    assert READ[module, owner] <= members(vllm, module, owner).keys()
+
+
+def test_vllm_023_calls_the_connector_as_the_adapter_expects(sources_023):
+    """The steps of the model runner that make ``FollowedBlocks`` and saves in ``get_finished`` necessary."""
+    mixin = (sources_023 / "vllm/v1/worker/kv_connector_model_runner_mixin.py").read_text()
+    assert "wait_for_save=False" in mixin
+    assert mixin.index("start_load_kv(get_forward_context())") < mixin.index("yield output")
+    assert "bind_kv_cache_manager" not in (sources_023 / "vllm/v1/core/sched/scheduler.py").read_text()
