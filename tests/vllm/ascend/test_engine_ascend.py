@@ -29,6 +29,8 @@ def engine(tmp_path_factory, vllm_023):
         dtype="bfloat16",
         block_size=128,
         num_gpu_blocks_override=120,
+        # Longer prompts are computed, and get their blocks, in several steps.
+        max_num_batched_tokens=256,
         # vLLM 0.23 cannot do that on a CPU.
         async_scheduling=False,
     ) as engine:

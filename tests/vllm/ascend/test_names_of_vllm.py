@@ -135,6 +135,16 @@ def test_what_the_adapter_imports_of_vllm_ascend_is_there(sources_023):
     assert missing(sources_023, "vllm_ascend") == set()
 
 
+def test_the_classes_that_are_served_or_refused_are_vllm_ascends(sources_023):
+    tables = parsed(ADAPTER.parents[1], "blendhub.vllm.worker.model.platforms.ascend_refusals").body
+    (served,) = (node.value for node in tables if getattr(getattr(node, "targets", [None])[0], "id", "") == "SERVED")
+    (refused,) = (node.value for node in tables if getattr(getattr(node, "targets", [None])[0], "id", "") == "REFUSED")
+    known = set()
+    for path in (sources_023 / "vllm_ascend").rglob("attention/**/*.py"):
+        known |= {node.name for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)}
+    assert {*ast.literal_eval(served), *ast.literal_eval(refused)} <= known
+
+
 def test_what_the_connector_overrides_is_called_with_what_it_takes(vllm, version):
     ours = members(ADAPTER.parents[1], "blendhub.vllm.connector", "BlendHubConnector")
     theirs = members(vllm, CONNECTOR_BASE, "KVConnectorBase_V1")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy.typing as npt
 import torch
 from vllm.config import VllmConfig
-from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.attention.backend import CommonAttentionMetadata, MLAAttentionImpl
 from vllm.v1.worker.utils import AttentionGroup
 
 Tensors = tuple[torch.Tensor, torch.Tensor]
@@ -63,4 +63,5 @@ class Platform(ABC):
 
 def keeps_latent(attention: Any) -> bool:
     """Whether the layer keeps one vector a token that serves as key and value (MLA)."""
-    return bool(attention.get_attn_backend().is_mla())
+    # Not asked of the backend: those of vllm-ascend do not say.
+    return isinstance(getattr(attention, "impl", None), MLAAttentionImpl)
