@@ -1,6 +1,6 @@
 """vllm-ascend's attention in an engine on a CPU: its own Python, and vLLM 0.23's.
 
-An engine's process imports ``strict_npu``, then this, before it makes an engine. docs/ascend-adapter-notes.tmp.md lists
+An engine's process imports ``strict_npu``, then this, before it makes an engine. docs/ascend.md lists
 what differs from an NPU.
 """
 

@@ -131,7 +131,8 @@ def module(name, **content):
 
 def put_in_place():
     types = {name: type(name, (), {}) for name in ("Event", "ExternalEvent", "Stream", "NPUGraph")}
-    torch.npu = module("torch_npu.npu", is_available=lambda: False, **types)
+    torch.npu = module("torch_npu.npu", is_available=lambda: False, _lazy_init=lambda: None, **types)
+    sys.modules["torch.npu"] = torch.npu
     module(
         "torch_npu",
         npu=torch.npu,

@@ -30,7 +30,7 @@ def engine(tmp_path_factory, vllm_023):
         block_size=128,
         num_gpu_blocks_override=120,
         # Longer prompts are computed, and get their blocks, in several steps.
-        max_num_batched_tokens=256,
+        max_num_batched_tokens=512,
         # vLLM 0.23 cannot do that on a CPU.
         async_scheduling=False,
     ) as engine:
@@ -103,7 +103,7 @@ def test_answers_are_stored_though_vllm_saves_nothing_in_steps_without_tokens(en
 
 
 def test_fifty_at_once(engine, texts):
-    documents = [texts.new(150) for _ in range(6)]
+    documents = [texts.new(130) for _ in range(6)]
     for document in documents:
         engine.one(document)
     engine.forget()
@@ -113,5 +113,5 @@ def test_fifty_at_once(engine, texts):
     expected = [engine.one(prompt, tokens=2, mode="off", store=False) for prompt in prompts]
     engine.forget()
     together = engine.ask(*prompts, tokens=2, recompute_ratio=1.0, store=False)
-    assert sum(one.told["moved_tokens"] + one.told["exact_tokens"] for one in together) > 40 * 290
+    assert sum(one.told["moved_tokens"] + one.told["exact_tokens"] for one in together) > 40 * 250
     assert disagreement(together, expected) < LIKELY

@@ -1,4 +1,4 @@
-"""``inside_vllm_023.py``, in a process with the Python of vLLM 0.23 and of vllm-ascend."""
+"""The files ``inside_*.py``, in processes with the Python of vLLM 0.23 and of vllm-ascend."""
 
 import os
 import subprocess
@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-INSIDE = Path(__file__).with_name("inside_vllm_023.py")
+INSIDE = Path(__file__).parent
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_the_platform_does_what_vllm_ascends_classes_expect(vllm_023):
-    environment = os.environ | {"PYTHONPATH": vllm_023, "VLLM_LOGGING_LEVEL": "ERROR"}
-    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INSIDE)]
+@pytest.mark.parametrize("name", ["inside_vllm_023", "inside_npu_device"])
+def test_the_platform_serves_vllm_ascends_own_classes(vllm_023, name):
+    environment = os.environ | {"PYTHONPATH": vllm_023, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INSIDE / f"{name}.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " skipped" not in done.stdout and " passed" in done.stdout

@@ -44,12 +44,13 @@ def rotated(keys: torch.Tensor, rotation: Rotation | None, old: torch.Tensor, ne
     result = keys.to(torch.float32, copy=True)
     if rotation is None:
         return result
-    cos_old, sin_old = rotation.cos_sin[old].chunk(2, -1)
-    cos_new, sin_new = rotation.cos_sin[new].chunk(2, -1)
+    table = rotation.cos_sin
+    cos_old, sin_old = table[old.to(table.device)].chunk(2, -1)
+    cos_new, sin_new = table[new.to(table.device)].chunk(2, -1)
     scale = cos_old * cos_old + sin_old * sin_old
     cos = ((cos_new * cos_old + sin_new * sin_old) / scale)[:, None]
     sin = ((sin_new * cos_old - cos_new * sin_old) / scale)[:, None]
-    width = rotation.cos_sin.shape[-1]
+    width = table.shape[-1]
     part = result[..., rotation.offset : rotation.offset + width]
     first, second = part.chunk(2, -1) if rotation.neox else (part[..., ::2], part[..., 1::2])
     pair = first * cos - second * sin, second * cos + first * sin
