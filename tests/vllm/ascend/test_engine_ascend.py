@@ -1,9 +1,9 @@
 """vllm-ascend's attention, and the connector interface of vLLM 0.23, in an engine on a CPU."""
 
 import pytest
-
 from blendhub.testing.engine import Engine, deviation, disagreement
 from blendhub.testing.tiny_model import make_tiny_model
+
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
