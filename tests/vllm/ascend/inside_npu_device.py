@@ -10,7 +10,6 @@ from tests.vllm.ascend import strict_npu  # noqa: F401  (before vllm_ascend)
 
 import vllm_ascend.ops  # noqa: F401  # isort: skip  (before the others, which it imports in the one order that works)
 import torch_npu
-from blendhub.testing.tiny_model import make_tiny_model
 from vllm.config import set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
@@ -25,6 +24,7 @@ from blendhub.plan import Span
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.fingerprint import fingerprint
 from blendhub.vllm.worker.model.model_check import check_model
+from engine_harness.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native
 
 NAMES = ["model.layers.0.attn", "model.layers.1.attn"]
