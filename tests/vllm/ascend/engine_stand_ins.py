@@ -39,6 +39,7 @@ class Runner(cpu_model_runner.CPUModelRunner):
 
     def __init__(self, vllm_config, device):
         init_ascend_config(vllm_config)
+        print(f"{AscendAttentionBackend.__name__} serves with vLLM {vllm.__version__}", flush=True)
         super().__init__(vllm_config, device)
 
     @property
@@ -62,7 +63,6 @@ class Runner(cpu_model_runner.CPUModelRunner):
         return joint
 
 
-print(f"{AscendAttentionBackend.__name__} serves with vLLM {vllm.__version__}", flush=True)
 cpu_model_runner.CPUModelRunner = Runner
 vllm.platforms.cpu.CpuPlatform.get_attn_backend_cls = classmethod(
     lambda cls, *given, **named: f"{AscendAttentionBackend.__module__}.{AscendAttentionBackend.__qualname__}"

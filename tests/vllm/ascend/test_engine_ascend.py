@@ -97,10 +97,10 @@ def test_a_cached_prefix_that_ends_inside_a_chunk(engine, texts, cached):
 
 def test_answers_are_stored_though_vllm_saves_nothing_in_steps_without_tokens(engine, texts):
     document = texts.new(300)
-    answer = engine.one(document, tokens=200).tokens
+    answer = engine.one(document, tokens=140).tokens
     engine.forget()
     again = engine.one([*document, *answer, *texts.new(9)], store=False)
-    assert again.told["exact_tokens"] >= 499
+    assert again.told["exact_tokens"] >= 439
 
 
 def test_fifty_at_once(engine, texts):
