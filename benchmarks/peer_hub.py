@@ -1,4 +1,4 @@
-"""The peer's server and client behind a pipe: with the peer's interpreter, it does what it is told and times it.
+"""The peer's server and client behind a pipe: with the peer's interpreter, it runs commands and times them.
 
 Commands come as lines of JSON, answers go back likewise. Needs only numpy, torch and the peer, nothing of BlendHub.
 """

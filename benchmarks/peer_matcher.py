@@ -1,4 +1,4 @@
-"""The peer's matcher behind a pipe: started with the peer's interpreter, it does what it is told and times it.
+"""The peer's matcher behind a pipe: started with the peer's interpreter, it runs commands and times them.
 
 Commands come as lines of JSON, answers go back likewise; token arrays travel as ``.npy`` files. Needs only numpy and
 the peer, nothing of BlendHub.

@@ -13,16 +13,16 @@ KV = npt.NDArray[np.float32]
 class Answer:
     """What an engine answered to one prompt."""
 
-    def __init__(self, call: Callable[..., Any], told: dict[str, Any]) -> None:
+    def __init__(self, call: Callable[..., Any], answer: dict[str, Any]) -> None:
         """``call`` calls a method of the engine's host."""
         self._call = call
-        self.id: str = told["id"]
-        self.tokens: list[int] = told["tokens"]
-        self.logprobs: list[dict[int, float]] = told["logprobs"]
+        self.id: str = answer["id"]
+        self.tokens: list[int] = answer["tokens"]
+        self.logprobs: list[dict[int, float]] = answer["logprobs"]
         """For each token, the log-probabilities of the 20 most likely ones."""
-        self.told: dict[str, Any] = told["told"]
+        self.report: dict[str, Any] = answer["report"]
         """BlendHub's report."""
-        self.first_token_s: float = told["first_token_s"]
+        self.first_token_s: float = answer["first_token_s"]
 
     def kv(self, n: int) -> KV:
         """``[layers, 2, n, heads, width]`` of the prompt's first tokens; ask before other prompts need the blocks."""
@@ -33,12 +33,12 @@ class Answer:
 class Beside:
     """What an engine answered to one prompt while it answered another one."""
 
-    def __init__(self, call: Callable[..., Any], told: dict[str, Any]) -> None:
-        self.answer = Answer(call, told["answer"])
-        self.stream = Answer(call, told["stream"])
-        self.longest_gap_s: float = told["longest_gap_s"]
+    def __init__(self, call: Callable[..., Any], answer: dict[str, Any]) -> None:
+        self.answer = Answer(call, answer["answer"])
+        self.stream = Answer(call, answer["stream"])
+        self.longest_gap_s: float = answer["longest_gap_s"]
         """Between two tokens of the other answer, after the prompt was asked."""
-        self.ended_s: float = told["ended_s"]
+        self.ended_s: float = answer["ended_s"]
 
 
 def deviation(given: KV, expected: KV) -> float:

@@ -80,8 +80,8 @@ class Engine:
 
         What was aborted before it had an answer is left out.
         """
-        told = self.call("ask", list(map(list, prompts)), list(each or [asked] * len(prompts)), tokens, abort_after)
-        return [Answer(self.call, one) for one in told if one is not None]
+        answers = self.call("ask", list(map(list, prompts)), list(each or [asked] * len(prompts)), tokens, abort_after)
+        return [Answer(self.call, one) for one in answers if one is not None]
 
     def one(self, prompt: Sequence[int], tokens: int = 1, **asked: Any) -> Answer:
         """Ask one prompt."""

@@ -222,7 +222,7 @@ class Host:
             "id": next(id for id in self._blocks if id.startswith(output.request_id)),
             "tokens": list(answer.token_ids),
             "logprobs": [{token: one.logprob for token, one in likely.items()} for likely in answer.logprobs],
-            "told": (output.kv_transfer_params or {}).get("blendhub", {}),
+            "report": (output.kv_transfer_params or {}).get("blendhub", {}),
             "first_token_s": first_token_s,
             "cached": output.num_cached_tokens,
         }

@@ -64,10 +64,10 @@ def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
             assert start == at < end
             at, counts[stretch["fate"]] = end, counts[stretch["fate"]] + end - start
         assert 2000 <= at <= 4096
-        assert counts["cached"] == one["told"]["engine_tokens"] and counts["exact"] == one["told"]["exact_tokens"]
-        assert counts["moved"] + counts["recomputed"] == one["told"]["moved_tokens"]
-        assert counts["recomputed"] == one["told"]["recomputed_tokens"]
-        assert counts["hole"] == one["told"]["hole_tokens"]
+        assert counts["cached"] == one["report"]["engine_tokens"] and counts["exact"] == one["report"]["exact_tokens"]
+        assert counts["moved"] + counts["recomputed"] == one["report"]["moved_tokens"]
+        assert counts["recomputed"] == one["report"]["recomputed_tokens"]
+        assert counts["hole"] == one["report"]["hole_tokens"]
 
 
 @pytest.mark.slow

@@ -106,9 +106,12 @@ def test_the_options_of_every_built_in_plugin_are_documented():
 def test_every_dependency_is_documented():
     named = set()
     for project in PROJECTS:
-        told = tomllib.loads(read(project))
-        groups = [told["project"].get("dependencies", []), *told["project"].get("optional-dependencies", {}).values()]
-        groups += [*told.get("dependency-groups", {}).values(), told["build-system"]["requires"]]
+        parsed = tomllib.loads(read(project))
+        groups = [
+            parsed["project"].get("dependencies", []),
+            *parsed["project"].get("optional-dependencies", {}).values(),
+        ]
+        groups += [*parsed.get("dependency-groups", {}).values(), parsed["build-system"]["requires"]]
         named |= {re.match(r"[\w-]+", wanted).group() for group in groups for wanted in group}
     ours = {tomllib.loads(read(project))["project"]["name"] for project in PROJECTS}
     assert set(re.findall(r"^\| `([\w-]+)` \|", read(DOCS / "dependencies.md"), re.M)) == named - ours

@@ -33,7 +33,7 @@ class Measured(msgspec.Struct):
     prompt: int
     way: str
     plan: list[Stretch]
-    told: dict[str, Any]
+    report: dict[str, Any]
     """What the response said about reuse."""
     kv_deviation: float
     """Relative Frobenius norm of the difference to full prefill's KV, over the prompt."""
@@ -56,17 +56,17 @@ def run(engine: Engine, workload: Workload, n_prompts: int, n_rounds: int, progr
         if round == 0:
             kv = answer.kv(len(prompt))
             full_kv = kv if full_kv is None or name == "full" else full_kv
-            plan = plan_of(len(prompt), answer.told)
-            measured[number, name] = Measured(number + 1, name, plan, answer.told, deviation(kv, full_kv))
+            plan = plan_of(len(prompt), answer.report)
+            measured[number, name] = Measured(number + 1, name, plan, answer.report, deviation(kv, full_kv))
         measured[number, name].first_token_s.append(answer.first_token_s)
     return list(measured.values())
 
 
-def plan_of(n_tokens: int, told: dict[str, Any]) -> list[Stretch]:
+def plan_of(n_tokens: int, report: dict[str, Any]) -> list[Stretch]:
     """What became of each token, from what the response said."""
-    spans = msgspec.convert(told.get("spans", {}), dict[str, list[Span]])
+    spans = msgspec.convert(report.get("spans", {}), dict[str, list[Span]])
     fates = {"exact": Fate.EXACT, "moved": Fate.MOVED, "recomputed": Fate.RECOMPUTED, "holes": Fate.HOLE}
-    return paint(n_tokens, told["engine_tokens"], {fate: spans.get(name, []) for name, fate in fates.items()})
+    return paint(n_tokens, report["engine_tokens"], {fate: spans.get(name, []) for name, fate in fates.items()})
 
 
 def _turns(n_prompts: int, n_rounds: int) -> Iterator[tuple[int, int, str]]:

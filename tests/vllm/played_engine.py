@@ -102,13 +102,13 @@ class PlayedEngine:
 
     def load(self, request: Request, local: int = 0, error: str = "") -> int:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
-        told, _ = self.side.matched(request, local)
-        assert told is not None
-        if told:
-            self.side.allocated(request, list(range(1, 1 - (-(local + told) // BLOCK))), told)
+        n_external, _ = self.side.matched(request, local)
+        assert n_external is not None
+        if n_external:
+            self.side.allocated(request, list(range(1, 1 - (-(local + n_external) // BLOCK))), n_external)
             self.step()
             self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error)}))
-        return local if error else local + told
+        return local if error else local + n_external
 
     def end(self, request: Request, computed: int) -> None:
         request.num_computed_tokens = computed

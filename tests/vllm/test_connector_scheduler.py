@@ -49,9 +49,9 @@ def test_an_aborted_load_is_cancelled(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", text(0, 96))
     engine.side.arrived(request)
-    told, asynchronous = engine.side.matched(request, 0)
-    assert (told, asynchronous) == (64, True)
-    engine.side.allocated(request, list(range(4)), told)
+    n_external, asynchronous = engine.side.matched(request, 0)
+    assert (n_external, asynchronous) == (64, True)
+    engine.side.allocated(request, list(range(4)), n_external)
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert [load.request for load in plan.loads] == ["b"]
     assert engine.side.ended(request, list(range(4)))[0] is False

@@ -51,7 +51,7 @@ def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
     if not matches:
         return "nothing_stored"
     first, last = min(local, LENGTH - 1), LENGTH - 1
-    origin = {p: told for p, told in tokens_of(matches).items() if first <= p < last and (blend or told[2])}
+    origin = {p: source for p, source in tokens_of(matches).items() if first <= p < last and (blend or source[2])}
     code = "too_little" if blend or any(match.exact for match in matches) else "nothing_exact"
     moved = [p for p, (*_, exact) in origin.items() if not exact]
     if moved:
@@ -59,12 +59,12 @@ def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
         cost = claimed - len(origin) + Fraction(min(ratio, usual)) * len(moved)
         if cost / claimed > Fraction(policy.max_recompute_share):
             code = "too_much"
-            origin = {p: told for p, told in origin.items() if told[2]}
+            origin = {p: source for p, source in origin.items() if source[2]}
     if not holes:
         unbroken = first
         while unbroken in origin:
             unbroken += 1
-        origin = {p: told for p, told in origin.items() if p < unbroken}
+        origin = {p: source for p, source in origin.items() if p < unbroken}
     return origin if len(origin) >= policy.min_reused_tokens else code
 
 

@@ -53,7 +53,7 @@ def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
     prompt = [*third, *texts.new(37), *first, *second, *texts.new(20)]
     engine.forget()
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 730
+    assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 730
     n = len(prompt) - 1
     expected = plain.one(prompt)
     assert largest_difference(blended.kv(n), expected.kv(n)) < ROUNDING
@@ -68,7 +68,7 @@ def test_with_a_cached_prefix_that_ends_inside_a_document(engine, plain, texts):
     prompt = [*begun, *document[200:], *texts.new(30), *other, *texts.new(9)]
     engine.one(begun, mode="off", store=False)  # vLLM has this much in its own cache then
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.told["moved_tokens"] > 300
+    assert blended.report["moved_tokens"] > 300
     n = len(prompt) - 1
     assert largest_difference(blended.kv(n), plain.one(prompt).kv(n)) < ROUNDING
 
@@ -80,8 +80,8 @@ def test_exact_prefix_and_hole_equal_full_prefill(engine, plain, texts):
     engine.forget()
     prompt = [*prefix, *texts.new(77), *document, *texts.new(9)]
     blended = engine.one(prompt, recompute_ratio=0.0, store=False)
-    assert blended.told["exact_tokens"] == 500 and blended.told["hole_tokens"] == 77
-    assert blended.told["moved_tokens"] == 300
+    assert blended.report["exact_tokens"] == 500 and blended.report["hole_tokens"] == 77
+    assert blended.report["moved_tokens"] == 300
     n = 577
     assert largest_difference(blended.kv(n), plain.one(prompt).kv(n)) < ROUNDING
 
@@ -93,7 +93,7 @@ def test_moved_keys_are_turned_and_values_stay(engine, plain, texts):
     engine.forget()
     prompt = [*texts.new(160), *document, *texts.new(9)]
     blended = engine.one(prompt, recompute_ratio=0.0, store=False)
-    assert blended.told["moved_tokens"] == 300 and blended.told["recomputed_tokens"] == 0
+    assert blended.report["moved_tokens"] == 300 and blended.report["recomputed_tokens"] == 0
     ours, expected = blended.kv(460)[:, :, 160:], plain.one(prompt).kv(460)[:, :, 160:]
     for part in (0, 1):
         assert largest_difference(ours[0, part], expected[0, part]) < ROUNDING
@@ -106,17 +106,17 @@ def test_ordinary_requests_never_see_what_was_blended(engine, plain, texts):
     engine.forget()
     prompt = [*second, *first, *texts.new(70)]
     blended = engine.one(prompt, tokens=40, recompute_ratio=0.0, store=False)
-    assert blended.told["moved_tokens"] == 600
+    assert blended.report["moved_tokens"] == 600
     blended_kv = blended.kv(len(prompt) - 1)
     ordinary = engine.one(prompt, tokens=40, mode="off", store=False)
-    assert ordinary.told["engine_tokens"] == 0
+    assert ordinary.report["engine_tokens"] == 0
     plain.forget()
     expected = plain.one(prompt, tokens=40)
     assert (ordinary.kv(len(prompt) - 1) == expected.kv(len(prompt) - 1)).all()
     assert ordinary.tokens == expected.tokens
     # A prompt that goes on where the blended answer ended finds nothing of it in vLLM's cache either.
     goes_on = [*prompt, *blended.tokens, *texts.new(9)]
-    assert engine.one(goes_on, mode="off", store=False).told["engine_tokens"] <= len(prompt)
+    assert engine.one(goes_on, mode="off", store=False).report["engine_tokens"] <= len(prompt)
     assert deviation(blended_kv, expected.kv(len(prompt) - 1)) > 0.1
 
 
@@ -126,7 +126,7 @@ def test_answers_are_reused_in_the_next_turn(engine, plain, texts):
     engine.forget()
     prompt = [*question, *answer.tokens, *texts.new(30)]
     turn = engine.one(prompt)
-    assert turn.told["exact_tokens"] == 319, engine.log[-3000:]
+    assert turn.report["exact_tokens"] == 319, engine.log[-3000:]
     n = len(prompt) - 1
     assert largest_difference(turn.kv(n), plain.one(prompt).kv(n)) < ROUNDING
 
@@ -138,7 +138,7 @@ def test_fifty_at_once_answer_as_they_did_before(engine, plain, texts):
     engine.forget()
     second = engine.ask(*prompts, tokens=4, mode="exact")
     assert disagreement(second, first) < TOLERANCE
-    assert sum(answer.told["exact_tokens"] for answer in second) > 900
+    assert sum(answer.report["exact_tokens"] for answer in second) > 900
     plain.forget()
     assert disagreement(second, plain.ask(*prompts, tokens=4)) < TOLERANCE
 
@@ -152,4 +152,4 @@ def test_aborted_while_blending(engine, texts):
         engine.ask(*prompts, abort_after=seconds, recompute_ratio=0.9)
     # Blocks that were still held would keep the cache from being emptied.
     engine.forget()
-    assert engine.one(prompts[0], recompute_ratio=0.5).told["moved_tokens"] > 1000
+    assert engine.one(prompts[0], recompute_ratio=0.5).report["moved_tokens"] > 1000

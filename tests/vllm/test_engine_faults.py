@@ -42,7 +42,7 @@ def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts
         engine.forget()
         without = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
         assert disagreement(without, expected) < TOLERANCE
-        assert all("reason" in answer.told for answer in without)
+        assert all("reason" in answer.report for answer in without)
         hub.process.wait()
         hub.start()
         until = time.monotonic() + 30
@@ -50,11 +50,11 @@ def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts
             engine.forget()
             again = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
             assert disagreement(again, expected) < TOLERANCE
-            if all(answer.told["moved_tokens"] or answer.told["exact_tokens"] for answer in again):
+            if all(answer.report["moved_tokens"] or answer.report["exact_tokens"] for answer in again):
                 break
             time.sleep(0.5)
         else:
-            pytest.fail(f"nothing is reused after the hub is back: {again[0].told}")
+            pytest.fail(f"nothing is reused after the hub is back: {again[0].report}")
 
 
 def test_an_arena_that_is_far_too_small(model, plain, texts):
@@ -89,7 +89,7 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     with Engine(model, settings) as engine:
         answers = engine.ask(*prompts, tokens=4, recompute_ratio=1.0)
     assert disagreement(answers, plain.ask(*prompts, tokens=4)) < TOLERANCE
-    reused = [answer.told["moved_tokens"] + answer.told["exact_tokens"] for answer in answers]
+    reused = [answer.report["moved_tokens"] + answer.report["exact_tokens"] for answer in answers]
     assert any(reused) and not all(reused)
 
 

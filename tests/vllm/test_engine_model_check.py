@@ -108,11 +108,11 @@ def test_a_model_whose_keys_turn_is_blended(config, start, texts):
         expected = engine.one(prompt, mode="off", store=False).kv(n)
         engine.forget()
         blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-        assert blended.told["moved_tokens"] == 600
+        assert blended.report["moved_tokens"] == 600
         assert largest_difference(blended.kv(n), expected) < 1e-4
         engine.forget()
         probed = engine.one(prompt, recompute_ratio=0.5, store=False)
-        assert probed.told["recomputed_tokens"] == 300
+        assert probed.report["recomputed_tokens"] == 300
         assert "text is reused anywhere" in engine.log
 
 
@@ -122,9 +122,9 @@ def test_a_model_that_learned_its_positions_reuses_exact_prefixes_only(start, te
         assert "cannot be moved" in engine.log and "exact prefixes are reused" in engine.log
         engine.one(document)
         engine.forget()
-        assert engine.one([*document, *texts.new(9)]).told["exact_tokens"] == 300
+        assert engine.one([*document, *texts.new(9)]).report["exact_tokens"] == 300
         engine.forget()
-        assert engine.one([*texts.new(40), *document, *texts.new(9)]).told["moved_tokens"] == 0
+        assert engine.one([*texts.new(40), *document, *texts.new(9)]).report["moved_tokens"] == 0
 
 
 def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_path, texts):
@@ -138,9 +138,9 @@ def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_p
         expected = engine.one([*first, *second], tokens=20)
         engine.forget()
         again = engine.one([*first, *second], tokens=20, store=False)
-        assert again.told["exact_tokens"] == 599 and again.tokens == expected.tokens
+        assert again.report["exact_tokens"] == 599 and again.tokens == expected.tokens
         engine.forget()
         expected = engine.one(moved, tokens=20, mode="off", store=False)
         engine.forget()
         asked = engine.one(moved, tokens=20, recompute_ratio=1.0, store=False)
-        assert asked.told["moved_tokens"] == 0 and asked.tokens == expected.tokens
+        assert asked.report["moved_tokens"] == 0 and asked.tokens == expected.tokens

@@ -43,7 +43,7 @@ def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
     engine.forget()
     prompt = [*second, *texts.new(37), *first, *texts.new(20)]
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 450
+    assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 450
     n, expected = len(prompt) - 1, plain.one(prompt)
     assert largest_difference(blended.kv(n), expected.kv(n)) < ROUNDING
     assert disagreement([blended], [expected]) < TOLERANCE
@@ -56,8 +56,8 @@ def test_the_selector_picks_and_the_device_turns(engine, plain, texts):
     engine.forget()
     prompt = [*texts.new(100), *document, *texts.new(9)]
     blended = engine.one(prompt, recompute_ratio=0.5, store=False, explain=True)
-    assert blended.told["spans"]["moved"] == [[100, 300]]
-    assert blended.told["spans"]["recomputed"] == [[100, 108], [292, 300]]
+    assert blended.report["spans"]["moved"] == [[100, 300]]
+    assert blended.report["spans"]["recomputed"] == [[100, 108], [292, 300]]
     ours, expected = (answer.kv(300)[:, :, 100:] for answer in (blended, plain.one(prompt)))
     for part in (0, 1):
         assert largest_difference(ours[0, part], expected[0, part]) < ROUNDING
@@ -69,7 +69,7 @@ def test_an_exact_prefix_comes_back_bit_for_bit(engine, texts):
     computed = engine.one(prompt).kv(299)
     engine.forget()
     answer = engine.one(prompt)
-    assert answer.told["exact_tokens"] == 299 and answer.told["moved_tokens"] == 0
+    assert answer.report["exact_tokens"] == 299 and answer.report["moved_tokens"] == 0
     assert (answer.kv(299) == computed).all()
 
 
@@ -87,8 +87,8 @@ def test_an_observer_sees_every_request(engine, environment, texts):
         assert time.monotonic() < until, lines[-2:]
         time.sleep(0.05)
     assert stored["prompt_tokens"] == 200 and "nothing of this prompt is stored" in stored["reason"]
-    assert reused["moved_tokens"] == answer.told["moved_tokens"] > 0
-    assert reused["spans"] == answer.told["spans"]
+    assert reused["moved_tokens"] == answer.report["moved_tokens"] > 0
+    assert reused["spans"] == answer.report["spans"]
 
 
 def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
@@ -133,5 +133,5 @@ def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, p
         engine.one(document)
         engine.forget()
         answer = engine.one(prompt)
-    assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in {fault}" in answer.told["reason"]
+    assert f"PluginError: selector {name!r} of faulty-selectors 0.7 failed in {fault}" in answer.report["reason"]
     assert disagreement([answer], [plain.one(prompt)]) < TOLERANCE

@@ -24,8 +24,8 @@ def test_two_ranks_blend_as_one(batches, model, plain, texts):
         engine.forget()
         for ratio in (1.0, 0.3):
             answers = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, store=False)
-            assert all(answer.told["moved_tokens"] == 800 for answer in answers)
-            assert all(answer.told["recomputed_tokens"] == 800 * ratio for answer in answers)
+            assert all(answer.report["moved_tokens"] == 800 for answer in answers)
+            assert all(answer.report["recomputed_tokens"] == 800 * ratio for answer in answers)
             engine.forget()
             if ratio == 1.0:
                 assert disagreement(answers, expected) < TOLERANCE
@@ -53,6 +53,6 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
         assert disagreement(answers, expected) < TOLERANCE
-        assert all(answer.told["moved_tokens"] == (0 if fails else 400) for answer in answers)
-        assert all("failed" in answer.told["reason"] for answer in answers if fails)
+        assert all(answer.report["moved_tokens"] == (0 if fails else 400) for answer in answers)
+        assert all("failed" in answer.report["reason"] for answer in answers if fails)
         assert "the engine waited for a copy" not in engine.log

@@ -47,15 +47,15 @@ def test_everything_recomputed_equals_full_prefill(kind, model, texts):
         expected = engine.one(prompt, mode="off", store=False).kv(n)
         engine.forget()
         blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-        assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 142
+        assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 142
         assert largest_difference(blended.kv(n), expected) < ROUNDING
         engine.forget()
         # The probe of the first layers sees what the layers write.
         some = engine.one(prompt, recompute_ratio=0.5, store=False)
-        assert some.told["recomputed_tokens"] == 71
+        assert some.report["recomputed_tokens"] == 71
         engine.forget()
         exact = engine.one([*first, *second, *texts.new(4)], store=False)
-        assert exact.told["exact_tokens"] == 142
+        assert exact.report["exact_tokens"] == 142
 
 
 @pytest.mark.parametrize("second", [False, True], ids=["first runner", "second runner"])
@@ -70,7 +70,7 @@ def test_runs_of_one_token_are_computed_by_the_kernels_for_one_token(second, mod
         engine.forget()
         before = engine.log
         blended = engine.one(prompt, recompute_ratio=0.5, store=False)
-        assert blended.told["recomputed_tokens"] == 2 and blended.told["hole_tokens"] == 7
+        assert blended.report["recomputed_tokens"] == 2 and blended.report["hole_tokens"] == 7
         planned = [line for line in engine.log[len(before) :].splitlines() if line.startswith("FlashInfer")]
         # The hole and the first moved token come first in the prompt, and the other first token comes alone.
         assert planned[:2] == ["FlashInfer prefill: 1 runs in pages of 32", "FlashInfer decode: 1 runs in pages of 32"]

@@ -22,7 +22,7 @@ from engine_harness import ENVIRONMENT
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 OPTIONS = shlex.split("--skip-tokenizer-init --dtype float32 --block-size 32 --enforce-eager --max-model-len 2048")
-PATIENCE_S = 300
+PATIENCE_S = 450
 
 
 class Server:
@@ -40,15 +40,15 @@ class Server:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"blendhub": blendhub},
         }
-        told = ["--model", str(model), "--served-model-name", "tiny", "--host", host, "--port", port]
-        told += ["--kv-transfer-config", json.dumps(chosen)]
+        arguments = ["--model", str(model), "--served-model-name", "tiny", "--host", host, "--port", port]
+        arguments += ["--kv-transfer-config", json.dumps(chosen)]
         # The engine must be in a process of its own here, as it is by default.
         environment = {name: value for name, value in ENVIRONMENT.items() if "MULTIPROCESSING" not in name}
         with self._log.open("w") as log:
             # What the command `vllm serve` runs: the command itself cannot start in vLLM's builds for the CPU, which
             # are installed under another name than it looks for.
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *told, *OPTIONS],
+                [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *OPTIONS],
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=os.environ | environment,
@@ -159,8 +159,8 @@ def test_every_request_may_say_what_it_wants(server, texts):
     assert half["moved_tokens"] == 400 and half["recomputed_tokens"] == 200
     assert half["spans"]["holes"] == [[0, 40]] and half["spans"]["moved"] == [[40, 440]]
     for asked in ({"mode": "exact"}, {"mode": "off"}):
-        told = server.ask([*texts.new(41), *document, *texts.new(9)], **asked)
-        assert told["moved_tokens"] == 0 and "reason" in told
+        report = server.ask([*texts.new(41), *document, *texts.new(9)], **asked)
+        assert report["moved_tokens"] == 0 and "reason" in report
     assert server.ask([*texts.new(42), *unstored, *texts.new(9)])["moved_tokens"] == 0
     assert "has no option 'ratio'" in server.ask(texts.new(100), ratio=0.5)["reason"]
 

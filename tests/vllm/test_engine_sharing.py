@@ -26,7 +26,7 @@ def settings(tmp_path):
 
 
 def reused(answer):
-    return answer.told["moved_tokens"] + answer.told["exact_tokens"]
+    return answer.report["moved_tokens"] + answer.report["exact_tokens"]
 
 
 def test_what_one_engine_stored_another_reuses(model, plain, settings, texts, tmp_path):
@@ -56,7 +56,7 @@ def test_adapters_share_nothing(model, settings, texts, tmp_path):
         assert reused(engine.one([*document, *texts.new(9)], lora=str(adapters[1]))) == 0
         engine.forget()
         again = engine.one([*document, *texts.new(9)], lora=str(adapters[0]))
-        assert again.told["exact_tokens"] >= 300
+        assert again.report["exact_tokens"] >= 300
         engine.forget()
         moved = engine.one([*texts.new(40), *document, *texts.new(9)], lora=str(adapters[0]))
         assert reused(moved) == 0, "requests with an adapter are not blended"
@@ -97,7 +97,7 @@ def test_an_engine_that_cannot_map_the_hub_s_memory_says_so_and_asks_for_nothing
     assert "WARNING" in next(line for line in log.splitlines() if "nothing is reused or stored: cannot map" in line)
     assert "text is reused anywhere" not in log and "is computed without what was stored" not in log
     for answer in answers:
-        assert reused(answer) == 0 and "cannot map the hub's shared memory" in answer.told["reason"]
+        assert reused(answer) == 0 and "cannot map the hub's shared memory" in answer.report["reason"]
 
 
 def test_the_start_says_how_much_room_there_is(model):

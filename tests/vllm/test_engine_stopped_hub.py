@@ -54,7 +54,7 @@ class Scene:
         self._plain = plain
         self.ready()
         runs = [self.ask(mode) for mode in ("blend", "off", "blend", "off")]
-        assert runs[0].answer.told["moved_tokens"] == 400
+        assert runs[0].answer.report["moved_tokens"] == 400
         self.usual_gap_s = max(statistics.median(run.longest_gap_s for run in some) for some in (runs[::2], runs[1::2]))
         self.usual_s = max(statistics.median(run.ended_s for run in some) for some in (runs[::2], runs[1::2]))
 
@@ -72,10 +72,10 @@ class Scene:
             self.engine.forget()
             answer = self.engine.one([*self._texts.new(9), *self.document, *self._texts.new(9)], store=False)
             self.engine.forget()
-            if answer.told["moved_tokens"] == 400:
+            if answer.report["moved_tokens"] == 400:
                 return
             time.sleep(0.1)
-        pytest.fail(f"nothing is reused any more: {answer.told}\n{self.engine.log[-3000:]}")
+        pytest.fail(f"nothing is reused any more: {answer.report}\n{self.engine.log[-3000:]}")
 
     def ask(self, mode: str = "blend"):
         """The document in a new prompt, beside another request; its answer is held against plain vLLM's."""
@@ -163,7 +163,7 @@ def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain
     with Engine(model, settings, environment=ONE_THREAD) as engine:
         answer = engine.one(document, tokens=4)
         assert disagreement([answer], [plain.one(document, tokens=4)]) < TOLERANCE
-        assert hub.endpoint in answer.told["reason"]
+        assert hub.endpoint in answer.report["reason"]
         warnings = [line for line in engine.log.splitlines() if "does not answer" in line and "WARNING" in line]
         assert len(warnings) == 1 and hub.endpoint in warnings[0]
         hub.start()
@@ -171,7 +171,7 @@ def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain
         while True:
             engine.one(document)
             engine.forget()
-            if engine.one([*texts.new(9), *document], recompute_ratio=1.0).told["moved_tokens"]:
+            if engine.one([*texts.new(9), *document], recompute_ratio=1.0).report["moved_tokens"]:
                 break
             engine.forget()
             assert time.monotonic() < until, f"the hub that came is not used:\n{engine.log[-3000:]}"
@@ -185,8 +185,8 @@ def test_an_engine_starts_and_ends_beside_a_hub_that_stands_still(model, plain, 
     assert disagreement([engine.one(document, tokens=4)], [plain.one(document, tokens=4)]) < TOLERANCE
     os.kill(hub.process.pid, signal.SIGCONT)
     until = time.monotonic() + 30
-    while "reason" in (answer := engine.one([*document, *texts.new(9)])).told:
+    while "reason" in (answer := engine.one([*document, *texts.new(9)])).report:
         engine.forget()
-        assert time.monotonic() < until, answer.told
+        assert time.monotonic() < until, answer.report
     os.kill(hub.process.pid, signal.SIGSTOP)
     assert engine.close() < 4

@@ -51,10 +51,10 @@ def test_the_reports_of_all_ranks_become_one(ranks):
         whole = whole.aggregate(report)
     assert pickle.dumps(ranks) == before
     assert set(whole.loads) == {request for report in ranks for request in report.loads}
-    for request, outcome in whole.loads.items():
-        told = [report.loads[request] for report in ranks if request in report.loads]
-        assert outcome in told
-        assert bool(outcome.error) == any(one.error for one in told)
+    for request, result in whole.loads.items():
+        results = [report.loads[request] for report in ranks if request in report.loads]
+        assert result in results
+        assert bool(result.error) == any(one.error for one in results)
     # Ranks save their shards of the same tokens, but each fails by itself.
     assert whole.saved_tokens == max(report.saved_tokens for report in ranks)
     for reason in ("Busy", "HubError"):

@@ -27,7 +27,7 @@ BLOCKS = np.arange(6, dtype=np.int64)
 
 
 class Copy(Transfer):
-    """Ends when it is told to, well or not."""
+    """Ends when the test says so, with or without an error."""
 
     def __init__(self, error: Exception | None, until: threading.Event | None) -> None:
         self._error = error

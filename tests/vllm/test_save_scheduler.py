@@ -26,8 +26,8 @@ def test_served_text_is_found_exactly_by_the_same_prompt_and_moved_in_another(en
     request = engine.request("b", text(1, 32) + document + text(2, 32))
     engine.side.arrived(request)
     assert engine.load(request) == 128
-    told = engine.side._requests["b"].report()
-    assert (told["exact_tokens"], told["moved_tokens"]) == (0, 96)
+    report = engine.side._requests["b"].report()
+    assert (report["exact_tokens"], report["moved_tokens"]) == (0, 96)
 
 
 def test_no_lease_is_left_when_all_requests_have_ended(engine):

@@ -52,7 +52,7 @@ def test_everything_recomputed_equals_full_prefill(engine, texts):
     expected = engine.one(prompt, mode="off", store=False).kv(n)
     engine.forget()
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.told["moved_tokens"] == blended.told["recomputed_tokens"] == 590
+    assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 590
     assert deviation(blended.kv(n), expected) < ROUNDING
     engine.forget()
     moved = engine.one(prompt, recompute_ratio=0.0, store=False).kv(n)
@@ -61,7 +61,7 @@ def test_everything_recomputed_equals_full_prefill(engine, texts):
     engine.forget()
     # The probe of the first layers sees what the layers write.
     probed = engine.one(prompt, recompute_ratio=0.5, store=False)
-    assert probed.told["recomputed_tokens"] == 295
+    assert probed.report["recomputed_tokens"] == 295
     assert deviation(probed.kv(n), expected) < deviation(moved, expected)
 
 
@@ -75,7 +75,7 @@ def test_an_exact_prefix_and_a_hole(engine, texts):
     expected = engine.one(prompt, mode="off", store=False).kv(n)
     engine.forget()
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.told["exact_tokens"] == 300 and blended.told["hole_tokens"] == 70
+    assert blended.report["exact_tokens"] == 300 and blended.report["hole_tokens"] == 70
     assert deviation(blended.kv(n), expected) < ROUNDING
 
 
@@ -91,7 +91,7 @@ def test_a_cached_prefix_that_ends_inside_a_chunk(engine, texts, cached):
     engine.forget()
     engine.one([*first[:cached], *texts.new(3)], mode="off", store=False)
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
-    assert blended.told["engine_tokens"] == cached
+    assert blended.report["engine_tokens"] == cached
     assert deviation(blended.kv(n), expected) < ROUNDING
 
 
@@ -100,7 +100,7 @@ def test_answers_are_stored_though_vllm_saves_nothing_in_steps_without_tokens(en
     answer = engine.one(document, tokens=140).tokens
     engine.forget()
     again = engine.one([*document, *answer, *texts.new(9)], store=False)
-    assert again.told["exact_tokens"] >= 439
+    assert again.report["exact_tokens"] >= 439
 
 
 def test_fifty_at_once(engine, texts):
@@ -114,5 +114,5 @@ def test_fifty_at_once(engine, texts):
     expected = [engine.one(prompt, tokens=2, mode="off", store=False) for prompt in prompts]
     engine.forget()
     together = engine.ask(*prompts, tokens=2, recompute_ratio=1.0, store=False)
-    assert sum(one.told["moved_tokens"] + one.told["exact_tokens"] for one in together) > 40 * 250
+    assert sum(one.report["moved_tokens"] + one.report["exact_tokens"] for one in together) > 40 * 250
     assert disagreement(together, expected) < LIKELY
