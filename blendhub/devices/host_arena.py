@@ -34,4 +34,5 @@ class HostArena:
 
     def close(self) -> None:
         if self.is_registered:
+            self._runtime.enter()
             self._runtime.unregister(self.bytes)

@@ -64,9 +64,11 @@ class StreamTransfer(Transfer):
     def done(self) -> bool:
         if not self._submitted.done():
             return False
+        self._runtime.enter()
         return self._submitted.exception() is not None or all(map(self._runtime.query, self._submitted.result()))
 
     def wait(self) -> None:
+        self._runtime.enter()
         for event in self._submitted.result():
             self._runtime.synchronize(event)
 
@@ -90,6 +92,7 @@ class TransferQueue(ABC):
 
     def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
         """Run the batches after all work that the engine has submitted so far."""
+        self._runtime.enter()
         begin = self._runtime.record_event()
         return StreamTransfer(self._runtime, self._thread.submit(self._submit, begin, arena, groups))
 
@@ -105,6 +108,7 @@ class TransferQueue(ABC):
         """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
         used: list[StagingStream] = []
         try:
+            self._runtime.enter()
             for group in groups:
                 table = self._pinned_table(group)
                 for batch, stream in zip(group.batches, self._next_streams, strict=False):
@@ -131,6 +135,7 @@ class TransferQueue(ABC):
         return pinned
 
     def _synchronize(self) -> None:
+        self._runtime.enter()
         for stream in self._streams:
             self._runtime.synchronize(self._runtime.record_event(stream.handle))
 

@@ -1,5 +1,6 @@
 """The part of an accelerator's runtime that devices with streams use. Tests replace it by a deferred one."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,10 +15,26 @@ class Runtime(ABC):
 
     Streams and events are the accelerator's own objects. A device that does all its work through this interface can be
     tested without the accelerator, by :class:`blendhub.testing.devices.streams.StreamSuite`.
+
+    A thread calls ``enter`` before any other method. Without it, CUDA would use the first GPU of the machine, where each
+    process that does so occupies half a GiB, and an NPU would refuse the call.
     """
 
     pinning_advice: ClassVar[str] = "raise the limit of locked memory, in a container as well: ulimit -l unlimited"
     """What to do where the arena cannot be page-locked."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def enter(self) -> None:
+        """Make the accelerator the calling thread's current device, unless an earlier call did."""
+        if not getattr(self._thread, "has_entered", False):
+            self.set_device()
+            self._thread.has_entered = True
+
+    @abstractmethod
+    def set_device(self) -> None:
+        """Make the accelerator the calling thread's current device. ``enter`` calls it once in each thread."""
 
     @abstractmethod
     def create_stream(self) -> Any:

@@ -80,6 +80,7 @@ class StreamDevice(Device):
         pages = self._read_pages(layers, block_size, layout)
         planner = self._checked_planner(layout, block_size)
         runtime = self._runtime(layers[0].tensors[0].device)
+        runtime.enter()
         mover = self._mover(runtime, pages, planner, block_size)
         queue = self.streams_per_queue, runtime, mover, planner
         self._attached = _Attached(

@@ -38,59 +38,76 @@ class DeferredRuntime(Runtime):
     So a device that forgets to wait reads unchanged bytes every time, and one that reuses a buffer too early changes
     what a pending copy has yet to read. Memory is host memory. Kernels must run on the host, for example in Triton's
     interpreter.
+
+    A thread that has not set its device is refused, as an NPU refuses it.
     """
 
     _lock: ClassVar = threading.RLock()
     """Tasks run one at a time in the whole process: interpreters of kernels are not thread-safe."""
 
     def __init__(self, register_error: str | None = None) -> None:
+        super().__init__()
         self.engine = DeferredStream()
         """The engine's stream. Tests submit the engine's work to it."""
         self.registered: list[int] = []
         """Addresses of the arenas that are registered."""
         self._register_error = register_error
         self._streams: list[DeferredStream] = []
+        self._devices = threading.local()
+
+    def set_device(self) -> None:
+        self._devices.is_set = True
 
     def create_stream(self) -> DeferredStream:
+        self._check_thread()
         self._streams.append(DeferredStream())
         return self._streams[-1]
 
     def record_event(self, stream: DeferredStream | None = None) -> Task:
+        self._check_thread()
         with self._lock:
             return (stream or self.engine).submit(_do_nothing)
 
     def wait_event(self, stream: DeferredStream, event: Task) -> None:
+        self._check_thread()
         with self._lock:
             stream.submit(_do_nothing, event)
 
     def query(self, event: Task) -> bool:
         """Each query runs one task, so that polling ends."""
+        self._check_thread()
         with self._lock:
             if not event.done:
                 self._run_one_task_before(event)
             return event.done
 
     def synchronize(self, event: Task) -> None:
+        self._check_thread()
         with self._lock:
             while not event.done:
                 self._run_one_task_before(event)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
+        self._check_thread()
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def allocate_pinned(self, nbytes: int) -> torch.Tensor:
+        self._check_thread()
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
+        self._check_thread()
         if self._register_error is None:
             self.registered.append(arena.ctypes.data)
         return self._register_error
 
     def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
+        self._check_thread()
         assert not any(stream.pending for stream in self._streams), "copies of the arena are still pending"
         self.registered.remove(arena.ctypes.data)
 
     def copy(self, stream: DeferredStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._check_thread()
         with self._lock:
             stream.submit(lambda: target.copy_(source))
 
@@ -100,8 +117,13 @@ class DeferredRuntime(Runtime):
             with np.errstate(all="ignore"):
                 kernel(**arguments)
 
+        self._check_thread()
         with self._lock:
             stream.submit(run)
+
+    def _check_thread(self) -> None:
+        if not getattr(self._devices, "is_set", False):
+            raise RuntimeError(f"thread {threading.current_thread().name!r} has not set its device")
 
     def _run_one_task_before(self, event: Task) -> None:
         """Run the first pending task that the event depends on."""

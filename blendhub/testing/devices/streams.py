@@ -4,6 +4,7 @@ import gc
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from blendhub.contracts import Device, PageFormat
+from blendhub.contracts import Device, PageFormat, Transfer
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
@@ -87,6 +88,22 @@ class StreamSuite(ABC):
         transfer.wait()
         harness.check()
         assert not later.done
+
+    @pytest.mark.parametrize("used", ["load", "save", "done", "wait", "close"])
+    def test_any_thread_may_use_the_device(self, harness: DeviceHarness, used: str) -> None:
+        """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
+        device, transfer = harness.device, harness.start_save(harness.chunks(0, 160))
+        uses: dict[str, Callable[[], object]] = {
+            "load": lambda: device.load([], harness.block_ids).wait(),
+            "save": lambda: device.save([], harness.block_ids).wait(),
+            "done": lambda: poll(transfer),
+            "wait": transfer.wait,
+            "close": device.close,
+        }
+        with ThreadPoolExecutor(1) as another_thread:
+            another_thread.submit(uses[used]).result()
+        transfer.wait()
+        harness.check()
 
     def test_pending_transfers_do_not_overwrite_each_other_s_staging(self, harness: DeviceHarness) -> None:
         run_pending_transfers(harness)
@@ -178,6 +195,11 @@ def load_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime:
     harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()
+
+
+def poll(transfer: Transfer) -> None:
+    while not transfer.done():
+        pass
 
 
 def run_pending_transfers(harness: DeviceHarness) -> None:

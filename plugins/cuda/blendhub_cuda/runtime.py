@@ -20,7 +20,11 @@ class CudaRuntime(Runtime):
             raise Unsupported(
                 f"the pages lie on {device}, but device 'cuda' supports only pages in GPU memory; choose another device"
             )
+        super().__init__()
         self._device = device
+
+    def set_device(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def create_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)
@@ -47,14 +51,13 @@ class CudaRuntime(Runtime):
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def register(self, arena: Arena) -> str | None:
-        with torch.cuda.device(self._device):
-            error = torch.cuda.cudart().cudaHostRegister(arena.ctypes.data, arena.size, 0)
-            if int(error) == 0:
-                return None
-            # CUDA reports the failure again at the next launch; this launch absorbs it.
-            with suppress(RuntimeError):
-                torch.zeros(1, device=self._device)
-            return str(torch.cuda.cudart().cudaGetErrorString(error))
+        error = torch.cuda.cudart().cudaHostRegister(arena.ctypes.data, arena.size, 0)
+        if int(error) == 0:
+            return None
+        # CUDA reports the failure again at the next launch; this launch absorbs it.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return str(torch.cuda.cudart().cudaGetErrorString(error))
 
     def unregister(self, arena: Arena) -> None:
         torch.cuda.cudart().cudaHostUnregister(arena.ctypes.data)
