@@ -11,6 +11,7 @@ thread, and block it once the accelerator's launch queue is full.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -64,13 +65,15 @@ class StreamTransfer(Transfer):
     def done(self) -> bool:
         if not self._submitted.done():
             return False
-        self._runtime.enter()
-        return self._submitted.exception() is not None or all(map(self._runtime.query, self._submitted.result()))
+        try:
+            self._runtime.enter()
+            return all(map(self._runtime.query, self._submitted.result()))
+        except Exception:  # ``wait`` raises it, or another that tells more
+            return True
 
     def wait(self) -> None:
         self._runtime.enter()
-        for event in self._submitted.result():
-            self._runtime.synchronize(event)
+        _synchronize_all(self._runtime, self._submitted.result())
 
 
 class TransferQueue(ABC):
@@ -84,11 +87,13 @@ class TransferQueue(ABC):
         self._next_streams = cycle(self._streams)
         self._thread = ThreadPoolExecutor(1, f"blendhub-{name}")
 
-    def warm_up(self, group: BatchGroup) -> None:
-        """Move the group's batches, which have no tokens: this compiles kernels before the first request."""
+    def warm_up(self, groups: Iterable[BatchGroup]) -> None:
+        """Move the groups' batches, which have no tokens: this compiles kernels before the first request."""
         stream = self._streams[0]
-        for batch in group.batches:
-            self._move(stream, stream.staging, group, batch)
+        for group in groups:
+            for batch in group.batches:
+                self._move(stream, stream.staging, group, batch)
+        self._synchronize()
 
     def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
         """Run the batches after all work that the engine has submitted so far."""
@@ -122,12 +127,16 @@ class TransferQueue(ABC):
             for stream in used:
                 self._finish_batch(stream)
             return [self._runtime.record_event(stream.handle) for stream in used]
-        except BaseException:
+        except BaseException as error:
             # After ``wait`` has raised, the caller may use the bytes for something else.
             for stream in self._streams:
                 stream.group = stream.unfinished = None
-            self._synchronize()
-            raise
+            with suppress(Exception):  # the first error tells the cause
+                self._synchronize()
+            if isinstance(error, Exception):
+                raise
+            # Extension modules may raise others, which would end the thread that waits.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _pinned_table(self, group: BatchGroup) -> torch.Tensor:
         pinned = self._runtime.allocate_pinned(group.table.nbytes)
@@ -136,8 +145,7 @@ class TransferQueue(ABC):
 
     def _synchronize(self) -> None:
         self._runtime.enter()
-        for stream in self._streams:
-            self._runtime.synchronize(self._runtime.record_event(stream.handle))
+        _synchronize_all(self._runtime, [self._runtime.record_event(stream.handle) for stream in self._streams])
 
     @abstractmethod
     def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
@@ -211,6 +219,18 @@ class SaveQueue(TransferQueue):
         source = stream.bounce_buffer.numpy()
         for one in self._planner.rows_of(batch):
             arena.bytes[one.at : one.at + one.nbytes] = source[one.staging_at : one.staging_at + one.nbytes]
+
+
+def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
+    """Wait for each event, also after one has failed; then raise the first error."""
+    errors: list[Exception] = []
+    for event in events:
+        try:
+            runtime.synchronize(event)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def _staging_and_arena(

@@ -16,7 +16,7 @@ class Runtime(ABC):
     Streams and events are the accelerator's own objects. A device that does all its work through this interface can be
     tested without the accelerator, by :class:`blendhub.testing.devices.streams.StreamSuite`.
 
-    A thread calls ``enter`` before any other method. Without it, CUDA would use the first GPU of the machine, where each
+    A thread calls ``enter`` before any other method. Without it, CUDA would use the machine's first GPU, where each
     process that does so occupies half a GiB, and an NPU would refuse the call.
     """
 

@@ -14,7 +14,7 @@ from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena
 from blendhub.devices.queues import LoadQueue, SaveQueue
 from blendhub.devices.runtime import Runtime
-from blendhub.errors import InvalidInput
+from blendhub.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.layout import KVLayout
 
 
@@ -70,32 +70,27 @@ class StreamDevice(Device):
     def _mover(self, runtime: Runtime, pages: Any, planner: Any, block_size: int) -> Mover:
         """What moves the planner's batches to the pages and from them."""
 
-    def _warm_up_group(self, planner: Any) -> BatchGroup | None:
-        """A group without tokens, to compile kernels with; None: there is nothing to compile."""
-        return None
+    def _warm_up_groups(self, planner: Any) -> Sequence[BatchGroup]:
+        """Groups without tokens, to compile every variant of the kernels with; none: there is nothing to compile."""
+        return ()
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed or self._attached:
             raise InvalidInput("a device is attached once; create another one for other pages")
         pages = self._read_pages(layers, block_size, layout)
         planner = self._checked_planner(layout, block_size)
-        runtime = self._runtime(layers[0].tensors[0].device)
-        runtime.enter()
-        mover = self._mover(runtime, pages, planner, block_size)
-        queue = self.streams_per_queue, runtime, mover, planner
-        self._attached = _Attached(
-            runtime,
-            Bounds(layout, block_size, pages.n_blocks, pages.n_positions),
-            planner,
-            LoadQueue(f"{self.name}-loads", *queue),
-            SaveQueue(f"{self.name}-saves", *queue),
-        )
-        group = self._warm_up_group(planner)
-        if group is not None:
-            self._attached.loads.warm_up(group)
-            self._attached.saves.warm_up(group)
+        bounds = Bounds(layout, block_size, pages.n_blocks, pages.n_positions)
+        try:
+            self._attached = self._set_up(layers[0].tensors[0].device, pages, planner, bounds, block_size)
+        except BlendHubError:
+            raise
+        except Exception as error:
+            raise Unsupported(
+                f"device {self.name!r} cannot be set up on {layers[0].tensors[0].device}: "
+                f"{type(error).__name__}: {error}; `blendhub plugins` says what it needs"
+            ) from error
         if self._arena_bytes is not None:
-            self._arena = HostArena(self._arena_bytes, runtime)
+            self._arena = HostArena(self._arena_bytes, self._attached.runtime)
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
@@ -131,6 +126,20 @@ class StreamDevice(Device):
             self._attached.saves.close()
         self._closed = True
         self._attached = None
+
+    def _set_up(
+        self, place: torch.device, pages: Pages, planner: BatchPlanner, bounds: Bounds, block_size: int
+    ) -> _Attached:
+        """Allocate staging and compile kernels."""
+        runtime = self._runtime(place)
+        runtime.enter()
+        mover = self._mover(runtime, pages, planner, block_size)
+        queue = self.streams_per_queue, runtime, mover, planner
+        loads, saves = LoadQueue(f"{self.name}-loads", *queue), SaveQueue(f"{self.name}-saves", *queue)
+        groups = self._warm_up_groups(planner)
+        loads.warm_up(groups)
+        saves.warm_up(groups)
+        return _Attached(runtime, bounds, planner, loads, saves)
 
     def _groups(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Any:
         attached, arena = self._ready()

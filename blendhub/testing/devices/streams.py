@@ -13,6 +13,8 @@ import pytest
 import torch
 
 from blendhub.contracts import Device, PageFormat, Transfer
+from blendhub.devices import StreamDevice
+from blendhub.errors import Unsupported
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
@@ -23,6 +25,10 @@ Tensors: TypeAlias = list[list[torch.Tensor]]
 MakeHarness: TypeAlias = Callable[..., DeviceHarness]
 
 REGISTER_ERROR = "no more locked memory"
+
+
+class Panic(BaseException):
+    """As extension modules in Rust raise."""
 
 
 class RuntimeWithoutWaits(DeferredRuntime):
@@ -45,7 +51,7 @@ class StreamSuite(ABC):
     """Fields of ``Setup`` that all tests have, for example widths that the device's fastest kernels take."""
 
     @abstractmethod
-    def create(self, runtime: DeferredRuntime) -> Device:
+    def create(self, runtime: DeferredRuntime) -> StreamDevice:
         """A new device on this runtime, not attached to anything."""
 
     def setup(self, **fields: Any) -> Setup:
@@ -132,20 +138,62 @@ class StreamSuite(ABC):
         harness.device.close()
         assert not runtime.registered
 
-    def test_wait_raises_a_kernel_s_error_and_the_device_stays_usable(
-        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, Panic])
+    @pytest.mark.parametrize("call", ["wait_event", "allocate_pinned", "copy", "launch"])
+    @pytest.mark.parametrize("direction", ["load", "save"])
+    def test_wait_raises_the_error_of_any_call_and_the_device_stays_usable(
+        self,
+        harness: DeviceHarness,
+        monkeypatch: pytest.MonkeyPatch,
+        direction: str,
+        call: str,
+        kind: type[BaseException],
     ) -> None:
         def fail(*_: object) -> None:
-            raise RuntimeError("the accelerator is lost")
+            raise kind("the accelerator is lost")
 
         with monkeypatch.context() as patch:
-            patch.setattr(DeferredRuntime, "launch", fail)
-            transfer = harness.device.load(harness.chunks(0, 160), harness.block_ids)
+            patch.setattr(DeferredRuntime, call, fail)
+            transfer = getattr(harness.device, direction)(harness.chunks(0, 160), harness.block_ids)
             for _ in range(2):
-                with pytest.raises(RuntimeError, match="lost"):
+                with pytest.raises(Exception, match="the accelerator is lost"):
                     transfer.wait()
             assert transfer.done()
+        if direction == "load":
+            harness.load(harness.chunks(0, 160))
+
+    def test_an_error_of_the_work_itself_ends_the_transfer(
+        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Accelerators report it when events are asked for, and ``done`` must not raise it to the engine."""
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("an illegal memory access")
+
+        transfer = harness.start_load(harness.chunks(0, 160))
+        with monkeypatch.context() as patch:
+            for call in ("query", "synchronize"):
+                patch.setattr(DeferredRuntime, call, fail)
+            poll(transfer)
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                transfer.wait()
         harness.load(harness.chunks(0, 160))
+
+    def test_attach_raises_unsupported_where_the_accelerator_refuses(
+        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine then serves without reuse, and says why."""
+
+        def fail(*_: object) -> None:
+            raise torch.OutOfMemoryError("0.1 of 80 GiB are free")
+
+        device = self.create(DeferredRuntime())
+        with monkeypatch.context() as patch:
+            patch.setattr(DeferredRuntime, "allocate", fail)
+            with pytest.raises(Unsupported, match=rf"{device.name}.* cannot be set up .*0\.1 of 80 GiB are free"):
+                device.attach(harness.layers, harness.setup.block_size, harness.layout)
+        device.attach(harness.layers, harness.setup.block_size, harness.layout)
+        device.close()
 
     def test_a_failed_save_writes_nothing_later(self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         """After ``wait`` has raised, the slots may belong to another writer."""

@@ -35,5 +35,5 @@ class CudaDevice(StreamDevice):
     def _mover(self, runtime: Runtime, pages: Pages, planner: TilePlanner, block_size: int) -> Launcher:
         return Launcher(runtime, pages, planner, block_size)
 
-    def _warm_up_group(self, planner: TilePlanner) -> BatchGroup:
-        return planner.empty_group
+    def _warm_up_groups(self, planner: TilePlanner) -> Sequence[BatchGroup]:
+        return planner.empty_groups

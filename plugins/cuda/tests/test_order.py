@@ -2,6 +2,7 @@
 
 import logging
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -9,6 +10,7 @@ from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 
 from blendhub.devices.queues import StagingStream
+from blendhub.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 from blendhub.testing.devices.streams import DeferredRuntime, StreamSuite, run_pending_transfers
 
@@ -58,6 +60,47 @@ def test_using_the_bounce_buffer_too_early_is_caught(monkeypatch, transfer):
     harness = harness_on(DeferredRuntime("no more locked memory"))
     with pytest.raises(AssertionError):
         getattr(harness, transfer)(harness.chunks(0, 160))
+
+
+class CountingVariants(DeferredRuntime):
+    """Notes each kernel with its constants, each of which the compiler compiles once."""
+
+    def __init__(self):
+        super().__init__()
+        self.variants = set()
+
+    def launch(self, stream, kernel, arguments):
+        changing = ("base", "tiles", "planes")
+        constants = {name: str(value) for name, value in arguments.items() if name not in changing}
+        self.variants.add((kernel.kernel.__name__, *constants.items()))
+        super().launch(stream, kernel, arguments)
+
+
+@pytest.mark.parametrize("staging_mib", [SMALL_STAGING, 32])
+def test_serving_compiles_nothing(staging_mib):
+    """Shards may lie at any multiple of an item."""
+    runtime = CountingVariants()
+    sizes = {"kv_heads": 2, "key_dim": 8, "value_dim": 8, "chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
+    setup = Setup(dtype="float16", rotations=(Rotary(),) * 3, **sizes)
+    harness = DeviceHarness(device_on(runtime, staging_mib), "cpu", setup)
+    compiled = set(runtime.variants)
+    assert len(compiled) == 4
+    for shift in (0, 2, 4, 8, 16, 32):
+        for start, end in ((0, 80), (3, 50)):
+            segments = [msgspec.structs.replace(one, shard=one.shard + shift) for one in harness.chunks(start, end)]
+            harness.load(segments, 5)
+            harness.save(segments)
+    assert runtime.variants == compiled
+    harness.device.close()
+
+
+def test_kernels_that_do_not_compile_refuse_the_device(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(DeferredRuntime, "launch", fail)
+    with pytest.raises(Unsupported, match="'cuda' cannot be set up on cpu: RuntimeError: PassManager::run failed"):
+        harness_on(DeferredRuntime())
 
 
 def test_an_arena_that_cannot_be_pinned_is_logged_once(caplog):
