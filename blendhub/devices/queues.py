@@ -200,7 +200,7 @@ class SaveQueue(TransferQueue):
         self._finish_batch(stream)
         self._move(stream, stream.staging, group, batch)
         if arena.is_registered:
-            pairs = _staging_and_arena(stream, batch.slices, arena)
+            pairs = _staging_and_arena(stream, self._planner.rows_of(batch), arena)
             self._runtime.copy_many(stream.handle, [(target, source) for source, target in pairs])
         else:
             parts = covering(batch.slices)
@@ -234,7 +234,7 @@ def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
 
 
 def _staging_and_arena(
-    stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena
+    stream: StagingStream, slices: Iterable[AnySlice], arena: HostArena
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Each slice in staging and in the arena."""
     return [

@@ -23,6 +23,9 @@ class Runtime(ABC):
     pinning_advice: ClassVar[str] = "raise the limit of locked memory, in a container as well: ulimit -l unlimited"
     """What to do where the arena cannot be page-locked."""
 
+    kernels_reach_registered_memory: bool = False
+    """Whether kernels may read and write registered memory at its host address, so that it needs no staging."""
+
     def __init__(self) -> None:
         self._thread = threading.local()
 
@@ -66,7 +69,7 @@ class Runtime(ABC):
 
     @abstractmethod
     def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
-        """Page-lock the arena, so that the device accesses it at its host address. Returns the reason of a failure."""
+        """Page-lock the arena, so that ``copy`` takes it. Returns the reason of a failure."""
 
     @abstractmethod
     def unregister(self, arena: npt.NDArray[np.uint8]) -> None:

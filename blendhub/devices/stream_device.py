@@ -47,8 +47,6 @@ class StreamDevice(Device):
     streams_per_queue: ClassVar[int]
     arena_alignment: ClassVar[int] = 1
     """The arena must begin at a multiple of this."""
-    registered_arena_is_memory: ClassVar[bool]
-    """Whether kernels may access a registered arena, so that parts of chunks need no staging."""
 
     def __init__(self, staging_mib: float, runtime: Callable[[torch.device], Runtime]) -> None:
         self._staging_mib = staging_mib
@@ -143,7 +141,7 @@ class StreamDevice(Device):
 
     def _groups(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Any:
         attached, arena = self._ready()
-        stage_partial_chunks = not (arena.is_registered and self.registered_arena_is_memory)
+        stage_partial_chunks = not (arena.is_registered and attached.runtime.kernels_reach_registered_memory)
         # The caller may change the block table after the call, while the queue's thread reads it.
         return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, stage_partial_chunks)
 

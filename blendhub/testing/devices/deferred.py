@@ -39,18 +39,20 @@ class DeferredRuntime(Runtime):
     what a pending copy has yet to read. Memory is host memory. Kernels must run on the host, for example in Triton's
     interpreter.
 
-    A thread that has not set its device is refused, as an NPU refuses it.
+    A thread that has not set its device is refused, as an NPU refuses it. Without ``host_pointers``, a kernel that gets
+    an address of the arena fails, as on a GPU under WSL2.
     """
 
     _lock: ClassVar = threading.RLock()
     """Tasks run one at a time in the whole process: interpreters of kernels are not thread-safe."""
 
-    def __init__(self, register_error: str | None = None) -> None:
+    def __init__(self, register_error: str | None = None, host_pointers: bool = True) -> None:
         super().__init__()
+        self.kernels_reach_registered_memory = host_pointers
         self.engine = DeferredStream()
         """The engine's stream. Tests submit the engine's work to it."""
-        self.registered: list[int] = []
-        """Addresses of the arenas that are registered."""
+        self.registered: list[range] = []
+        """Addresses of memory that is registered."""
         self._register_error = register_error
         self._streams: list[DeferredStream] = []
         self._devices = threading.local()
@@ -98,13 +100,13 @@ class DeferredRuntime(Runtime):
     def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
         self._check_thread()
         if self._register_error is None:
-            self.registered.append(arena.ctypes.data)
+            self.registered.append(_addresses_of(arena))
         return self._register_error
 
     def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
         self._check_thread()
         assert not any(stream.pending for stream in self._streams), "copies of the arena are still pending"
-        self.registered.remove(arena.ctypes.data)
+        self.registered.remove(_addresses_of(arena))
 
     def copy(self, stream: DeferredStream, target: torch.Tensor, source: torch.Tensor) -> None:
         self._check_thread()
@@ -112,7 +114,13 @@ class DeferredRuntime(Runtime):
             stream.submit(lambda: target.copy_(source))
 
     def launch(self, stream: DeferredStream, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in arguments.values()]
+
         def run() -> None:
+            if not self.kernels_reach_registered_memory and any(
+                one in two for one in addresses for two in self.registered
+            ):
+                raise RuntimeError("a kernel was given an address of the host, which is none of the device")
             # Interpreters compute masked items with NumPy, too, and these may be anything.
             with np.errstate(all="ignore"):
                 kernel(**arguments)
@@ -133,6 +141,10 @@ class DeferredRuntime(Runtime):
         task.run()
         task.done = True
         task.stream.pending.popleft()
+
+
+def _addresses_of(memory: npt.NDArray[np.uint8]) -> range:
+    return range(memory.ctypes.data, memory.ctypes.data + memory.size)
 
 
 def _do_nothing() -> None:

@@ -24,7 +24,11 @@ __all__ = ["DeferredRuntime", "StreamSuite"]
 Tensors: TypeAlias = list[list[torch.Tensor]]
 MakeHarness: TypeAlias = Callable[..., DeviceHarness]
 
-REGISTER_ERROR = "no more locked memory"
+RUNTIMES: Mapping[str, Callable[[], DeferredRuntime]] = {
+    "pinned arena": DeferredRuntime,
+    "arena that cannot be pinned": lambda: DeferredRuntime("no more locked memory"),
+    "arena that kernels do not reach": lambda: DeferredRuntime(host_pointers=False),
+}
 
 
 class Panic(BaseException):
@@ -60,9 +64,9 @@ class StreamSuite(ABC):
         sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
         return Setup(**{**defaults, **sizes, **self.fields, **fields})
 
-    @pytest.fixture(params=[None, REGISTER_ERROR], ids=["pinned arena", "arena that cannot be pinned"])
+    @pytest.fixture(params=RUNTIMES)
     def runtime(self, request: pytest.FixtureRequest) -> DeferredRuntime:
-        return DeferredRuntime(request.param)
+        return RUNTIMES[request.param]()
 
     @pytest.fixture
     def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
@@ -134,7 +138,7 @@ class StreamSuite(ABC):
         was_registered = bool(runtime.registered)
         harness.pin_new_arena()  # ``unregister`` raises if copies of the first arena are still pending
         assert np.array_equal(first, expected)
-        assert runtime.registered == ([harness.arena.ctypes.data] if was_registered else [])
+        assert [one.start for one in runtime.registered] == [harness.arena.ctypes.data] * was_registered
         harness.device.close()
         assert not runtime.registered
 

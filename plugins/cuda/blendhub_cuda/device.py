@@ -20,7 +20,6 @@ class CudaDevice(StreamDevice):
     name = "cuda"
     streams_per_queue = 2
     arena_alignment = ACCESS_BYTES
-    registered_arena_is_memory = True
 
     def __init__(self, options: CudaOptions, runtime: Callable[[torch.device], Runtime] = CudaRuntime) -> None:
         super().__init__(options.staging_mib, runtime)

@@ -10,6 +10,7 @@ import torch
 
 from blendhub.devices import Runtime
 from blendhub.errors import Unsupported
+from blendhub_cuda.host_pointers import kernels_use_host_addresses
 
 Arena: TypeAlias = npt.NDArray[np.uint8]
 
@@ -22,6 +23,7 @@ class CudaRuntime(Runtime):
             )
         super().__init__()
         self._device = device
+        self.kernels_reach_registered_memory = kernels_use_host_addresses(device)
 
     def set_device(self) -> None:
         torch.cuda.set_device(self._device)

@@ -107,6 +107,9 @@ class TilePlanner(BatchPlanner):
     def rows_of(self, batch: Batch) -> Iterator[Slice]:
         kinds = (0, self.layout.key_row_bytes), (self.layout.values_at(0), self.layout.value_row_bytes)
         for one in batch.slices:
+            if one.count == self.layout.chunk_tokens:
+                yield Slice(one.at, one.staging_at, one.nbytes)
+                continue
             for layer in range(batch.n_layers):
                 for part, row_bytes in kinds:
                     at = self.layout.keys_at(layer) + part + one.row * row_bytes
