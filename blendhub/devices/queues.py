@@ -41,7 +41,7 @@ class StagingStream:
 
     @property
     def bounce_buffer(self) -> torch.Tensor:
-        """Pinned memory of the size of ``staging``, for arenas that are not pinned."""
+        """Pinned memory of the size of ``staging``, for parts of the arena that are not pinned."""
         if self._bounce_buffer is None:
             self._bounce_buffer = self._runtime.allocate_pinned(len(self.staging))
         return self._bounce_buffer
@@ -167,7 +167,7 @@ class LoadQueue(TransferQueue):
     def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         if not batch.slices:
             self._move(stream, arena.tensor, group, batch)
-        elif arena.is_registered:
+        elif _are_pinned(arena, batch.slices):
             self._runtime.copy_many(stream.handle, _staging_and_arena(stream, batch.slices, arena))
             self._move(stream, stream.staging, group, batch)
         else:
@@ -199,7 +199,7 @@ class SaveQueue(TransferQueue):
             return
         self._finish_batch(stream)
         self._move(stream, stream.staging, group, batch)
-        if arena.is_registered:
+        if _are_pinned(arena, batch.slices):
             pairs = _staging_and_arena(stream, self._planner.rows_of(batch), arena)
             self._runtime.copy_many(stream.handle, [(target, source) for source, target in pairs])
         else:
@@ -233,11 +233,17 @@ def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
         raise errors[0]
 
 
+def _are_pinned(arena: HostArena, slices: Iterable[AnySlice]) -> bool:
+    return all(arena.is_pinned(one.at, one.at + one.nbytes) for one in slices)
+
+
 def _staging_and_arena(
     stream: StagingStream, slices: Iterable[AnySlice], arena: HostArena
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each slice in staging and in the arena."""
-    return [
-        (stream.staging[one.staging_at : one.staging_at + one.nbytes], arena.tensor[one.at : one.at + one.nbytes])
-        for one in slices
-    ]
+    """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
+    pairs = []
+    for one in slices:
+        for part in arena.parts(one.at, one.at + one.nbytes):
+            staging_at = one.staging_at + part.start - one.at
+            pairs.append((stream.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]))
+    return pairs

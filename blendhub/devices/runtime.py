@@ -23,6 +23,10 @@ class Runtime(ABC):
     pinning_advice: ClassVar[str] = "raise the limit of locked memory, in a container as well: ulimit -l unlimited"
     """What to do where the arena cannot be page-locked."""
 
+    registration_bytes: ClassVar[int] = 2**28
+    """The most memory of one call of ``register``, a multiple of all page sizes. Other threads' calls of an accelerator
+    may wait for it, so it takes tens of milliseconds, not seconds."""
+
     kernels_reach_registered_memory: bool = False
     """Whether kernels may read and write registered memory at its host address, so that it needs no staging."""
 
@@ -68,12 +72,12 @@ class Runtime(ABC):
         """Page-locked host memory. Once freed, it is reused only after the copies that were submitted with it."""
 
     @abstractmethod
-    def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
-        """Page-lock the arena, so that ``copy`` takes it. Returns the reason of a failure."""
+    def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
+        """Page-lock a part of the arena, so that ``copy`` takes it. Returns the reason of a failure."""
 
     @abstractmethod
-    def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
-        """Undo ``register``. No transfer may be pending."""
+    def unregister(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Undo ``register``. No copy of this memory may be pending."""
 
     @abstractmethod
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:

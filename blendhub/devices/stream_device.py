@@ -12,6 +12,7 @@ from blendhub.contracts import Device, PagedLayer, Segment, Transfer
 from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena
+from blendhub.devices.pinning import PinningThread
 from blendhub.devices.queues import LoadQueue, SaveQueue
 from blendhub.devices.runtime import Runtime
 from blendhub.errors import BlendHubError, InvalidInput, Unsupported
@@ -37,6 +38,7 @@ class _Attached(NamedTuple):
     planner: BatchPlanner
     loads: LoadQueue
     saves: SaveQueue
+    pinning: PinningThread
 
 
 class StreamDevice(Device):
@@ -88,7 +90,7 @@ class StreamDevice(Device):
                 f"{type(error).__name__}: {error}; `blendhub plugins` says what it needs"
             ) from error
         if self._arena_bytes is not None:
-            self._arena = HostArena(self._arena_bytes, self._attached.runtime)
+            self._use_arena(self._attached, self._arena_bytes)
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
@@ -101,7 +103,12 @@ class StreamDevice(Device):
         self._release_arena()
         self._arena_bytes = arena
         if self._attached:
-            self._arena = HostArena(arena, self._attached.runtime)
+            self._use_arena(self._attached, arena)
+
+    def wait_until_pinned(self) -> None:
+        """Return when as much of the arena is pinned as can be. For tests and benchmarks: transfers do not need it."""
+        attached, _ = self._ready()
+        attached.pinning.wait()
 
     def load(
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
@@ -120,6 +127,7 @@ class StreamDevice(Device):
     def close(self) -> None:
         self._release_arena()
         if self._attached:
+            self._attached.pinning.close()
             self._attached.loads.close()
             self._attached.saves.close()
         self._closed = True
@@ -137,13 +145,14 @@ class StreamDevice(Device):
         groups = self._warm_up_groups(planner)
         loads.warm_up(groups)
         saves.warm_up(groups)
-        return _Attached(runtime, bounds, planner, loads, saves)
+        return _Attached(runtime, bounds, planner, loads, saves, PinningThread(self.name))
 
     def _groups(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Any:
         attached, arena = self._ready()
-        stage_partial_chunks = not (arena.is_registered and attached.runtime.kernels_reach_registered_memory)
+        end = max((segment.shard for segment in segments), default=0) + attached.planner.layout.shard_bytes
+        is_reached = attached.runtime.kernels_reach_registered_memory and arena.is_pinned(0, end)
         # The caller may change the block table after the call, while the queue's thread reads it.
-        return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, stage_partial_chunks)
+        return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, not is_reached)
 
     def _checked_planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
         n_streams = 2 * self.streams_per_queue
@@ -156,13 +165,16 @@ class StreamDevice(Device):
             )
         return planner
 
+    def _use_arena(self, attached: _Attached, arena: npt.NDArray[np.uint8]) -> None:
+        self._arena = HostArena(arena, attached.runtime)
+        attached.pinning.run_later(self._arena.pin)
+
     def _release_arena(self) -> None:
-        """Unpin the arena when no transfer is pending."""
-        if self._attached:
-            self._attached.loads.drain()
-            self._attached.saves.drain()
-        if self._arena:
-            self._arena.close()
+        """Have the arena unpinned when no transfer is pending."""
+        if self._attached and self._arena:
+            self._arena.stop_pinning()
+            for work in (self._attached.loads.drain, self._attached.saves.drain, self._arena.unpin):
+                self._attached.pinning.run_later(work)
         self._arena = self._arena_bytes = None
 
     def _ready(self) -> tuple[_Attached, HostArena]:

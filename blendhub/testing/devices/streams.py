@@ -1,6 +1,8 @@
 """The conformance suite of devices with streams: missing synchronisation shows every time. Needs torch."""
 
 import gc
+import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from blendhub.errors import Unsupported
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.slow_registration import SlowRegistration
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
 
@@ -72,7 +75,13 @@ class StreamSuite(ABC):
     def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
         """Makes harnesses of devices on ``runtime``, of a small setup with these fields changed."""
         with harnesses(lambda: self.create(runtime), "cpu") as make:
-            yield lambda **fields: make(self.setup(**fields))
+
+            def make_pinned(**fields: Any) -> DeviceHarness:
+                harness = make(self.setup(**fields))
+                wait_until_pinned(harness)
+                return harness
+
+            yield make_pinned
 
     @pytest.fixture
     def harness(self, make_harness: MakeHarness) -> DeviceHarness:
@@ -131,14 +140,67 @@ class StreamSuite(ABC):
         harness = make_harness(**fields)
         harness.save([harness.segment(start, min(end, start + 40 - row), row=row, shard=2)])
 
-    def test_a_new_arena_is_pinned_after_pending_copies(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-        first, expected = harness.arena, harness.expected_arena
+    def test_a_replaced_arena_is_released_after_its_copies(
+        self, harness: DeviceHarness, runtime: DeferredRuntime
+    ) -> None:
+        first, expected, was_registered = harness.arena, harness.expected_arena, bool(runtime.registered)
         harness.reference.save(harness.chunks(0, 160), harness.block_ids)
         harness.device.save(harness.chunks(0, 160), harness.block_ids)
-        was_registered = bool(runtime.registered)
-        harness.pin_new_arena()  # ``unregister`` raises if copies of the first arena are still pending
-        assert np.array_equal(first, expected)
-        assert [one.start for one in runtime.registered] == [harness.arena.ctypes.data] * was_registered
+        harness.pin_new_arena()
+        wait_until_pinned(harness)
+        assert np.array_equal(first, expected) and not runtime.errors
+        assert sum(map(len, runtime.registered)) == harness.arena.size * was_registered
+        harness.device.close()
+        assert not runtime.registered and not runtime.errors
+
+    def test_transfers_do_not_wait_until_the_arena_is_pinned(self) -> None:
+        """Hosts with hundreds of GiB take minutes."""
+        runtime = SlowRegistration()
+        harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+        chunks, n_parts = harness.chunks(0, 240), -(-harness.arena.size // runtime.registration_bytes)
+        runtime.wait_for_call()
+        for n_next in (1, n_parts // 2, 1):
+            harness.load(chunks, 10)
+            harness.load([harness.segment(7, 30, shard=7, row=2)])
+            harness.overwrite_pages()
+            harness.save(chunks)
+            harness.save([harness.segment(3, 9, shard=7, row=9)])
+            runtime.allow(n_next)
+        begin = time.perf_counter()
+        harness.pin_new_arena()
+        assert time.perf_counter() - begin < 0.05
+        harness.load(chunks, 10)
+        runtime.allow_soon(1)  # the part of the first arena that is being registered
+        closing = threading.Timer(0.1, runtime.allow_soon, [1])  # at most one of the new arena
+        closing.start()
+        harness.device.close()
+        closing.join()
+        assert not runtime.registered and not runtime.errors
+
+    def test_what_was_pinned_before_an_error_is_used(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runtime, register, copy, copied = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime.copy, []
+
+        def fail_at_the_fourth(runtime: DeferredRuntime, memory: Any) -> str | None:
+            return "no more locked memory" if len(runtime.registered) == 3 else register(runtime, memory)
+
+        def note(runtime: DeferredRuntime, stream: DeferredStream, *tensors: torch.Tensor) -> None:
+            copied.extend(one.data_ptr() for one in tensors)
+            copy(runtime, stream, *tensors)
+
+        monkeypatch.setattr(DeferredRuntime, "register", fail_at_the_fourth)
+        monkeypatch.setattr(DeferredRuntime, "copy", note)
+        harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+        wait_until_pinned(harness)
+        for _ in range(2):
+            harness.load(harness.chunks(0, 240), 10)
+            harness.overwrite_pages()
+            harness.save(harness.chunks(0, 240))
+        assert len(runtime.registered) == 3
+        assert {one in addresses for one in copied for addresses in runtime.registered} == {True, False}
+        (line,) = [record.getMessage() for record in caplog.records if "pinned" in record.getMessage()]
+        assert "no more locked memory" in line and runtime.pinning_advice in line
         harness.device.close()
         assert not runtime.registered
 
@@ -247,6 +309,11 @@ def load_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime:
     harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()
+
+
+def wait_until_pinned(harness: DeviceHarness) -> None:
+    assert isinstance(harness.device, StreamDevice)
+    harness.device.wait_until_pinned()
 
 
 def poll(transfer: Transfer) -> None:

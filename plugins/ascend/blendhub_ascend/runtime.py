@@ -69,15 +69,15 @@ class AscendRuntime(Runtime):
     def allocate_pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def register(self, arena: Arena) -> str | None:
-        error = self._host_memory.register(arena.ctypes.data, arena.size)
-        if error is None and not self._copies_run_beside_the_host(arena):
-            self.unregister(arena)
+    def register(self, memory: Arena) -> str | None:
+        error = self._host_memory.register(memory.ctypes.data, memory.size)
+        if error is None and not self._copies_run_beside_the_host(memory):
+            self.unregister(memory)
             return "copies of the registered arena hold up the thread that submits them"
         return error
 
-    def unregister(self, arena: Arena) -> None:
-        error = self._host_memory.unregister(arena.ctypes.data)
+    def unregister(self, memory: Arena) -> None:
+        error = self._host_memory.unregister(memory.ctypes.data)
         if error:
             log.warning("the arena stays registered with the NPU's driver: %s", error)
 

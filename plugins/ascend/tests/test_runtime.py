@@ -125,6 +125,7 @@ def test_an_arena_of_any_address_is_registered_by_whole_pages(acl):
 
 def test_a_device_copies_straight_between_a_registered_arena_and_staging(acl):
     harness = DeviceHarness(device_on_npu_runtime(), "cpu", Setup(format="split", dtype="bfloat16"))
+    harness.device.wait_until_pinned()
     assert acl.registered
     harness.save(harness.chunks(3, 60))
     harness.overwrite_pages()
@@ -183,6 +184,7 @@ def test_an_arena_whose_copies_block_is_not_used_directly(acl, monkeypatch, seco
 def test_an_arena_that_cannot_be_registered_is_logged_once_with_the_way_out(caplog):
     with caplog.at_level(logging.WARNING):
         harness = DeviceHarness(device_on_npu_runtime(), "cpu", Setup(format="split"))
+        harness.device.wait_until_pinned()
     (line,) = [record.getMessage() for record in caplog.records]
     assert "libascendcl.so" in line and "docs/ascend.md" in line
     harness.load(harness.chunks(3, 60))

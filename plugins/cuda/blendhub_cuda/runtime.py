@@ -52,8 +52,8 @@ class CudaRuntime(Runtime):
     def allocate_pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def register(self, arena: Arena) -> str | None:
-        error = torch.cuda.cudart().cudaHostRegister(arena.ctypes.data, arena.size, 0)
+    def register(self, memory: Arena) -> str | None:
+        error = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, 0)
         if int(error) == 0:
             return None
         # CUDA reports the failure again at the next launch; this launch absorbs it.
@@ -61,8 +61,8 @@ class CudaRuntime(Runtime):
             torch.zeros(1, device=self._device)
         return str(torch.cuda.cudart().cudaGetErrorString(error))
 
-    def unregister(self, arena: Arena) -> None:
-        torch.cuda.cudart().cudaHostUnregister(arena.ctypes.data)
+    def unregister(self, memory: Arena) -> None:
+        torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
     def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(stream):
