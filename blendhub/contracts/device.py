@@ -135,6 +135,8 @@ class Device(ABC):
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
 
+        Returns at once: pinning takes minutes on large machines, and copies do not wait for it.
+
         Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """
 

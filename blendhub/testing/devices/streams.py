@@ -180,7 +180,8 @@ class StreamSuite(ABC):
     def test_what_was_pinned_before_an_error_is_used(
         self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        runtime, register, copy, copied = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime.copy, []
+        runtime, register, copy = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime.copy
+        copied: list[int] = []
 
         def fail_at_the_fourth(runtime: DeferredRuntime, memory: Any) -> str | None:
             return "no more locked memory" if len(runtime.registered) == 3 else register(runtime, memory)
