@@ -13,7 +13,8 @@ import torch
 
 from benchmarks.report import Row, missing_row, row
 from blendhub import Span
-from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment
+from blendhub.contracts import PagedLayer, PageFormat, Rotation, Segment
+from blendhub.devices import StreamDevice
 from blendhub.layout import KVLayout
 
 LAYERS, HEADS, WIDTH, CHUNK = 32, 8, 128, 256
@@ -36,7 +37,7 @@ BARS: Bars = {
 class Bench:
     """A device between pages in an accelerator's memory and an arena, with the segments of ``chunks`` moved chunks."""
 
-    def __init__(self, device: Device, chunks: int, format: PageFormat, block: int) -> None:
+    def __init__(self, device: StreamDevice, chunks: int, format: PageFormat, block: int) -> None:
         self.place = device.torch_type
         n_blocks = chunks * CHUNK // block
         shapes: dict[str, list[tuple[int, ...]]] = {
@@ -56,6 +57,7 @@ class Bench:
         self.device.attach(self.layers, block, LAYOUT)
         self.arena = torch.zeros(chunks * LAYOUT.shard_bytes, dtype=torch.uint8)
         self.device.pin(self.arena.numpy())
+        self.device.wait_until_pinned()
         self.blocks = np.arange(n_blocks)
         self.segments = [
             Segment(Span(at, at + CHUNK), number * LAYOUT.shard_bytes, 0, at + MOVED)

@@ -70,11 +70,14 @@ class Transfer(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """Whether the copy has ended, also by failure. Never blocks."""
+        """Whether the copy has ended, also by failure. Never blocks and never raises."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Block until the bytes have arrived; raises if the copy failed."""
+        """Block until the bytes have arrived. If the copy failed, every call raises an ``Exception``, of any class.
+
+        After it, nothing of the copy is written any more.
+        """
 
 
 class Device(ABC):
@@ -96,7 +99,7 @@ class Device(ABC):
     *Order.* A transfer sees the engine's writes to its pages that were submitted before the call. The engine's work
     that is submitted after ``wait`` returned sees the transfer. Until then the caller lets nothing change either side.
     Several transfers may be pending. ``wait`` blocks the calling thread, because leases are released after it; a caller
-    that must not block polls ``done``.
+    that must not block polls ``done``. Any thread may call both.
 
     *Errors.* A segment beyond its shard, the arena, the block table, the pages or the rotation's positions raises
     InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, and any
@@ -124,12 +127,15 @@ class Device(ABC):
         """Use these pages of the engine, in the model's layer order. Called once, before any transfer.
 
         Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a format or dtype that this device
-        does not support, and InvalidInput at the second call.
+        does not support and for an accelerator that refuses the work, for example for want of memory, and InvalidInput
+        at the second call. Kernels of every kind are compiled before it returns.
         """
 
     @abstractmethod
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
+
+        Returns at once: pinning takes minutes on large machines, and copies do not wait for it.
 
         Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """

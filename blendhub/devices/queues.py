@@ -11,6 +11,7 @@ thread, and block it once the accelerator's launch queue is full.
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from itertools import cycle
 from typing import Any
 
@@ -40,7 +41,7 @@ class StagingStream:
 
     @property
     def bounce_buffer(self) -> torch.Tensor:
-        """Pinned memory of the size of ``staging``, for arenas that are not pinned."""
+        """Pinned memory of the size of ``staging``, for parts of the arena that are not pinned."""
         if self._bounce_buffer is None:
             self._bounce_buffer = self._runtime.allocate_pinned(len(self.staging))
         return self._bounce_buffer
@@ -64,11 +65,15 @@ class StreamTransfer(Transfer):
     def done(self) -> bool:
         if not self._submitted.done():
             return False
-        return self._submitted.exception() is not None or all(map(self._runtime.query, self._submitted.result()))
+        try:
+            self._runtime.enter()
+            return all(map(self._runtime.query, self._submitted.result()))
+        except Exception:  # ``wait`` raises it, or another that tells more
+            return True
 
     def wait(self) -> None:
-        for event in self._submitted.result():
-            self._runtime.synchronize(event)
+        self._runtime.enter()
+        _synchronize_all(self._runtime, self._submitted.result())
 
 
 class TransferQueue(ABC):
@@ -82,14 +87,17 @@ class TransferQueue(ABC):
         self._next_streams = cycle(self._streams)
         self._thread = ThreadPoolExecutor(1, f"blendhub-{name}")
 
-    def warm_up(self, group: BatchGroup) -> None:
-        """Move the group's batches, which have no tokens: this compiles kernels before the first request."""
+    def warm_up(self, groups: Iterable[BatchGroup]) -> None:
+        """Move the groups' batches, which have no tokens: this compiles kernels before the first request."""
         stream = self._streams[0]
-        for batch in group.batches:
-            self._move(stream, stream.staging, group, batch)
+        for group in groups:
+            for batch in group.batches:
+                self._move(stream, stream.staging, group, batch)
+        self._synchronize()
 
     def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
         """Run the batches after all work that the engine has submitted so far."""
+        self._runtime.enter()
         begin = self._runtime.record_event()
         return StreamTransfer(self._runtime, self._thread.submit(self._submit, begin, arena, groups))
 
@@ -105,6 +113,7 @@ class TransferQueue(ABC):
         """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
         used: list[StagingStream] = []
         try:
+            self._runtime.enter()
             for group in groups:
                 table = self._pinned_table(group)
                 for batch, stream in zip(group.batches, self._next_streams, strict=False):
@@ -118,12 +127,16 @@ class TransferQueue(ABC):
             for stream in used:
                 self._finish_batch(stream)
             return [self._runtime.record_event(stream.handle) for stream in used]
-        except BaseException:
+        except BaseException as error:
             # After ``wait`` has raised, the caller may use the bytes for something else.
             for stream in self._streams:
                 stream.group = stream.unfinished = None
-            self._synchronize()
-            raise
+            with suppress(Exception):  # the first error tells the cause
+                self._synchronize()
+            if isinstance(error, Exception):
+                raise
+            # Extension modules may raise others, which would end the thread that waits.
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
     def _pinned_table(self, group: BatchGroup) -> torch.Tensor:
         pinned = self._runtime.allocate_pinned(group.table.nbytes)
@@ -131,8 +144,8 @@ class TransferQueue(ABC):
         return pinned
 
     def _synchronize(self) -> None:
-        for stream in self._streams:
-            self._runtime.synchronize(self._runtime.record_event(stream.handle))
+        self._runtime.enter()
+        _synchronize_all(self._runtime, [self._runtime.record_event(stream.handle) for stream in self._streams])
 
     @abstractmethod
     def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
@@ -154,7 +167,7 @@ class LoadQueue(TransferQueue):
     def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
         if not batch.slices:
             self._move(stream, arena.tensor, group, batch)
-        elif arena.is_registered:
+        elif _are_pinned(arena, batch.slices):
             self._runtime.copy_many(stream.handle, _staging_and_arena(stream, batch.slices, arena))
             self._move(stream, stream.staging, group, batch)
         else:
@@ -186,8 +199,8 @@ class SaveQueue(TransferQueue):
             return
         self._finish_batch(stream)
         self._move(stream, stream.staging, group, batch)
-        if arena.is_registered:
-            pairs = _staging_and_arena(stream, batch.slices, arena)
+        if _are_pinned(arena, batch.slices):
+            pairs = _staging_and_arena(stream, self._planner.rows_of(batch), arena)
             self._runtime.copy_many(stream.handle, [(target, source) for source, target in pairs])
         else:
             parts = covering(batch.slices)
@@ -208,11 +221,29 @@ class SaveQueue(TransferQueue):
             arena.bytes[one.at : one.at + one.nbytes] = source[one.staging_at : one.staging_at + one.nbytes]
 
 
+def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
+    """Wait for each event, also after one has failed; then raise the first error."""
+    errors: list[Exception] = []
+    for event in events:
+        try:
+            runtime.synchronize(event)
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+def _are_pinned(arena: HostArena, slices: Iterable[AnySlice]) -> bool:
+    return all(arena.is_pinned(one.at, one.at + one.nbytes) for one in slices)
+
+
 def _staging_and_arena(
-    stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena
+    stream: StagingStream, slices: Iterable[AnySlice], arena: HostArena
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each slice in staging and in the arena."""
-    return [
-        (stream.staging[one.staging_at : one.staging_at + one.nbytes], arena.tensor[one.at : one.at + one.nbytes])
-        for one in slices
-    ]
+    """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
+    pairs = []
+    for one in slices:
+        for part in arena.parts(one.at, one.at + one.nbytes):
+            staging_at = one.staging_at + part.start - one.at
+            pairs.append((stream.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]))
+    return pairs

@@ -1,5 +1,6 @@
 """The part of an accelerator's runtime that devices with streams use. Tests replace it by a deferred one."""
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,10 +15,33 @@ class Runtime(ABC):
 
     Streams and events are the accelerator's own objects. A device that does all its work through this interface can be
     tested without the accelerator, by :class:`blendhub.testing.devices.streams.StreamSuite`.
+
+    A thread calls ``enter`` before any other method. Without it, CUDA would use the machine's first GPU, where each
+    process that does so occupies half a GiB, and an NPU would refuse the call.
     """
 
     pinning_advice: ClassVar[str] = "raise the limit of locked memory, in a container as well: ulimit -l unlimited"
     """What to do where the arena cannot be page-locked."""
+
+    registration_bytes: ClassVar[int] = 2**28
+    """The most memory of one call of ``register``, a multiple of all page sizes. Other threads' calls of an accelerator
+    may wait for it, so it takes tens of milliseconds, not seconds."""
+
+    kernels_reach_registered_memory: bool = False
+    """Whether kernels may read and write registered memory at its host address, so that it needs no staging."""
+
+    def __init__(self) -> None:
+        self._thread = threading.local()
+
+    def enter(self) -> None:
+        """Make the accelerator the calling thread's current device, unless an earlier call did."""
+        if not getattr(self._thread, "has_entered", False):
+            self.set_device()
+            self._thread.has_entered = True
+
+    @abstractmethod
+    def set_device(self) -> None:
+        """Make the accelerator the calling thread's current device. ``enter`` calls it once in each thread."""
 
     @abstractmethod
     def create_stream(self) -> Any:
@@ -48,12 +72,12 @@ class Runtime(ABC):
         """Page-locked host memory. Once freed, it is reused only after the copies that were submitted with it."""
 
     @abstractmethod
-    def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
-        """Page-lock the arena, so that the device accesses it at its host address. Returns the reason of a failure."""
+    def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
+        """Page-lock a part of the arena, so that ``copy`` takes it. Returns the reason of a failure."""
 
     @abstractmethod
-    def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
-        """Undo ``register``. No transfer may be pending."""
+    def unregister(self, memory: npt.NDArray[np.uint8]) -> None:
+        """Undo ``register``. No copy of this memory may be pending."""
 
     @abstractmethod
     def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:

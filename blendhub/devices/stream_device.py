@@ -12,9 +12,10 @@ from blendhub.contracts import Device, PagedLayer, Segment, Transfer
 from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena
+from blendhub.devices.pinning import PinningThread
 from blendhub.devices.queues import LoadQueue, SaveQueue
 from blendhub.devices.runtime import Runtime
-from blendhub.errors import InvalidInput
+from blendhub.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.layout import KVLayout
 
 
@@ -37,6 +38,7 @@ class _Attached(NamedTuple):
     planner: BatchPlanner
     loads: LoadQueue
     saves: SaveQueue
+    pinning: PinningThread
 
 
 class StreamDevice(Device):
@@ -47,8 +49,6 @@ class StreamDevice(Device):
     streams_per_queue: ClassVar[int]
     arena_alignment: ClassVar[int] = 1
     """The arena must begin at a multiple of this."""
-    registered_arena_is_memory: ClassVar[bool]
-    """Whether kernels may access a registered arena, so that parts of chunks need no staging."""
 
     def __init__(self, staging_mib: float, runtime: Callable[[torch.device], Runtime]) -> None:
         self._staging_mib = staging_mib
@@ -70,31 +70,27 @@ class StreamDevice(Device):
     def _mover(self, runtime: Runtime, pages: Any, planner: Any, block_size: int) -> Mover:
         """What moves the planner's batches to the pages and from them."""
 
-    def _warm_up_group(self, planner: Any) -> BatchGroup | None:
-        """A group without tokens, to compile kernels with; None: there is nothing to compile."""
-        return None
+    def _warm_up_groups(self, planner: Any) -> Sequence[BatchGroup]:
+        """Groups without tokens, to compile every variant of the kernels with; none: there is nothing to compile."""
+        return ()
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed or self._attached:
             raise InvalidInput("a device is attached once; create another one for other pages")
         pages = self._read_pages(layers, block_size, layout)
         planner = self._checked_planner(layout, block_size)
-        runtime = self._runtime(layers[0].tensors[0].device)
-        mover = self._mover(runtime, pages, planner, block_size)
-        queue = self.streams_per_queue, runtime, mover, planner
-        self._attached = _Attached(
-            runtime,
-            Bounds(layout, block_size, pages.n_blocks, pages.n_positions),
-            planner,
-            LoadQueue(f"{self.name}-loads", *queue),
-            SaveQueue(f"{self.name}-saves", *queue),
-        )
-        group = self._warm_up_group(planner)
-        if group is not None:
-            self._attached.loads.warm_up(group)
-            self._attached.saves.warm_up(group)
+        bounds = Bounds(layout, block_size, pages.n_blocks, pages.n_positions)
+        try:
+            self._attached = self._set_up(layers[0].tensors[0].device, pages, planner, bounds, block_size)
+        except BlendHubError:
+            raise
+        except Exception as error:
+            raise Unsupported(
+                f"device {self.name!r} cannot be set up on {layers[0].tensors[0].device}: "
+                f"{type(error).__name__}: {error}; `blendhub plugins` says what it needs"
+            ) from error
         if self._arena_bytes is not None:
-            self._arena = HostArena(self._arena_bytes, runtime)
+            self._use_arena(self._attached, self._arena_bytes)
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
@@ -107,7 +103,12 @@ class StreamDevice(Device):
         self._release_arena()
         self._arena_bytes = arena
         if self._attached:
-            self._arena = HostArena(arena, self._attached.runtime)
+            self._use_arena(self._attached, arena)
+
+    def wait_until_pinned(self) -> None:
+        """Return when as much of the arena is pinned as can be. For tests and benchmarks: transfers do not need it."""
+        attached, _ = self._ready()
+        attached.pinning.wait()
 
     def load(
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
@@ -126,16 +127,32 @@ class StreamDevice(Device):
     def close(self) -> None:
         self._release_arena()
         if self._attached:
+            self._attached.pinning.close()
             self._attached.loads.close()
             self._attached.saves.close()
         self._closed = True
         self._attached = None
 
+    def _set_up(
+        self, place: torch.device, pages: Pages, planner: BatchPlanner, bounds: Bounds, block_size: int
+    ) -> _Attached:
+        """Allocate staging and compile kernels."""
+        runtime = self._runtime(place)
+        runtime.enter()
+        mover = self._mover(runtime, pages, planner, block_size)
+        queue = self.streams_per_queue, runtime, mover, planner
+        loads, saves = LoadQueue(f"{self.name}-loads", *queue), SaveQueue(f"{self.name}-saves", *queue)
+        groups = self._warm_up_groups(planner)
+        loads.warm_up(groups)
+        saves.warm_up(groups)
+        return _Attached(runtime, bounds, planner, loads, saves, PinningThread(self.name))
+
     def _groups(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Any:
         attached, arena = self._ready()
-        stage_partial_chunks = not (arena.is_registered and self.registered_arena_is_memory)
+        end = max((segment.shard for segment in segments), default=0) + attached.planner.layout.shard_bytes
+        is_reached = attached.runtime.kernels_reach_registered_memory and arena.is_pinned(0, end)
         # The caller may change the block table after the call, while the queue's thread reads it.
-        return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, stage_partial_chunks)
+        return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, not is_reached)
 
     def _checked_planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
         n_streams = 2 * self.streams_per_queue
@@ -148,13 +165,16 @@ class StreamDevice(Device):
             )
         return planner
 
+    def _use_arena(self, attached: _Attached, arena: npt.NDArray[np.uint8]) -> None:
+        self._arena = HostArena(arena, attached.runtime)
+        attached.pinning.run_later(self._arena.pin)
+
     def _release_arena(self) -> None:
-        """Unpin the arena when no transfer is pending."""
-        if self._attached:
-            self._attached.loads.drain()
-            self._attached.saves.drain()
-        if self._arena:
-            self._arena.close()
+        """Have the arena unpinned when no transfer is pending."""
+        if self._attached and self._arena:
+            self._arena.stop_pinning()
+            for work in (self._attached.loads.drain, self._attached.saves.drain, self._arena.unpin):
+                self._attached.pinning.run_later(work)
         self._arena = self._arena_bytes = None
 
     def _ready(self) -> tuple[_Attached, HostArena]:

@@ -15,10 +15,18 @@ from blendhub.devices import Runtime
 class Task:
     """Work that was submitted to a stream. It serves as its own event."""
 
-    def __init__(self, stream: "DeferredStream", run: Callable[[], object], after: "Task | None" = None) -> None:
+    def __init__(
+        self,
+        stream: "DeferredStream",
+        run: Callable[[], object],
+        after: "Task | None" = None,
+        memory: tuple[range, ...] = (),
+    ) -> None:
         self.stream = stream
         self.run = run
         self.after = after
+        self.memory = memory
+        """The addresses that a copy reads and writes."""
         self.done = False
 
 
@@ -26,8 +34,8 @@ class DeferredStream:
     def __init__(self) -> None:
         self.pending: deque[Task] = deque()
 
-    def submit(self, run: Callable[[], object], after: Task | None = None) -> Task:
-        task = Task(self, run, after)
+    def submit(self, run: Callable[[], object], after: Task | None = None, memory: tuple[range, ...] = ()) -> Task:
+        task = Task(self, run, after, memory)
         self.pending.append(task)
         return task
 
@@ -38,70 +46,122 @@ class DeferredRuntime(Runtime):
     So a device that forgets to wait reads unchanged bytes every time, and one that reuses a buffer too early changes
     what a pending copy has yet to read. Memory is host memory. Kernels must run on the host, for example in Triton's
     interpreter.
+
+    A thread that has not set its device is refused, as an NPU refuses it. Without ``host_pointers``, a kernel that gets
+    an address of the arena fails, as on a GPU under WSL2.
     """
+
+    registration_bytes = 2**14
 
     _lock: ClassVar = threading.RLock()
     """Tasks run one at a time in the whole process: interpreters of kernels are not thread-safe."""
 
-    def __init__(self, register_error: str | None = None) -> None:
+    def __init__(self, register_error: str | None = None, host_pointers: bool = True) -> None:
+        super().__init__()
+        self.kernels_reach_registered_memory = host_pointers
         self.engine = DeferredStream()
         """The engine's stream. Tests submit the engine's work to it."""
-        self.registered: list[int] = []
-        """Addresses of the arenas that are registered."""
+        self.registered: list[range] = []
+        """Addresses of memory that is registered."""
         self._register_error = register_error
         self._streams: list[DeferredStream] = []
+        self._allocated: set[int] = set()
+        self.errors: list[str] = []
+        """What threads did that have no one to raise it to."""
+        self._devices = threading.local()
+
+    def set_device(self) -> None:
+        self._devices.is_set = True
 
     def create_stream(self) -> DeferredStream:
+        self._check_thread()
         self._streams.append(DeferredStream())
         return self._streams[-1]
 
     def record_event(self, stream: DeferredStream | None = None) -> Task:
+        self._check_thread()
         with self._lock:
             return (stream or self.engine).submit(_do_nothing)
 
     def wait_event(self, stream: DeferredStream, event: Task) -> None:
+        self._check_thread()
         with self._lock:
             stream.submit(_do_nothing, event)
 
     def query(self, event: Task) -> bool:
         """Each query runs one task, so that polling ends."""
+        self._check_thread()
         with self._lock:
             if not event.done:
                 self._run_one_task_before(event)
             return event.done
 
     def synchronize(self, event: Task) -> None:
+        self._check_thread()
         with self._lock:
             while not event.done:
                 self._run_one_task_before(event)
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        self._check_thread()
+        memory = torch.empty(nbytes, dtype=torch.uint8)
+        self._allocated.add(memory.untyped_storage().data_ptr())
+        return memory
 
     def allocate_pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8)
+        return self.allocate(nbytes)
 
-    def register(self, arena: npt.NDArray[np.uint8]) -> str | None:
+    def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
+        self._check_thread()
+        assert memory.size <= self.registration_bytes
         if self._register_error is None:
-            self.registered.append(arena.ctypes.data)
+            self.registered.append(_addresses_of(memory))
         return self._register_error
 
-    def unregister(self, arena: npt.NDArray[np.uint8]) -> None:
-        assert not any(stream.pending for stream in self._streams), "copies of the arena are still pending"
-        self.registered.remove(arena.ctypes.data)
+    def unregister(self, memory: npt.NDArray[np.uint8]) -> None:
+        self._check_thread()
+        addresses = _addresses_of(memory)
+        with self._lock:
+            pending = [one for stream in self._streams for task in stream.pending for one in task.memory]
+        if any(one.start < addresses.stop and addresses.start < one.stop for one in pending):
+            self.errors.append("memory was unregistered while copies of it were pending")
+        self.registered.remove(addresses)
 
     def copy(self, stream: DeferredStream, target: torch.Tensor, source: torch.Tensor) -> None:
+        self._check_thread()
+        memory = self._copied(target), self._copied(source)
         with self._lock:
-            stream.submit(lambda: target.copy_(source))
+            stream.submit(lambda: target.copy_(source), memory=memory)
 
     def launch(self, stream: DeferredStream, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
+        addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in arguments.values()]
+
         def run() -> None:
+            if not self.kernels_reach_registered_memory and any(
+                one in two for one in addresses for two in self.registered
+            ):
+                raise RuntimeError("a kernel was given an address of the host, which is none of the device")
             # Interpreters compute masked items with NumPy, too, and these may be anything.
             with np.errstate(all="ignore"):
                 kernel(**arguments)
 
+        self._check_thread()
         with self._lock:
             stream.submit(run)
+
+    def _copied(self, memory: torch.Tensor) -> range:
+        """The addresses of memory that may be copied: it was allocated here, or registered by one call."""
+        addresses = range(memory.data_ptr(), memory.data_ptr() + memory.nbytes)
+        is_own = memory.untyped_storage().data_ptr() in self._allocated
+        if not is_own and not any(
+            one.start <= addresses.start and addresses.stop <= one.stop for one in self.registered
+        ):
+            raise RuntimeError("a copy was given memory that is not pinned, or that was pinned by two calls")
+        return addresses
+
+    def _check_thread(self) -> None:
+        if not getattr(self._devices, "is_set", False):
+            raise RuntimeError(f"thread {threading.current_thread().name!r} has not set its device")
 
     def _run_one_task_before(self, event: Task) -> None:
         """Run the first pending task that the event depends on."""
@@ -111,6 +171,10 @@ class DeferredRuntime(Runtime):
         task.run()
         task.done = True
         task.stream.pending.popleft()
+
+
+def _addresses_of(memory: npt.NDArray[np.uint8]) -> range:
+    return range(memory.ctypes.data, memory.ctypes.data + memory.size)
 
 
 def _do_nothing() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment
-from blendhub.devices import planes_of
+from blendhub.devices import StreamDevice, planes_of
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.testing.device_reference import page_shapes
@@ -71,6 +71,8 @@ class RaceSuite(ABC):
         numbers = np.random.default_rng(1).normal(size=CHUNKS * LAYOUT.shard_bytes // 2).astype(np.float32)
         arena = torch.from_numpy(numbers).bfloat16().view(torch.uint8).numpy()
         device.pin(arena)
+        if isinstance(device, StreamDevice):
+            device.wait_until_pinned()
         planes = [plane for layer in layers for plane in planes_of(layer, self.block, LAYOUT)]
         yield Busy(device, layers, planes, arena)
         device.close()

@@ -1,9 +1,12 @@
 """The conformance suite of devices with streams: missing synchronisation shows every time. Needs torch."""
 
 import gc
+import threading
+import time
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -11,17 +14,28 @@ import numpy as np
 import pytest
 import torch
 
-from blendhub.contracts import Device, PageFormat
+from blendhub.contracts import Device, PageFormat, Transfer
+from blendhub.devices import StreamDevice
+from blendhub.errors import Unsupported
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.slow_registration import SlowRegistration
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
 
 Tensors: TypeAlias = list[list[torch.Tensor]]
 MakeHarness: TypeAlias = Callable[..., DeviceHarness]
 
-REGISTER_ERROR = "no more locked memory"
+RUNTIMES: Mapping[str, Callable[[], DeferredRuntime]] = {
+    "pinned arena": DeferredRuntime,
+    "arena that cannot be pinned": lambda: DeferredRuntime("no more locked memory"),
+    "arena that kernels do not reach": lambda: DeferredRuntime(host_pointers=False),
+}
+
+
+class Panic(BaseException):
+    """As extension modules in Rust raise."""
 
 
 class RuntimeWithoutWaits(DeferredRuntime):
@@ -44,7 +58,7 @@ class StreamSuite(ABC):
     """Fields of ``Setup`` that all tests have, for example widths that the device's fastest kernels take."""
 
     @abstractmethod
-    def create(self, runtime: DeferredRuntime) -> Device:
+    def create(self, runtime: DeferredRuntime) -> StreamDevice:
         """A new device on this runtime, not attached to anything."""
 
     def setup(self, **fields: Any) -> Setup:
@@ -53,15 +67,21 @@ class StreamSuite(ABC):
         sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
         return Setup(**{**defaults, **sizes, **self.fields, **fields})
 
-    @pytest.fixture(params=[None, REGISTER_ERROR], ids=["pinned arena", "arena that cannot be pinned"])
+    @pytest.fixture(params=RUNTIMES)
     def runtime(self, request: pytest.FixtureRequest) -> DeferredRuntime:
-        return DeferredRuntime(request.param)
+        return RUNTIMES[request.param]()
 
     @pytest.fixture
     def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
         """Makes harnesses of devices on ``runtime``, of a small setup with these fields changed."""
         with harnesses(lambda: self.create(runtime), "cpu") as make:
-            yield lambda **fields: make(self.setup(**fields))
+
+            def make_pinned(**fields: Any) -> DeviceHarness:
+                harness = make(self.setup(**fields))
+                wait_until_pinned(harness)
+                return harness
+
+            yield make_pinned
 
     @pytest.fixture
     def harness(self, make_harness: MakeHarness) -> DeviceHarness:
@@ -88,6 +108,22 @@ class StreamSuite(ABC):
         harness.check()
         assert not later.done
 
+    @pytest.mark.parametrize("used", ["load", "save", "done", "wait", "close"])
+    def test_any_thread_may_use_the_device(self, harness: DeviceHarness, used: str) -> None:
+        """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
+        device, transfer = harness.device, harness.start_save(harness.chunks(0, 160))
+        uses: dict[str, Callable[[], object]] = {
+            "load": lambda: device.load([], harness.block_ids).wait(),
+            "save": lambda: device.save([], harness.block_ids).wait(),
+            "done": lambda: poll(transfer),
+            "wait": transfer.wait,
+            "close": device.close,
+        }
+        with ThreadPoolExecutor(1) as another_thread:
+            another_thread.submit(uses[used]).result()
+        transfer.wait()
+        harness.check()
+
     def test_pending_transfers_do_not_overwrite_each_other_s_staging(self, harness: DeviceHarness) -> None:
         run_pending_transfers(harness)
 
@@ -104,31 +140,127 @@ class StreamSuite(ABC):
         harness = make_harness(**fields)
         harness.save([harness.segment(start, min(end, start + 40 - row), row=row, shard=2)])
 
-    def test_a_new_arena_is_pinned_after_pending_copies(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-        first, expected = harness.arena, harness.expected_arena
+    def test_a_replaced_arena_is_released_after_its_copies(
+        self, harness: DeviceHarness, runtime: DeferredRuntime
+    ) -> None:
+        first, expected, was_registered = harness.arena, harness.expected_arena, bool(runtime.registered)
         harness.reference.save(harness.chunks(0, 160), harness.block_ids)
         harness.device.save(harness.chunks(0, 160), harness.block_ids)
-        was_registered = bool(runtime.registered)
-        harness.pin_new_arena()  # ``unregister`` raises if copies of the first arena are still pending
-        assert np.array_equal(first, expected)
-        assert runtime.registered == ([harness.arena.ctypes.data] if was_registered else [])
+        harness.pin_new_arena()
+        wait_until_pinned(harness)
+        assert np.array_equal(first, expected) and not runtime.errors
+        assert sum(map(len, runtime.registered)) == harness.arena.size * was_registered
+        harness.device.close()
+        assert not runtime.registered and not runtime.errors
+
+    def test_transfers_do_not_wait_until_the_arena_is_pinned(self) -> None:
+        """Hosts with hundreds of GiB take minutes."""
+        runtime = SlowRegistration()
+        harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+        chunks, n_parts = harness.chunks(0, 240), -(-harness.arena.size // runtime.registration_bytes)
+        runtime.wait_for_call()
+        for n_next in (1, n_parts // 2, 1):
+            harness.load(chunks, 10)
+            harness.load([harness.segment(7, 30, shard=7, row=2)])
+            harness.overwrite_pages()
+            harness.save(chunks)
+            harness.save([harness.segment(3, 9, shard=7, row=9)])
+            runtime.allow(n_next)
+        begin = time.perf_counter()
+        harness.pin_new_arena()
+        assert time.perf_counter() - begin < 0.05
+        harness.load(chunks, 10)
+        runtime.allow_soon(1)  # the part of the first arena that is being registered
+        closing = threading.Timer(0.1, runtime.allow_soon, [1])  # at most one of the new arena
+        closing.start()
+        harness.device.close()
+        closing.join()
+        assert not runtime.registered and not runtime.errors
+
+    def test_what_was_pinned_before_an_error_is_used(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runtime, register, copy = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime.copy
+        copied: list[int] = []
+
+        def fail_at_the_fourth(runtime: DeferredRuntime, memory: Any) -> str | None:
+            return "no more locked memory" if len(runtime.registered) == 3 else register(runtime, memory)
+
+        def note(runtime: DeferredRuntime, stream: DeferredStream, *tensors: torch.Tensor) -> None:
+            copied.extend(one.data_ptr() for one in tensors)
+            copy(runtime, stream, *tensors)
+
+        monkeypatch.setattr(DeferredRuntime, "register", fail_at_the_fourth)
+        monkeypatch.setattr(DeferredRuntime, "copy", note)
+        harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+        wait_until_pinned(harness)
+        for _ in range(2):
+            harness.load(harness.chunks(0, 240), 10)
+            harness.overwrite_pages()
+            harness.save(harness.chunks(0, 240))
+        assert len(runtime.registered) == 3
+        assert {one in addresses for one in copied for addresses in runtime.registered} == {True, False}
+        (line,) = [record.getMessage() for record in caplog.records if "pinned" in record.getMessage()]
+        assert "no more locked memory" in line and runtime.pinning_advice in line
         harness.device.close()
         assert not runtime.registered
 
-    def test_wait_raises_a_kernel_s_error_and_the_device_stays_usable(
-        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, Panic])
+    @pytest.mark.parametrize("call", ["wait_event", "allocate_pinned", "copy", "launch"])
+    @pytest.mark.parametrize("direction", ["load", "save"])
+    def test_wait_raises_the_error_of_any_call_and_the_device_stays_usable(
+        self,
+        harness: DeviceHarness,
+        monkeypatch: pytest.MonkeyPatch,
+        direction: str,
+        call: str,
+        kind: type[BaseException],
     ) -> None:
         def fail(*_: object) -> None:
-            raise RuntimeError("the accelerator is lost")
+            raise kind("the accelerator is lost")
 
         with monkeypatch.context() as patch:
-            patch.setattr(DeferredRuntime, "launch", fail)
-            transfer = harness.device.load(harness.chunks(0, 160), harness.block_ids)
+            patch.setattr(DeferredRuntime, call, fail)
+            transfer = getattr(harness.device, direction)(harness.chunks(0, 160), harness.block_ids)
             for _ in range(2):
-                with pytest.raises(RuntimeError, match="lost"):
+                with pytest.raises(Exception, match="the accelerator is lost"):
                     transfer.wait()
             assert transfer.done()
+        if direction == "load":
+            harness.load(harness.chunks(0, 160))
+
+    def test_an_error_of_the_work_itself_ends_the_transfer(
+        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Accelerators report it when events are asked for, and ``done`` must not raise it to the engine."""
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("an illegal memory access")
+
+        transfer = harness.start_load(harness.chunks(0, 160))
+        with monkeypatch.context() as patch:
+            for call in ("query", "synchronize"):
+                patch.setattr(DeferredRuntime, call, fail)
+            poll(transfer)
+            with pytest.raises(RuntimeError, match="illegal memory access"):
+                transfer.wait()
         harness.load(harness.chunks(0, 160))
+
+    def test_attach_raises_unsupported_where_the_accelerator_refuses(
+        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """An engine then serves without reuse, and says why."""
+
+        def fail(*_: object) -> None:
+            raise torch.OutOfMemoryError("0.1 of 80 GiB are free")
+
+        device = self.create(DeferredRuntime())
+        with monkeypatch.context() as patch:
+            patch.setattr(DeferredRuntime, "allocate", fail)
+            with pytest.raises(Unsupported, match=rf"{device.name}.* cannot be set up .*0\.1 of 80 GiB are free"):
+                device.attach(harness.layers, harness.setup.block_size, harness.layout)
+        device.attach(harness.layers, harness.setup.block_size, harness.layout)
+        device.close()
 
     def test_a_failed_save_writes_nothing_later(self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
         """After ``wait`` has raised, the slots may belong to another writer."""
@@ -178,6 +310,16 @@ def load_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime:
     harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()
+
+
+def wait_until_pinned(harness: DeviceHarness) -> None:
+    assert isinstance(harness.device, StreamDevice)
+    harness.device.wait_until_pinned()
+
+
+def poll(transfer: Transfer) -> None:
+    while not transfer.done():
+        pass
 
 
 def run_pending_transfers(harness: DeviceHarness) -> None:

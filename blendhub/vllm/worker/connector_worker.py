@@ -81,6 +81,9 @@ class ConnectorWorker:
         """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
         if plan.hub:
             self._executor = HubExecutor(plan.hub, self._engine_id, self._group.rank_in_group, self._host)
+        if self._pinned is None:
+            with contextlib.suppress(BlendHubError):  # loads and saves raise it again
+                self._client()
         self._settle_saves(plan.preempted)
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
@@ -236,7 +239,7 @@ class ConnectorWorker:
                     self._waiting.append(save)
                 else:
                     raise DeadlineExceeded("the worker's session with the hub was not open in time")
-            except BlendHubError as error:
+            except Exception as error:  # the accelerator may fail, and the request does not need its save
                 self._saves.note(save.job, error, client)
 
     def _begin_save(self, job: SaveJob, client: HubClient) -> None:

@@ -22,7 +22,6 @@ class AscendDevice(StreamDevice):
     name = "npu"
     streams_per_queue = 3
     """While one stream copies, the next one rotates, and the third writes pages."""
-    registered_arena_is_memory = False
 
     def __init__(
         self, options: AscendOptions, runtime: Callable[[torch.device], Runtime], soc_version: Callable[[], int]

@@ -6,7 +6,7 @@ from npu_stand_ins import A2, A5, device_on
 
 from blendhub.devices.queues import StagingStream
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
-from blendhub.testing.devices.streams import DeferredRuntime, StreamSuite, run_pending_transfers
+from blendhub.testing.devices.streams import DeferredRuntime, StreamSuite, run_pending_transfers, wait_until_pinned
 
 SMALL_STAGING = 1.01
 """MiB of staging: one layer of a chunk in each stream, so that a chunk passes through each stream several times."""
@@ -41,7 +41,9 @@ class TestA5(WithFastOps):
 def harness_on(runtime, staging_mib=SMALL_STAGING, soc_version=A2):
     sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
     setup = Setup(format="split", rotations=(Rotary(),) * 3, **WIDE, **sizes)
-    return DeviceHarness(device_on(runtime, soc_version, staging_mib=staging_mib), "cpu", setup)
+    harness = DeviceHarness(device_on(runtime, soc_version, staging_mib=staging_mib), "cpu", setup)
+    wait_until_pinned(harness)
+    return harness
 
 
 @pytest.mark.parametrize("transfer", ["load", "save"])

@@ -22,41 +22,20 @@ CPU = torch.device("cpu")
 
 
 def runtime_of(batch_copies=True):
-    return HostRuntime(CPU, StandInTorchNpu(), batch_copies)
+    runtime = HostRuntime(CPU, StandInTorchNpu(), batch_copies)
+    runtime.enter()
+    return runtime
 
 
-def test_every_thread_sets_its_device_first():
-    runtime, errors = runtime_of(), []
-
-    def use():
-        try:
-            event = runtime.record_event(runtime.create_stream())
-            runtime.synchronize(event)
-            assert runtime.query(event)
-        except AssertionError as error:
-            errors.append(error)
-
-    for thread in [threading.Thread(target=use) for _ in range(3)]:
+def test_a_thread_sets_its_device_once(monkeypatch):
+    places = []
+    monkeypatch.setattr(StandInNpu, "set_device", lambda npu, place: places.append((threading.get_ident(), place)))
+    runtime = HostRuntime(CPU, StandInTorchNpu(), batch_copies=True)
+    for number in range(3):
+        thread = threading.Thread(target=lambda: [runtime.enter() for _ in range(2)])
         thread.start()
         thread.join()
-    assert not errors
-
-
-@pytest.mark.parametrize("call", ["query", "synchronize"])
-def test_a_thread_that_only_waits_sets_its_device_too(call):
-    runtime, failed = runtime_of(), []
-    event = runtime.record_event()
-
-    def wait():
-        try:
-            getattr(runtime, call)(event)
-        except AssertionError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=wait)
-    thread.start()
-    thread.join()
-    assert not failed
+        assert len(places) == number + 1 and places[-1] == (thread.ident, CPU)
 
 
 def test_kernels_run_in_the_stream_and_after_its_copies():
@@ -146,6 +125,7 @@ def test_an_arena_of_any_address_is_registered_by_whole_pages(acl):
 
 def test_a_device_copies_straight_between_a_registered_arena_and_staging(acl):
     harness = DeviceHarness(device_on_npu_runtime(), "cpu", Setup(format="split", dtype="bfloat16"))
+    harness.device.wait_until_pinned()
     assert acl.registered
     harness.save(harness.chunks(3, 60))
     harness.overwrite_pages()
@@ -204,6 +184,7 @@ def test_an_arena_whose_copies_block_is_not_used_directly(acl, monkeypatch, seco
 def test_an_arena_that_cannot_be_registered_is_logged_once_with_the_way_out(caplog):
     with caplog.at_level(logging.WARNING):
         harness = DeviceHarness(device_on_npu_runtime(), "cpu", Setup(format="split"))
+        harness.device.wait_until_pinned()
     (line,) = [record.getMessage() for record in caplog.records]
     assert "libascendcl.so" in line and "docs/ascend.md" in line
     harness.load(harness.chunks(3, 60))

@@ -20,7 +20,6 @@ class CudaDevice(StreamDevice):
     name = "cuda"
     streams_per_queue = 2
     arena_alignment = ACCESS_BYTES
-    registered_arena_is_memory = True
 
     def __init__(self, options: CudaOptions, runtime: Callable[[torch.device], Runtime] = CudaRuntime) -> None:
         super().__init__(options.staging_mib, runtime)
@@ -35,5 +34,5 @@ class CudaDevice(StreamDevice):
     def _mover(self, runtime: Runtime, pages: Pages, planner: TilePlanner, block_size: int) -> Launcher:
         return Launcher(runtime, pages, planner, block_size)
 
-    def _warm_up_group(self, planner: TilePlanner) -> BatchGroup:
-        return planner.empty_group
+    def _warm_up_groups(self, planner: TilePlanner) -> Sequence[BatchGroup]:
+        return planner.empty_groups

@@ -75,7 +75,9 @@ class Launcher(Mover):
         self._launch(stream, kernels.pages_to_rows, base, table, batch, {"ALIGN": align})
 
     def _align(self, base: int, group: BatchGroup, batch: Batch) -> int:
-        return gcd(self._pages.align, self._layer_0(base, batch), group.align)
+        """The alignment of pages if rows in memory have it too, else that of items: no third variant is compiled."""
+        is_aligned = gcd(self._layer_0(base, batch), group.align) % self._pages.align == 0
+        return self._pages.align if is_aligned else self._item_bytes
 
     def _layer_0(self, base: int, batch: Batch) -> int:
         """The address of layer 0 if the batch's first layer is at ``base``."""

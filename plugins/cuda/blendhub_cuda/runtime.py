@@ -10,6 +10,7 @@ import torch
 
 from blendhub.devices import Runtime
 from blendhub.errors import Unsupported
+from blendhub_cuda.host_pointers import kernels_use_host_addresses
 
 Arena: TypeAlias = npt.NDArray[np.uint8]
 
@@ -20,7 +21,12 @@ class CudaRuntime(Runtime):
             raise Unsupported(
                 f"the pages lie on {device}, but device 'cuda' supports only pages in GPU memory; choose another device"
             )
+        super().__init__()
         self._device = device
+        self.kernels_reach_registered_memory = kernels_use_host_addresses(device)
+
+    def set_device(self) -> None:
+        torch.cuda.set_device(self._device)
 
     def create_stream(self) -> torch.cuda.Stream:
         return torch.cuda.Stream(self._device)
@@ -46,18 +52,17 @@ class CudaRuntime(Runtime):
     def allocate_pinned(self, nbytes: int) -> torch.Tensor:
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
-    def register(self, arena: Arena) -> str | None:
-        with torch.cuda.device(self._device):
-            error = torch.cuda.cudart().cudaHostRegister(arena.ctypes.data, arena.size, 0)
-            if int(error) == 0:
-                return None
-            # CUDA reports the failure again at the next launch; this launch absorbs it.
-            with suppress(RuntimeError):
-                torch.zeros(1, device=self._device)
-            return str(torch.cuda.cudart().cudaGetErrorString(error))
+    def register(self, memory: Arena) -> str | None:
+        error = torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.size, 0)
+        if int(error) == 0:
+            return None
+        # CUDA reports the failure again at the next launch; this launch absorbs it.
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self._device)
+        return str(torch.cuda.cudart().cudaGetErrorString(error))
 
-    def unregister(self, arena: Arena) -> None:
-        torch.cuda.cudart().cudaHostUnregister(arena.ctypes.data)
+    def unregister(self, memory: Arena) -> None:
+        torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
     def copy(self, stream: torch.cuda.Stream, target: torch.Tensor, source: torch.Tensor) -> None:
         with torch.cuda.stream(stream):

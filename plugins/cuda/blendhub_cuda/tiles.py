@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from blendhub.contracts import Segment
 from blendhub.devices import BatchPlanner, Slice
-from blendhub.layout import KVLayout
+from blendhub.layout import ITEM_SIZES, KVLayout
 from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SOURCE
 
 TILE_BYTES = 16384
@@ -70,9 +70,10 @@ class TilePlanner(BatchPlanner):
         self.staging_bytes = stream_bytes - self.table_bytes
 
     @property
-    def empty_group(self) -> BatchGroup:
-        """One batch without tokens."""
-        return BatchGroup(np.empty((0, self.tile_words), np.int64), [Batch(range(0), 0, self.layout.layers, ())], 0)
+    def empty_groups(self) -> list[BatchGroup]:
+        """One batch without tokens, of shards at any multiple of 16 bytes, and one of shards at odd items."""
+        nothing, batches = np.empty((0, self.tile_words), np.int64), [Batch(range(0), 0, self.layout.layers, ())]
+        return [BatchGroup(nothing, batches, align) for align in (0, ITEM_SIZES[self.layout.dtype])]
 
     def batch_groups(
         self,
@@ -106,6 +107,9 @@ class TilePlanner(BatchPlanner):
     def rows_of(self, batch: Batch) -> Iterator[Slice]:
         kinds = (0, self.layout.key_row_bytes), (self.layout.values_at(0), self.layout.value_row_bytes)
         for one in batch.slices:
+            if one.count == self.layout.chunk_tokens:
+                yield Slice(one.at, one.staging_at, one.nbytes)
+                continue
             for layer in range(batch.n_layers):
                 for part, row_bytes in kinds:
                     at = self.layout.keys_at(layer) + part + one.row * row_bytes

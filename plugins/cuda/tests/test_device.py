@@ -1,5 +1,6 @@
 """Options and errors of the CUDA device that the contract does not cover."""
 
+import threading
 from unittest import mock
 
 import blendhub_cuda
@@ -51,7 +52,8 @@ def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
     monkeypatch.setattr(RUNTIME, "allocate", record)
     harness = harness_of()
     assert 0 < sum(allocated) <= 64 * 2**20
-    assert harness.device._arena.is_registered
+    harness.device.wait_until_pinned()
+    assert harness.device._arena.is_pinned(0, harness.arena.size)
     harness.device.close()
 
 
@@ -97,6 +99,18 @@ def test_refused_segments_launch_no_kernel(harness, monkeypatch):
         with pytest.raises(InvalidInput):
             harness.device.save(segments, harness.block_ids)
     harness.check()
+
+
+def test_a_thread_sets_its_gpu_once(monkeypatch):
+    """A thread that did not would occupy half a GiB of the first GPU."""
+    places = []
+    monkeypatch.setattr(torch.cuda, "set_device", places.append)
+    runtime, gpu = CudaRuntime(torch.device("cuda", 3)), torch.device("cuda", 3)
+    for number in (1, 2):
+        thread = threading.Thread(target=lambda: [runtime.enter() for _ in range(2)])
+        thread.start()
+        thread.join()
+        assert places == [gpu] * number
 
 
 def test_pages_that_are_not_on_a_gpu_are_refused():
