@@ -19,5 +19,11 @@ def sources_023():
 
 @pytest.fixture(scope="session")
 def vllm_023(sources_023):
-    """A PYTHONPATH with both, and with BlendHub's tests."""
-    return os.pathsep.join([str(sources_023), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")])
+    """The environment of a process that imports both, and BlendHub's tests."""
+    paths = [str(sources_023), str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]
+    return {
+        "PYTHONPATH": os.pathsep.join(paths),
+        # What one version of vLLM keeps there, the other one cannot read, and replaces.
+        "VLLM_CACHE_ROOT": str(sources_023 / "cache"),
+        "HF_HUB_OFFLINE": "1",
+    }

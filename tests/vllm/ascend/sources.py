@@ -3,6 +3,7 @@
 Only Python is unpacked: what is compiled needs another torch, or an NPU.
 """
 
+import fcntl
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,14 @@ FOLDER = Path(__file__).parents[3] / "build" / "vllm-ascend-0.23"
 
 def fetch(folder: Path = FOLDER) -> Path:
     """The folder with the unpacked packages. Raises RuntimeError if they cannot be downloaded."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / f"{folder.name}.lock").open("w") as lock:
+        # Tests of two processes may need the sources at the same time.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _fetch(folder)
+
+
+def _fetch(folder: Path) -> Path:
     stamp = folder / "wheels"
     wanted = "".join(f"{name}=={version}\n" for name, version in WHEELS.items())
     if stamp.exists() and stamp.read_text() == wanted:

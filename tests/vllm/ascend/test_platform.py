@@ -14,7 +14,7 @@ INSIDE = Path(__file__).parent
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ["inside_vllm_023", "inside_npu_device"])
 def test_the_platform_serves_vllm_ascends_own_classes(vllm_023, name):
-    environment = os.environ | {"PYTHONPATH": vllm_023, "VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    environment = os.environ | vllm_023 | {"VLLM_LOGGING_LEVEL": "ERROR"}
     command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", str(INSIDE / f"{name}.py")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-6000:]
