@@ -192,7 +192,9 @@ def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
 def test_a_matcher_s_fault_reaches_the_engine_with_the_matcher_s_name(host):
     space = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("faulty"),))
     with HubInThread(HubConfig(arena_gib=0.01, metrics="")) as hub, hub.connect() as client:
-        client.register("e", space)
+        client.register("e", space, 0)
+        # A lookup where nothing is stored needs no matcher.
+        client.commit(client.reserve(TOKENS, Span(0, 64)).right, 64)
         with pytest.raises(PluginError, match=r"^matcher 'faulty' of faulty-things 0.7 failed in find: TypeError"):
             client.lookup(TOKENS)
 
