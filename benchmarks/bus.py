@@ -6,6 +6,7 @@ each.
 
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,7 +79,7 @@ def over_the_bus(make: MakeBench, chunks: int, repeats: int) -> dict[str, list[f
     here = torch.empty(bench.arena.numel(), dtype=torch.uint8, pin_memory=True)
     others = [Segment(one.span, one.shard, 0, one.span.start) for one in bench.segments]
     timed = in_turn(
-        bench.place,
+        partial(_seconds, bench.place),
         repeats,
         {
             "to_device": lambda: there.copy_(here, non_blocking=True),
@@ -102,7 +103,7 @@ def over_the_bus(make: MakeBench, chunks: int, repeats: int) -> dict[str, list[f
 def half_skipped(make: MakeBench, repeats: int) -> dict[str, list[float]]:
     bench = make(1)
     timed = in_turn(
-        bench.place,
+        partial(_seconds, bench.place),
         10 * repeats,
         {
             "all": lambda: bench.device.load(bench.segments, bench.blocks).wait(),
@@ -124,12 +125,14 @@ def rows_of(bars: Bars, measured: Mapping[str, list[float]], prefix: str = "") -
     return rows
 
 
-def in_turn(place: str, repeats: int, jobs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
+def in_turn(
+    seconds_of: Callable[[Callable[[], object]], float], repeats: int, jobs: Mapping[str, Callable[[], object]]
+) -> dict[str, list[float]]:
     """Seconds of each job, repeated in turn; the first round warms up."""
     found: dict[str, list[float]] = {name: [] for name in jobs}
     for _ in range(repeats + 1):
         for name, job in jobs.items():
-            found[name].append(_seconds(place, job))
+            found[name].append(seconds_of(job))
     return {name: seconds[1:] for name, seconds in found.items()}
 
 

@@ -3,14 +3,26 @@
 Everything is a ratio of two things measured in turn, in one run, with the KV that ``benchmarks.bus`` describes.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
 from benchmarks import bus
-from benchmarks.bus import CHUNK, HEADS, LAYERS, LAYOUT, MOVED, WIDTH, Bench, half_skipped, over_the_bus, ratios
+from benchmarks.bus import (
+    CHUNK,
+    HEADS,
+    LAYERS,
+    LAYOUT,
+    MOVED,
+    WIDTH,
+    Bench,
+    half_skipped,
+    in_turn,
+    over_the_bus,
+    ratios,
+)
 from benchmarks.report import arguments, finish
 from blendhub.contracts import PageFormat
 
@@ -59,6 +71,7 @@ def on_the_gpu(chunks: int, repeats: int) -> dict[str, list[float]]:
     kernel = StagedKernel(bench, staging)
     in_order, any_order = np.arange(len(bench.blocks)), np.random.default_rng(1).permutation(len(bench.blocks))
     timed = in_turn(
+        gpu_seconds,
         repeats,
         {
             "copy": lambda: other.copy_(staging),
@@ -92,7 +105,7 @@ def beside_torch(repeats: int) -> dict[str, list[float]]:
             pages[1].view(-1, HEADS, WIDTH).index_copy_(0, slots, staged[layer, 1])
 
     kernel = StagedKernel(bench, staging)
-    timed = in_turn(10 * repeats, {"torch": by_torch, "kernel": kernel.of_blocks(bench.blocks)})
+    timed = in_turn(gpu_seconds, 10 * repeats, {"torch": by_torch, "kernel": kernel.of_blocks(bench.blocks)})
     bench.close()
     return {"vs_index_copy": ratios(timed["torch"], timed["kernel"])}
 
@@ -122,17 +135,8 @@ class StagedKernel:
         return lambda: self._launcher.rows_to_pages(stream, self._staging, table, group, batch)
 
 
-def in_turn(repeats: int, jobs: Mapping[str, Callable[[], object]]) -> dict[str, list[float]]:
-    """The GPU's seconds of each job, without the host's time, repeated in turn; the first round warms up."""
-    found: dict[str, list[float]] = {name: [] for name in jobs}
-    for _ in range(repeats + 1):
-        for name, job in jobs.items():
-            found[name].append(gpu_seconds(job))
-    return {name: seconds[1:] for name, seconds in found.items()}
-
-
 def gpu_seconds(job: Callable[[], object]) -> float:
-    """Between two events of the stream. A sleep before them lets the host submit all work in advance."""
+    """Of the GPU alone, between two events. A sleep before them lets the host submit all work in advance."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(20_000_000)
     start.record()

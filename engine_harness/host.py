@@ -147,10 +147,6 @@ class Host:
         """Empty vLLM's own prefix cache; false if blocks are still held."""
         return bool(self._scheduler.reset_prefix_cache())
 
-    def forget_stored(self) -> bool:
-        """Empty what the connector has stored."""
-        return bool(self._scheduler.reset_connector_cache())
-
     def preemptions(self) -> int:
         return self._preempted
 
