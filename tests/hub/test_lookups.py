@@ -64,7 +64,7 @@ def test_what_is_read_is_not_evicted(make_hub):
     member.ask(wire.Release, lease=acquired.lease)
     for seed in range(6, 9):
         member.store(tokens(seed, 64))
-    assert not member.lookup(text).matches, "what is evicted is not matched"
+    assert not member.lookup(text).matches, "an evicted chunk is matched"
     hub.state.check_integrity()
 
 

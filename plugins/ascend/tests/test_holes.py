@@ -120,7 +120,7 @@ def test_an_empty_hit_list_loads_nothing_and_ends(engine, skipped):
 
 
 def test_holes_of_any_size_are_left_as_they_are(engine):
-    """Separators too are a hole of the load, of one token: what is computed is the engine's affair."""
+    """A separator is a hole of one token. The device leaves it unwritten; the engine computes it."""
     engine.store(source=500, n_chunks=2)
     spans = [(3, 20, 0), (21, 50, 20), (200, 201, 64), (255, 257, 70), (500, 533, 80)]
     segments = [

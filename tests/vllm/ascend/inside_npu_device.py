@@ -72,7 +72,7 @@ class Model(torch.nn.Module):
         cos, sin = self.rotary.cos_sin_cache[positions].chunk(2, -1)
         for layer, weights in zip(self.attention, self.weights, strict=True):
             query, key, value = (hidden @ one for one in weights)
-            query, key = (turned(one.view(len(hidden), -1, 128), cos[:, None], sin[:, None]) for one in (query, key))
+            query, key = (rotated(one.view(len(hidden), -1, 128), cos[:, None], sin[:, None]) for one in (query, key))
             output = torch.empty_like(query)
             metadata = get_forward_context().attn_metadata[layer.layer_name]
             value = value.view(len(hidden), -1, 128)
@@ -81,7 +81,7 @@ class Model(torch.nn.Module):
         return hidden
 
 
-def turned(one, cos, sin):
+def rotated(one, cos, sin):
     first, second = one.float().chunk(2, -1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1).to(one.dtype)
 

@@ -101,8 +101,8 @@ def test_the_hook_finds_what_mla_writes_and_nothing_is_written():
     keys, values = find(*given, layer.kv_cache, slots)
     assert not any(pages.any() for pages in layer.kv_cache)
     layer.impl.exec_kv_prefill(*given, layer.kv_cache, slots)
-    latent, turned = (pages.flatten(0, 1)[slots.long()] for pages in layer.kv_cache)
-    assert keys.equal(turned) and values.equal(latent)
+    latent, rotated = (pages.flatten(0, 1)[slots.long()] for pages in layer.kv_cache)
+    assert keys.equal(rotated) and values.equal(latent)
 
 
 @pytest.mark.parametrize("layer", [dense_layer(), mla_layer()], ids=["dense", "mla"])

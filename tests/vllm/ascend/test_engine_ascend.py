@@ -56,7 +56,7 @@ def test_everything_recomputed_equals_full_prefill(engine, texts):
     assert deviation(blended.kv(n), expected) < ROUNDING
     engine.forget()
     moved = engine.one(prompt, recompute_ratio=0.0, store=False).kv(n)
-    # The first layer's KV does not depend on the text before: it shows that keys are turned as they should.
+    # The first layer's KV does not depend on the text before: it shows whether keys are rotated correctly.
     assert deviation(moved[0], expected[0]) < ROUNDING < deviation(moved[-1], expected[-1])
     engine.forget()
     # The probe of the first layers sees what the layers write.

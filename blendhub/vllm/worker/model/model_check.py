@@ -19,12 +19,10 @@ from blendhub.tokens import Tokens
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read_as_computed
+from blendhub.vllm.worker.model.platforms import Tensors
 from blendhub.vllm.worker.model.rotary import rotated, rotations_of
 
 log = logging.getLogger(__name__)
-Both = tuple[torch.Tensor, torch.Tensor]
-"""Keys and values."""
-
 CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
 """Whether a connector can ask this vLLM for the blocks of a request; vLLM 0.23, vllm-ascend's, does not let it."""
 BLOCK = np.zeros(1, np.int64)
@@ -211,7 +209,7 @@ def _trial_tokens(model: EngineModel) -> Tokens:
     return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
 
 
-def _compare(layer: PagedLayer, found: Both, expected: Both, complaint: str) -> None:
+def _compare(layer: PagedLayer, found: Tensors, expected: Tensors, complaint: str) -> None:
     for one, other in zip(found, expected, strict=True):
         if _error(one, other) > _tolerance(layer):
             raise Unsupported(f"{layer.name}: {complaint.format(f'{_error(one, other):.1%}')}")

@@ -10,6 +10,7 @@ from blendhub.devices import planes_of
 from blendhub.errors import Unsupported
 from blendhub.layout import KVLayout
 from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.worker.model.platforms import Tensors
 
 DTYPES = {
     torch.float32: "float32",
@@ -48,7 +49,7 @@ def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None
     raise Unsupported(f"{name} uses the attention backend {backend}, whose pages BlendHub does not know")
 
 
-def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensors:
     """Keys and values ``[blocks, tokens, heads, width]``, which vllm-ascend keeps in two tensors.
 
     The layer's tensors say so, and not its backend's name, which vllm-ascend changes.
@@ -63,7 +64,7 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> tuple[
         raise Unsupported(f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_size}")
     if any(one.dtype not in SPLIT_DTYPES for one in pages):
         raise Unsupported(f"{name} keeps quantised KV ({pages[0].dtype}, {pages[1].dtype}); serve without quantised KV")
-    # Of MLA the latent comes first. Only the other tensor is turned with the position, as keys are.
+    # With MLA the latent comes first. Only the other tensor is rotated, as keys are.
     keys, values = reversed(pages) if model.keeps_latent(index) else pages
     return keys, values
 
@@ -97,9 +98,7 @@ def _value_width(layer: Any) -> int:
     return int(getattr(layer, "head_size_v", None) or layer.head_size)
 
 
-def read(
-    layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def read(layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tensor) -> Tensors:
     """Keys and values of the tokens at these slots, each ``[n, heads, width]``, as copies."""
     keys, values = planes_of(layer, block_size, layout)
     # Some devices' operators write with slots of int32; torch indexes with int64 everywhere.
@@ -107,8 +106,6 @@ def read(
     return keys[at // block_size, :, at % block_size], values[at // block_size, :, at % block_size]
 
 
-def read_as_computed(
-    model: EngineModel, layer: PagedLayer, layout: KVLayout, slots: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def read_as_computed(model: EngineModel, layer: PagedLayer, layout: KVLayout, slots: torch.Tensor) -> Tensors:
     """The same as the model computed it, up to the rounding of the pages."""
     return model.unscaled(layer.name, *read(layer, layout, model.page_size, slots))

@@ -10,7 +10,7 @@ from blendhub.contracts import Rotation
 
 
 def rotations_of(module: torch.nn.Module, key_width: int) -> list[Rotation]:
-    """What the keys of the model may be turned by: the table of each rotary module, in both pairings.
+    """The candidates for the rotation of keys: the table of each rotary module, in both pairings.
 
     What a module says of its pairing holds for the queries and keys that it is given; the pages of MLA on Ascend NPUs
     have them in another order.

@@ -13,7 +13,7 @@ from blendhub.vllm.worker.model.platforms.platform import keeps_latent
 SERVED = ("AscendAttentionBackendImpl", "AscendMLAImpl")
 REFUSED = {
     "AscendAttentionBackendImpl310": "the 310P keeps KV in a private format (NZ); serve without BlendHub there",
-    "AscendC8AttentionBackendImpl": "KV in int8 (C8) is not supported; serve the model with KV of its own dtype",
+    "AscendC8AttentionBackendImpl": "KV in int8 (C8) is not supported; serve with KV in the model's dtype",
     "AscendFAImpl": "the FA3 attention backend is not supported; serve with vllm-ascend's usual backend",
     "AscendSFAImpl": "sparse attention (SFA) keeps an index beside keys and values, which BlendHub does not store",
     "AscendDSAImpl": "sparse attention (DSA) lets layers share pages, which BlendHub does not know",
