@@ -231,6 +231,7 @@ def oracle(given) -> bool:
     return True
 
 
+@pytest.mark.slow
 @settings(max_examples=500, deadline=None)
 @given(everything)
 def test_what_is_accepted_is_what_vllm_s_start_accepts(blendhub):

@@ -32,6 +32,7 @@ def use_up(hub, rounds):
         member.ask(wire.Unregister)
 
 
+@pytest.mark.slow
 def test_a_hub_frees_its_state_without_a_collection(hub):
     use_up(hub, 2)
     gc.collect()

@@ -143,6 +143,7 @@ def test_namespaces_that_store_nothing_have_no_matchers(hub, monkeypatch):
     assert not hub.state.indexes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 def test_ten_thousand_salts_take_memory_for_what_is_stored_alone(make_hub, policy):
     hub = make_hub(n_slots=8, policy=policy)

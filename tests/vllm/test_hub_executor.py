@@ -156,6 +156,7 @@ def away(tmp_path):
         made.kill()
 
 
+@pytest.mark.slow
 def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
     with caplog.at_level(logging.INFO, logger="blendhub"):
         made = start(HubAddress(away.endpoint, PluginChoice("zmq")))
@@ -171,6 +172,7 @@ def test_a_hub_that_comes_later_is_found_and_both_are_said_once(away, caplog):
     assert [record.levelname for record in said] == ["WARNING", "INFO"]
 
 
+@pytest.mark.slow
 def test_a_hub_that_stands_still_does_not_keep_a_process_from_ending(away):
     away.start()
     made = start(HubAddress(away.endpoint, PluginChoice("zmq")))

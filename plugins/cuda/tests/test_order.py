@@ -124,6 +124,7 @@ class CountingVariants(DeferredRuntime):
         super().launch(stream, kernel, arguments)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staging_mib", [SMALL_STAGING, 32])
 def test_serving_compiles_nothing(staging_mib):
     """Shards may lie at any multiple of an item."""
