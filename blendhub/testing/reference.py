@@ -109,30 +109,42 @@ class ReferenceMatcher(Matcher):
         return _without_gaps(_furthest_first(pieces))
 
     def _common_stretches(self, name: int, run: ReferenceRun, prompt: Tokens) -> Iterator[Match]:
-        for shift in range(1 - len(run.tokens), len(prompt)):
-            first, last = max(0, -shift), min(len(run.tokens), len(prompt) - shift)
-            equal = (run.tokens[first:last] == prompt[first + shift : last + shift]) & run.stored[first:last]
-            for span in _spans_of(equal, self._guaranteed):
-                start = first + span.start
-                yield Match(Span(start + shift, start + shift + len(span)), name, start, False)
+        """Each stretch of stored tokens that the run and the prompt have in common, at any shift between them."""
+        width = len(run.tokens) + len(prompt)
+        equal = np.zeros((len(run.tokens), width), bool)
+        equal[::-1, : len(prompt)] = (run.tokens[:, None] == prompt) & run.stored[:, None]
+        # Rows that are one shorter move each row one further to the right: a column holds one shift then.
+        by_shift = equal.ravel()[: -len(run.tokens)].reshape(len(run.tokens), width - 1)[::-1]
+        # A row that is never equal ends the stretches of one shift before those of the next begin.
+        columns = np.vstack([by_shift, np.zeros(width - 1, bool)]).T
+        for span in _spans_of(columns.ravel(), self._guaranteed):
+            column, start = divmod(span.start, columns.shape[1])
+            shifted = start + column - len(run.tokens) + 1
+            yield Match(Span(shifted, shifted + len(span)), name, start, False)
 
     def _equal_segments(self, prompt: Tokens) -> Iterator[Match]:
+        stored = [
+            (name, segment, run.tokens[segment.start : segment.end])
+            for name, run in self.runs.items()
+            for segment in self.segments(run.tokens)
+            if run.holds(segment)
+        ]
         for wanted in self.segments(prompt):
             text = prompt[wanted.start : wanted.end]
-            for name, run in self.runs.items():
-                for segment in self.segments(run.tokens):
-                    if np.array_equal(text, run.tokens[segment.start : segment.end]) and run.holds(segment):
-                        yield Match(wanted, name, segment.start, False)
+            for name, segment, known in stored:
+                if np.array_equal(text, known):
+                    yield Match(wanted, name, segment.start, False)
 
     def segments(self, tokens: Tokens) -> list[Span]:
         """What stands between separators; overlapping separators are read from the left, as str.split does."""
-        width, at, start, spans = len(self._separator), 0, 0, []
-        while at + width <= len(tokens):
-            if np.array_equal(tokens[at : at + width], self._separator):
+        width, start, spans = len(self._separator), 0, []
+        windows = (
+            np.lib.stride_tricks.sliding_window_view(tokens, width) if len(tokens) >= width else np.empty((0, width))
+        )
+        for at in np.flatnonzero((windows == self._separator).all(axis=1)).tolist():
+            if at >= start:
                 spans.append(Span(start, at))
-                at = start = at + width
-            else:
-                at += 1
+                start = at + width
         return [span for span in [*spans, Span(start, len(tokens))] if len(span)]
 
     def _split_by_exactness(self, match: Match, prompt: Tokens) -> Iterator[Match]:

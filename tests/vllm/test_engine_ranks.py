@@ -7,7 +7,8 @@ import pytest
 from engine_harness import Engine, disagreement
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+# Alone, because each rank computes on a core.
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
