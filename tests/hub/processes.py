@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-SOON_S = 5.0
+SOON_S = 20.0
 
 HUB = """
 import asyncio, sys

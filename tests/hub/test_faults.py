@@ -20,7 +20,7 @@ from blendhub.hub.arena import remove_leftovers
 from blendhub.hub.embedded import embedded_hub
 from blendhub.plan import Span
 
-pytestmark = [pytest.mark.alone, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def store(client: HubClient, text: np.ndarray) -> None:
@@ -227,6 +227,7 @@ def until_free(hub: HubProcess) -> None:
         until(lambda: client.stats().gauges["arena_free_bytes"] == gauges["arena_bytes"])
 
 
+@pytest.mark.alone
 def test_clients_carry_on_within_a_second_of_the_hubs_return(hub):
     clients = [HubClient(hub.endpoint) for _ in range(4)]
     done = threading.Event()
@@ -269,6 +270,7 @@ def test_clients_carry_on_within_a_second_of_the_hubs_return(hub):
         client.close()
 
 
+@pytest.mark.alone
 def test_a_hub_that_is_down_is_an_error_at_once_and_not_a_wait(hub, client):
     client.lookup(tokens(1, 96))
     hub.kill()
@@ -315,6 +317,7 @@ def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
         until(lambda: client.stats().counters["store_saves"] >= 3)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("where", ["thread", "process"])
 def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where):
     before = set(SHM.iterdir())
