@@ -2,6 +2,7 @@
 
 import gc
 
+import pytest
 from hub_direct import tokens
 from processes import run_python
 

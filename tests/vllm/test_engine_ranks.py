@@ -11,15 +11,25 @@ from tests.vllm.conftest import SETTINGS, TOLERANCE
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """Each rank on its core, and on the path a device whose copies end at other times on each rank."""
+    site = tmp_path_factory.mktemp("site")
+    facts = site / "late-1.0.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
+    (facts / "entry_points.txt").write_text("[blendhub]\nlate = tests.vllm.late_device\n")
+    return {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"}
 
 
 @pytest.mark.parametrize("batches", [2, 1], ids=["two batches in flight", "one batch at a time"])
-def test_two_ranks_blend_as_one(batches, model, plain, texts):
+def test_two_ranks_blend_as_one(batches, model, plain, environment, texts):
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS, environment=ENVIRONMENT, async_scheduling=batches == 2, **RANKS) as engine:
+    with Engine(model, SETTINGS, environment=environment, async_scheduling=batches == 2, **RANKS) as engine:
         assert engine.call("batches_in_flight") == batches
         engine.one([*first, *second])
         engine.forget()
@@ -32,24 +42,14 @@ def test_two_ranks_blend_as_one(batches, model, plain, texts):
                 assert disagreement(answers, expected) < TOLERANCE
 
 
-@pytest.fixture
-def late_device(tmp_path):
-    """What to put on the path for a device whose copies end at other times on each rank."""
-    facts = tmp_path / "late-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: late\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text("[blendhub]\nlate = tests.vllm.late_device\n")
-    return {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["well", "not on all ranks"])
-def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, plain, late_device, texts):
+def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, plain, environment, texts):
     """No step waits for a copy, and what one rank does not have is computed by all."""
     first, second = texts.new(200), texts.new(200)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
-    with Engine(model, settings, environment=ENVIRONMENT | late_device, **RANKS) as engine:
+    with Engine(model, settings, environment=environment, **RANKS) as engine:
         engine.one([*first, *second])
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)

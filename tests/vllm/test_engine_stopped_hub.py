@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import statistics
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -26,6 +27,9 @@ ATTEMPTS = 4
 ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 """Threads that compute together wait for each other, and for what else the machine does."""
 
+ORDER = Path(tempfile.gettempdir()) / f"stop-the-hub-{os.getpid()}"
+"""The file that says where the hub is to be stopped."""
+
 STREAM_TOKENS = 300
 STAGES = {
     "before the lookup is answered": "Lookup sent",
@@ -38,16 +42,18 @@ STAGES = {
 }
 
 
+def stoppable_engine(model, hub: HubProcess) -> Engine:
+    settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "STOP_THE_HUB": str(ORDER)} | ONE_THREAD
+    return Engine(model, settings, environment=environment, prepare=["tests.vllm.stopping_hub"])
+
+
 class Scene:
     """An engine, its hub, and a document that the hub has."""
 
     def __init__(self, model, plain, texts, folder: Path) -> None:
         self.hub = HubProcess(folder, arena_gib=0.25)
-        self._order = folder / "order"
-        settings = SETTINGS | {"endpoint": self.hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
-        environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "STOP_THE_HUB": str(self._order)} | ONE_THREAD
-        prepare = ["tests.vllm.stopping_hub"]
-        self.engine = Engine(model, settings, environment=environment, prepare=prepare)
+        self.engine = stoppable_engine(model, self.hub)
         self._texts = texts
         self.document, self._stream = texts.new(400), texts.new(20)
         self._expected_stream = plain.one(self._stream, tokens=STREAM_TOKENS)
@@ -89,11 +95,11 @@ class Scene:
 
     def stop_at(self, moment: str, then) -> threading.Thread:
         """Have the hub stopped at a moment, and do something a while after it."""
-        self._order.write_text(f"{moment} {self.hub.process.pid}")
+        ORDER.write_text(f"{moment} {self.hub.process.pid}")
 
         def wait():
             until = time.monotonic() + 60
-            while self._order.exists() and time.monotonic() < until:
+            while ORDER.exists() and time.monotonic() < until:
                 time.sleep(0.01)
             time.sleep(2 * TIMEOUT_S)
             then()
@@ -159,8 +165,7 @@ def hub(tmp_path):
 def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain, hub, texts):
     hub.kill()
     document = texts.new(400)
-    settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
-    with Engine(model, settings, environment=ONE_THREAD) as engine:
+    with stoppable_engine(model, hub) as engine:
         answer = engine.one(document, tokens=4)
         assert disagreement([answer], [plain.one(document, tokens=4)]) < TOLERANCE
         assert hub.endpoint in answer.report["reason"]
@@ -179,9 +184,8 @@ def test_an_engine_starts_without_its_hub_and_uses_it_when_it_comes(model, plain
 
 def test_an_engine_starts_and_ends_beside_a_hub_that_stands_still(model, plain, hub, texts):
     document = texts.new(400)
-    settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
     os.kill(hub.process.pid, signal.SIGSTOP)
-    engine = Engine(model, settings, environment=ONE_THREAD)
+    engine = stoppable_engine(model, hub)
     assert disagreement([engine.one(document, tokens=4)], [plain.one(document, tokens=4)]) < TOLERANCE
     os.kill(hub.process.pid, signal.SIGCONT)
     until = time.monotonic() + 30
