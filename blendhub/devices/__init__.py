@@ -1,7 +1,7 @@
 """Shared parts of device plugins: input checks, uniform views of pages, and transfers on streams. Needs torch."""
 
 from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover, Slice
-from blendhub.devices.block_spans import BLOCK_SPAN_RECORD, split_at_blocks
+from blendhub.devices.block_spans import BLOCK_SPAN_RECORD, after_prefix, split_at_blocks
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena
 from blendhub.devices.pages import check_pages, count_blocks, count_positions, planes_of
@@ -18,6 +18,7 @@ __all__ = [
     "Runtime",
     "Slice",
     "StreamDevice",
+    "after_prefix",
     "check_arena",
     "check_pages",
     "check_writable",

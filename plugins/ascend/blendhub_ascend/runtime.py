@@ -74,9 +74,11 @@ class AscendRuntime(Runtime):
     def register(self, memory: Arena) -> str | None:
         error = self._host_memory.register(memory.ctypes.data, memory.size)
         # Once is enough, and an engine that is at work distorts later measurements.
-        if error is None and not self._is_timed and not self._copies_run_beside_the_host(memory):
-            self.unregister(memory)
-            return "copies of the registered arena hold up the thread that submits them"
+        if error is None and not self._is_timed and memory.size >= LEAST_TIMED_BYTES:
+            self._is_timed = self._copies_run_beside_the_host(memory)
+            if not self._is_timed:
+                self.unregister(memory)
+                return "copies of the registered arena hold up the thread that submits them"
         return error
 
     def unregister(self, memory: Arena) -> None:
@@ -104,8 +106,6 @@ class AscendRuntime(Runtime):
     def _copies_run_beside_the_host(self, arena: Arena) -> bool:
         """Whether a copy from the arena returns long before it ends. Host memory that ACL does not know blocks."""
         nbytes = min(arena.size, TIMED_BYTES)
-        if nbytes < LEAST_TIMED_BYTES:
-            return True
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors, and this one is only read
             source = torch.from_numpy(arena[:nbytes])
@@ -117,8 +117,7 @@ class AscendRuntime(Runtime):
             submitted = time.perf_counter()
             self.synchronize(self.record_event(stream))
             ended = time.perf_counter()
-        self._is_timed = submitted - start < (ended - start) / 2
-        return self._is_timed
+        return submitted - start < (ended - start) / 2
 
 
 def _are_aligned(pairs: Pairs) -> bool:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
-from blendhub.devices import BatchPlanner, Slice
+from blendhub.devices import BatchPlanner, Slice, after_prefix
 from blendhub.layout import ITEM_SIZES, KVLayout
 from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SOURCE
 
@@ -84,18 +84,8 @@ class TilePlanner(BatchPlanner):
     ) -> Iterator[BatchGroup]:
         """Whole chunks go through staging; parts of chunks do so only if ``stage_partial_chunks``."""
         staged, direct = [], []
-        for segment in segments:
-            n_skipped = min(max(skip_prefix_n_tokens - segment.span.start, 0), len(segment.span))
-            count = len(segment.span) - n_skipped
-            rest = _SegmentRest(
-                segment.span.start + n_skipped,
-                count,
-                segment.shard,
-                segment.row + n_skipped,
-                segment.source_start + n_skipped,
-            )
-            if count:
-                (staged if stage_partial_chunks or count == self.layout.chunk_tokens else direct).append(rest)
+        for rest in itertools.starmap(_SegmentRest, after_prefix(segments, skip_prefix_n_tokens).tolist()):
+            (staged if stage_partial_chunks or rest.count == self.layout.chunk_tokens else direct).append(rest)
         for first in range(0, len(staged), self._max_rests):
             yield self._staged(staged[first : first + self._max_rests], block_ids)
         for first in range(0, len(direct), self._max_rests):
@@ -151,8 +141,8 @@ class TilePlanner(BatchPlanner):
 
         ``origins`` has, for each rest, the offset at which layer 0 of its shard would begin.
         """
-        start, count, _, row, source = np.array(rests, np.int64).reshape(-1, 5).T
-        n_tiles = -(-count // self.tile_tokens)
+        start, end, _, row, source = np.array(rests, np.int64).reshape(-1, 5).T
+        n_tiles = -(-(end - start) // self.tile_tokens)
         ends = np.concatenate([[0], np.cumsum(n_tiles)])
         owner = np.repeat(np.arange(len(rests)), n_tiles)
         # Tokens of the rest before the tile.
@@ -160,7 +150,7 @@ class TilePlanner(BatchPlanner):
         position = start[owner] + n_before
         first_block = position // self._block_size
         tiles = np.empty((len(owner), self.tile_words), np.int64)
-        tiles[:, COUNT] = np.minimum(count[owner] - n_before, self.tile_tokens)
+        tiles[:, COUNT] = np.minimum(end[owner] - position, self.tile_tokens)
         tiles[:, SLOT] = position - first_block * self._block_size
         tiles[:, POSITION] = position
         tiles[:, SOURCE] = source[owner] + n_before
@@ -176,10 +166,14 @@ class _SegmentRest(NamedTuple):
     """A segment without its skipped tokens."""
 
     start: int
-    count: int
+    end: int
     shard: int
     row: int
     source: int
+
+    @property
+    def count(self) -> int:
+        return self.end - self.start
 
 
 def _floor_power_of_2(number: int) -> int:
