@@ -35,14 +35,14 @@ from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, Worker
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler.followed_blocks import FollowedBlocks
+from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks, RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import CAN_ASK_FOR_BLOCKS, ModelCheck, check_model
+from blendhub.vllm.worker.model.model_check import ModelCheck, check_model
 from blendhub.vllm.worker.model.rotary import digest
 from blendhub.vllm.worker.model.runner import find_runner
 
@@ -76,8 +76,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._worker: ConnectorWorker | None = None
         self._model: EngineModel | None = None
         self._support: ModelSupport | None = None
-        self._kv_cache_manager: KVCacheManager | None = None
-        self._followed: FollowedBlocks | None = None if CAN_ASK_FOR_BLOCKS else FollowedBlocks()
+        self._blocks: RequestBlocks = FollowedBlocks()
         self._unserved: Counter[str] = Counter()
         """Refused requests, by counter, of a model that is served without reuse."""
         self._reasons: tuple[str, ...] = ()
@@ -208,15 +207,11 @@ class BlendHubConnector(KVConnectorBase_V1):
                 selector=self._settings.selector.name,
             )
         )
-        if self._followed:
-            self._scheduler.saves.block_ids = self._followed.of
-        elif self._kv_cache_manager:
-            self.bind_kv_cache_manager(self._kv_cache_manager)
+        self._scheduler.saves.block_ids = lambda request: self._blocks.of(request)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        self._kv_cache_manager = kv_cache_manager
-        if self._scheduler:
-            self._scheduler.saves.block_ids = lambda request: kv_cache_manager.get_block_ids(request)[0]
+        """vLLM calls this before the first request, from a version on that lets connectors ask."""
+        self._blocks = AskedBlocks(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
         if self._scheduler:
@@ -229,14 +224,12 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         block_ids = blocks.get_block_ids()[0]
-        if self._followed:
-            self._followed.allocated(request.request_id, block_ids)
+        self._blocks.allocated(request.request_id, block_ids)
         if self._scheduler:
             self._scheduler.allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
-        if self._followed:
-            self._followed.scheduled(scheduler_output)
+        self._blocks.scheduled(scheduler_output)
         return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
@@ -246,8 +239,7 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._scheduler.process_report(connector_output.kv_connector_worker_meta)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        if self._followed:
-            self._followed.ended(request.request_id)
+        self._blocks.ended(request.request_id)
         if self._scheduler:
             return self._scheduler.ended(request, block_ids)
         return False, {"blendhub": {"reason": "; ".join(self._reasons)}}

@@ -1,7 +1,7 @@
 """Base class and fixtures of the device suite."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar, Self, TypeAlias
 
@@ -52,6 +52,20 @@ class DeviceTests(ABC):
     def create(self) -> Device:
         """A new device, not attached to anything."""
 
+    def parameters(self) -> dict[str, Sequence[Any]]:
+        """The values of the tests' arguments that depend on the device; a test runs once for each of them."""
+        return {
+            "format": self.formats,
+            "dtype": self.dtypes,
+            "rotatable_dtype": [dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES],
+            "dtype_of_8_bits": [dtype for dtype in self.dtypes if ITEM_SIZES[dtype] == 1],
+        }
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        for name, values in self.parameters().items():
+            if name in metafunc.fixturenames:
+                metafunc.parametrize(name, values or [pytest.param(None, marks=_has_none(name))], ids=str)
+
     @classmethod
     def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
         """The suite of an installed device; raises if it cannot be created with these options."""
@@ -72,14 +86,8 @@ class DeviceTests(ABC):
 
     @pytest.fixture
     def make_harness(self) -> Iterator[MakeHarness]:
-        """Makes harnesses, unless the device does not support what a setup needs."""
         with harnesses(self.create, self.torch_type) as make:
-
-            def make_if_served(setup: Setup) -> DeviceHarness:
-                self.skip_unless_served(setup.format, setup.dtype)
-                return make(setup)
-
-            yield make_if_served
+            yield make
 
     @pytest.fixture
     def harness(self, make_harness: MakeHarness) -> DeviceHarness:
@@ -91,7 +99,6 @@ class DeviceTests(ABC):
         dtype = next(dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES)
         return Setup(**{"format": self.formats[0], "dtype": dtype, **fields})
 
-    def skip_unless_served(self, format: PageFormat, dtype: str) -> None:
-        for what, served in ((format, self.formats), (dtype, self.dtypes)):
-            if what not in served:
-                pytest.skip(f"this device does not support {what!r}")
+
+def _has_none(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.skip(reason=f"this device has no {name.replace('_', ' ')}")

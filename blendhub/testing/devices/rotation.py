@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from blendhub.contracts import Rotation
-from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests, MakeHarness
+from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import Rotary
 
 ROTATIONS = {
@@ -21,10 +21,9 @@ ROTATIONS = {
 
 
 class RotationTests(DeviceTests):
-    @pytest.mark.parametrize("dtype", ROTATABLE_DTYPES)
     @pytest.mark.parametrize("name", ROTATIONS)
-    def test_every_rotation(self, make_harness: MakeHarness, name: str, dtype: str) -> None:
-        harness = make_harness(self.setup(dtype=dtype, rotations=(ROTATIONS[name],)))
+    def test_every_rotation(self, make_harness: MakeHarness, name: str, rotatable_dtype: str) -> None:
+        harness = make_harness(self.setup(dtype=rotatable_dtype, rotations=(ROTATIONS[name],)))
         harness.load([harness.segment(3, 20, row=5, source=200), harness.segment(31, 50, shard=1, source=0)])
 
     def test_each_layer_has_its_own_rotation(self, make_harness: MakeHarness) -> None:

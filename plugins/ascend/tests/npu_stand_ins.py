@@ -22,7 +22,6 @@ if find_spec("torch_npu"):
 
     HAS_NPU = torch_npu.npu.is_available()
 
-NEEDS_NPU = pytest.mark.skip(reason="torch finds no NPU here; `make npu-check` on a machine with one")
 NEEDS_STAND_INS = pytest.mark.skipif(HAS_NPU, reason="the operators are torch_npu's own here, and take no CPU tensors")
 
 A2, A3, A5, UNKNOWN = 220, 250, 260, 999
@@ -130,3 +129,13 @@ def device_on_npu_runtime(soc_version=A2, **options):
 def device_on(runtime=None, soc_version=A2, **options):
     """A device on a runtime that defers its work."""
     return AscendDevice(AscendOptions(**options), lambda place: runtime or DeferredRuntime(), lambda: soc_version)
+
+
+class Wide:
+    """Pages of widths that the operators of torch_npu take, unless a test wants others."""
+
+    formats = AscendDevice.formats
+    dtypes = AscendDevice.dtypes
+
+    def setup(self, **fields):
+        return super().setup(**{"key_dim": 16, "value_dim": 16, **fields})

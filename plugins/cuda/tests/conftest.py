@@ -13,15 +13,13 @@ with mock.patch.dict(os.environ, {} if HAS_GPU else {"TRITON_INTERPRET": "1"}):
     import blendhub_cuda.kernels  # noqa: F401
 
 
-NEEDS_GPU = pytest.mark.skip(reason="torch finds no GPU here; `make gpu-check` on a machine with one")
-ONCE_IS_ENOUGH = pytest.mark.skip(
-    reason="chunks of one token take the interpreter seconds; one skipped prefix is tried"
-)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chunks of one token take the interpreter seconds, so one skipped prefix of them is tried there."""
+    left_out = [] if HAS_GPU else [item for item in items if _is_slow_and_like_another(item)]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in [] if HAS_GPU else items:
-        if item.get_closest_marker("cuda"):
-            item.add_marker(NEEDS_GPU)
-        if "TestCuda::test_the_skipped_prefix" in item.nodeid and "chunk 1-" in item.name and "-27]" not in item.name:
-            item.add_marker(ONCE_IS_ENOUGH)
+def _is_slow_and_like_another(item: pytest.Item) -> bool:
+    is_slow = "TestCuda::test_the_skipped_prefix" in item.nodeid and "chunk 1-" in item.name
+    return is_slow and "-27]" not in item.name

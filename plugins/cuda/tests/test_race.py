@@ -7,8 +7,11 @@ from blendhub_cuda.options import CudaOptions
 
 from blendhub.testing.devices.racing import RaceSuite
 
+if not torch.cuda.is_available():
+    pytest.skip("torch finds no GPU here; `make gpu-check` on a machine with one", allow_module_level=True)
+pytestmark = pytest.mark.cuda
 
-@pytest.mark.cuda
+
 class TestRaces(RaceSuite):
     torch_type, format, block = "cuda", "packed_heads", 16
 

@@ -1,4 +1,4 @@
-"""The blocks of running requests, followed through what vLLM's scheduler says."""
+"""The blocks of running requests: followed through what vLLM's scheduler says, or asked of vLLM."""
 
 from types import SimpleNamespace
 
@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.scheduler.followed_blocks import FollowedBlocks
+from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks
 
 
 def step(resumed=(), **blocks):
@@ -50,3 +50,12 @@ def test_an_ended_request_leaves_nothing(followed):
     followed.ended("never scheduled")
     with pytest.raises(KeyError):
         followed.of("a")
+
+
+def test_a_vllm_that_can_be_asked_is_asked_each_time():
+    manager = SimpleNamespace(get_block_ids=lambda request: (known[request],))
+    known, asked = {"a": [1, 2]}, AskedBlocks(manager)
+    asked.allocated("a", [7])
+    asked.scheduled(step(a=[8]))
+    known["a"] = [1, 0, 5]  # vLLM took one back
+    assert asked.of("a") == [1, 0, 5]

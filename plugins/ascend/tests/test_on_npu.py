@@ -1,13 +1,26 @@
-"""On an NPU: the engine reads pages that a load must not change, while the load runs."""
+"""On an NPU: the conformance suite of devices, and pages that an engine reads and a load must not change meanwhile."""
 
 import pytest
 from blendhub_ascend.factory import create
 from blendhub_ascend.options import AscendOptions
+from npu_stand_ins import HAS_NPU, Wide
 
+from blendhub.contracts import Device
+from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.racing import RaceSuite
 
+if not HAS_NPU:
+    pytest.skip("torch finds no NPU here; `make npu-check` on a machine with one", allow_module_level=True)
+pytestmark = pytest.mark.npu
 
-@pytest.mark.npu
+
+class TestNpu(Wide, DeviceSuite):
+    torch_type = "npu"
+
+    def create(self) -> Device:
+        return create(AscendOptions())
+
+
 @pytest.mark.parametrize("fast_ops", [True, False], ids=["operators", "torch alone"], scope="class")
 class TestRaces(RaceSuite):
     torch_type, format, block = "npu", "split", 128

@@ -1,0 +1,78 @@
+"""The blocks of running requests, which saves read from."""
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+class RequestBlocks(ABC):
+    """Called by the scheduler's thread."""
+
+    @abstractmethod
+    def of(self, request: str) -> list[int]:
+        """The blocks of a running request, in the order of its tokens."""
+
+    @abstractmethod
+    def allocated(self, request: str, blocks: list[int]) -> None:
+        """vLLM has allocated blocks to a request that waited: these are all it has."""
+
+    @abstractmethod
+    def scheduled(self, step: SchedulerOutput) -> None:
+        """vLLM has scheduled a step. Running requests may have got further blocks for it."""
+
+    @abstractmethod
+    def ended(self, request: str) -> None:
+        """The request needs its blocks no more."""
+
+
+class AskedBlocks(RequestBlocks):
+    """vLLM is asked each time."""
+
+    def __init__(self, manager: "KVCacheManager") -> None:
+        self._manager = manager
+
+    def of(self, request: str) -> list[int]:
+        return self._manager.get_block_ids(request)[0]
+
+    def allocated(self, request: str, blocks: list[int]) -> None:
+        """vLLM knows."""
+
+    def scheduled(self, step: SchedulerOutput) -> None:
+        """vLLM knows."""
+
+    def ended(self, request: str) -> None:
+        """vLLM knows."""
+
+
+class FollowedBlocks(RequestBlocks):
+    """Put together from what vLLM's scheduler says to a connector, for a vLLM that lets none ask.
+
+    Blocks that vLLM takes back from a running request go unnoticed: it does that with models whose every layer has an
+    attention window, which are refused (see ``model_check``).
+    """
+
+    def __init__(self) -> None:
+        self._blocks: dict[str, list[int]] = {}
+
+    def of(self, request: str) -> list[int]:
+        return self._blocks[request]
+
+    def allocated(self, request: str, blocks: list[int]) -> None:
+        self._blocks[request] = list(blocks)
+
+    def scheduled(self, step: SchedulerOutput) -> None:
+        cached = step.scheduled_cached_reqs
+        for request, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if groups is None:
+                continue
+            if request in cached.resumed_req_ids:
+                self._blocks[request] = list(groups[0])
+            else:
+                self._blocks[request] += groups[0]
+
+    def ended(self, request: str) -> None:
+        self._blocks.pop(request, None)
