@@ -1,4 +1,4 @@
-"""On a machine with an accelerator, from a plain checkout: all tests of its device for real, then its benchmark.
+"""On a machine with an accelerator, from a plain checkout: all tests of its device for real, its benchmark, an engine.
 
 Writes ``build/NAME-check/report.json``, and returns 0 only if every test passed and every bar was met.
 """
@@ -6,18 +6,30 @@ Writes ``build/NAME-check/report.json``, and returns 0 only if every test passed
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+import msgspec
+
+from benchmarks.report import Row
 from blendhub.contracts import Device
 from blendhub.hookspecs import PluginSpec
 
 ROOT = Path(__file__).parents[1]
 
 
-def check(name: str, plugin: PluginSpec[Device], folder: str, benchmark: str, machine: Callable[[], dict]) -> int:
-    """``folder`` has the plugin's tests, ``benchmark`` is a module, ``machine`` says what the report names."""
+def check(
+    name: str,
+    plugin: PluginSpec[Device],
+    folder: str,
+    benchmark: str,
+    machine: Callable[[], dict],
+    engine: Callable[[], Sequence[Row]] = lambda: (),
+) -> int:
+    """``folder`` has the plugin's tests, ``benchmark`` is a module, ``machine`` says what the report names; ``engine``
+    says how an engine of this machine starts and blends.
+    """
     unavailable = plugin.probe()
     if unavailable:
         print(f"nothing can be checked here: {unavailable.reason}; try: {unavailable.command}")
@@ -34,9 +46,12 @@ def check(name: str, plugin: PluginSpec[Device], folder: str, benchmark: str, ma
         "details": plugin.details(),
         "tests": _counts(tests) if tests.exists() else None,
         "benchmark": json.loads(rows.read_text()) if rows.exists() else None,
+        "engine": [msgspec.structs.asdict(row) for row in engine()],
     }
     report["ok"] = _is_good(report)
     (target / "report.json").write_text(json.dumps(report, indent=2) + "\n")
+    for row in report["engine"]:
+        print(f"{row['id']}: {row['what']}", "" if row["value"] is None else f"= {row['value']:.3g}")
     print(f"{machine()}: tests {report['tests']}; {'all is well' if report['ok'] else 'SOMETHING FELL SHORT'}")
     print(f"the report is {target / 'report.json'}")
     return 0 if report["ok"] else 1
@@ -55,4 +70,5 @@ def _is_good(report: dict) -> bool:
     tests, benchmark = report["tests"], report["benchmark"]
     if not tests or not benchmark or tests["failures"] or tests["errors"]:
         return False
-    return all(row["ok"] for row in benchmark["rows"])
+    # An engine's row without a verdict says why none was started.
+    return all(row["ok"] for row in benchmark["rows"]) and all(row["ok"] is not False for row in report["engine"])

@@ -9,7 +9,7 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from engine_harness.answers import Answer, Beside
+from engine_harness.answers import KV, Answer, Beside
 from engine_harness.interpreter import answer, interpreter
 
 OPTIONS: dict[str, Any] = {
@@ -97,6 +97,12 @@ class Engine:
         """Empty vLLM's own cache, so that only what was stored can help."""
         if not self.call("forget"):
             raise RuntimeError("blocks of vLLM are still held")
+
+    def full_prefill(self, prompt: Sequence[int]) -> KV:
+        """The KV of a prompt's tokens but the last, computed without reuse; vLLM's own cache is empty after it."""
+        computed = self.one(prompt, mode="off", store=False).kv(len(prompt) - 1)
+        self.forget()
+        return computed
 
     @property
     def log(self) -> str:

@@ -141,7 +141,7 @@ class Host:
         layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
         both = [read(layer, layout, model.page_size, slots) for layer in layers]
         # With one vector for both (MLA), there are no values apart.
-        return torch.stack([torch.stack([k, v if v.numel() else k]) for k, v in both]).float().numpy()
+        return torch.stack([torch.stack([k, v if v.numel() else k]) for k, v in both]).float().cpu().numpy()
 
     def forget(self) -> bool:
         """Empty vLLM's own prefix cache; false if blocks are still held."""
@@ -149,6 +149,10 @@ class Host:
 
     def preemptions(self) -> int:
         return self._preempted
+
+    def inside(self, function: str, *arguments: Any) -> Any:
+        """The result of a function, given as ``module:function``, called in this process."""
+        return _called(function, *arguments)
 
     def close(self) -> float:
         """End the engine; how many seconds that took."""
@@ -233,6 +237,11 @@ def _own_time() -> float:
     return time.perf_counter() - waited_ns / 1e9
 
 
+def _called(function: str, *arguments: Any) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)(*arguments)
+
+
 def mend_llvmlite() -> None:
     """vLLM looks into every object of every module, and stumbles over llvmlite's library, which has every attribute."""
     try:
@@ -270,8 +279,7 @@ def serve(line: Connection) -> None:
     try:
         arrange, model, options = line.recv()
         if arrange:
-            module, _, function = arrange[0].partition(":")
-            getattr(importlib.import_module(module), function)(*arrange[1:])
+            _called(*arrange)
         _allow_asynchronous_scheduling()
         if options["enforce_eager"]:
             # Otherwise vLLM compiles how it counts likely tokens, which takes each engine three seconds.

@@ -1,17 +1,20 @@
-"""On a machine with an Ascend NPU, from a plain checkout: all tests of the device for real, then its benchmark.
+"""On a machine with an Ascend NPU, from a plain checkout: all tests of the device for real, its benchmark, an engine.
 
 The report names the versions of all that takes part, so that it can be sent as it is. docs/ascend.md says where to.
 """
 
 import os
 import sys
+from functools import partial
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import blendhub_ascend
 
+from benchmarks.engine_check import engine_of_the_checkout, rows
 from benchmarks.hardware_check import check
+from benchmarks.report import Row
 
 PACKAGES = ("torch", "torch_npu", "vllm", "vllm-ascend", "triton-ascend")
 
@@ -36,6 +39,12 @@ def _cann() -> str | None:
     return found[0].read_text() if found else None
 
 
+def engine() -> list[Row]:
+    """Its attention takes 16-bit floats, heads of 128 items, and blocks of 128 tokens."""
+    start = partial(engine_of_the_checkout, block_size=128, gpu_memory_utilization=0.3)
+    return rows("vllm_ascend", start)
+
+
 if __name__ == "__main__":
     (plugin,) = blendhub_ascend.blendhub_devices()
-    sys.exit(check("npu", plugin, "plugins/ascend", "benchmarks.npu", machine))
+    sys.exit(check("npu", plugin, "plugins/ascend", "benchmarks.npu", machine, engine))

@@ -10,7 +10,7 @@ from blendhub_ascend.chips import Chip
 from blendhub_ascend.pages import Pages, as_bits
 from blendhub_ascend.schemas import problem_with
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("blendhub.ascend")
 
 Scatter: TypeAlias = Callable[..., None]
 """Called with keys and values ``[tokens, heads, width]``, both planes, and int32 slots of the tokens."""

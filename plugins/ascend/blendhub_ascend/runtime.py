@@ -14,7 +14,7 @@ from blendhub.devices import Runtime
 from blendhub_ascend.host_memory import HostMemory
 from blendhub_ascend.schemas import problem_with
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("blendhub.ascend")
 
 Arena: TypeAlias = npt.NDArray[np.uint8]
 Pairs: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]

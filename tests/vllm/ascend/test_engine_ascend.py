@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks import engine_check
 from engine_harness import Engine, deviation, disagreement
 from engine_harness.tiny_model import make_tiny_model
 from tests.vllm.conftest import SETTINGS
@@ -23,6 +24,7 @@ def engine(tmp_path_factory, vllm_023):
         # Chunks that end inside of blocks.
         SETTINGS | {"chunk_tokens": 96},
         prepare=["tests.vllm.ascend.strict_npu", "tests.vllm.ascend.engine_stand_ins"],
+        arrange=["tests.vllm.ascend.npu_device:put_in_place"],
         environment=vllm_023 | {"VLLM_LOGGING_LEVEL": "INFO"},
         # vLLM's own operators are compiled for another torch.
         compilation_config={"custom_ops": ["none"]},
@@ -43,14 +45,46 @@ def test_the_checks_at_the_start_let_text_be_reused_anywhere(engine, texts):
     assert "text is reused anywhere" in engine.log
 
 
+def test_the_device_is_the_plugin_that_is_named_as_the_platform(engine):
+    """No settings name it, and it writes pages with the operators of an Atlas A2."""
+    lines = [line.partition("device 'npu': ")[2] for line in engine.log.splitlines() if "device 'npu': " in line]
+    assert "pages are written with atb::_npu_reshape_and_cache" in lines
+    assert "many copies are submitted at once" in lines
+
+
+def test_npu_check_reads_the_line_of_the_start_and_compares_moved_text(engine):
+    start, blend = engine_check.rows_of(engine)
+    assert start.ok and start.what.startswith("start-up checks passed: text is reused anywhere; embedded hub; arena ")
+    assert blend.ok and 0 < blend.value < ROUNDING
+
+
+def test_vllm_is_not_patched(engine, texts):
+    """The hole mode of others runs with a part of the engine's start commented out."""
+    engine.one(texts.new(40))
+    assert engine.call("inside", "tests.vllm.code_of_vllm:imported") > 10_000
+    assert engine.call("inside", "tests.vllm.code_of_vllm:replaced") == []
+
+
+def test_prefix_caching_and_chunked_prefill_stay_switched_on(engine, texts):
+    """The hole mode of others switches both off."""
+    switched_on = engine.call("inside", "tests.vllm.ascend.npu_device:what_vllm_has_switched_on")
+    assert switched_on == {"prefix caching": True, "chunked prefill": True}
+    document, beginning = texts.new(300), texts.new(256)
+    engine.one(document)
+    engine.forget()
+    engine.one([*beginning, *texts.new(3)], mode="off", store=False)
+    # Longer than a step of this engine.
+    answer = engine.one([*beginning, *texts.new(20), *document, *texts.new(600)], store=False)
+    assert answer.report["engine_tokens"] == 256 and answer.report["moved_tokens"] == 300
+
+
 def test_everything_recomputed_equals_full_prefill(engine, texts):
     first, second = texts.new(300), texts.new(290)
     engine.one([*first, *second])
     engine.forget()
     prompt = [*second, *texts.new(5), *first, *texts.new(4)]
     n = len(prompt) - 1
-    expected = engine.one(prompt, mode="off", store=False).kv(n)
-    engine.forget()
+    expected = engine.full_prefill(prompt)
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
     assert blended.report["moved_tokens"] == blended.report["recomputed_tokens"] == 590
     assert deviation(blended.kv(n), expected) < ROUNDING
@@ -72,8 +106,7 @@ def test_an_exact_prefix_and_a_hole(engine, texts):
     engine.forget()
     prompt = [*first, *texts.new(70), *second, *texts.new(4)]
     n = len(prompt) - 1
-    expected = engine.one(prompt, mode="off", store=False).kv(n)
-    engine.forget()
+    expected = engine.full_prefill(prompt)
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
     assert blended.report["exact_tokens"] == 300 and blended.report["hole_tokens"] == 70
     assert deviation(blended.kv(n), expected) < ROUNDING
@@ -87,8 +120,7 @@ def test_a_cached_prefix_that_ends_inside_a_chunk(engine, texts, cached):
     engine.forget()
     prompt = [*first, *texts.new(9), *second, *texts.new(4)]
     n = len(prompt) - 1
-    expected = engine.one(prompt, mode="off", store=False).kv(n)
-    engine.forget()
+    expected = engine.full_prefill(prompt)
     engine.one([*first[:cached], *texts.new(3)], mode="off", store=False)
     blended = engine.one(prompt, recompute_ratio=1.0, store=False)
     assert blended.report["engine_tokens"] == cached

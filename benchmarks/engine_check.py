@@ -1,0 +1,100 @@
+"""The start-up checks of a tiny model in an engine of this machine, and one request that reuses moved text.
+
+For ``hardware_check``, which starts the engine from a plain checkout: ``engine_of_the_checkout``.
+"""
+
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.report import Row, missing_row
+from engine_harness import Engine, deviation
+from engine_harness.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).parents[1]
+ROUNDING = 1e-2
+"""bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
+TEXT_TOKENS, GAP_TOKENS = 300, 5
+START_ID, BLEND_ID = "engine_start", "engine_blend"
+START = "BlendHub: "
+"""Begins the lines that an engine logs once it knows what it reuses."""
+
+StartEngine = Callable[[], Any]
+"""Makes the context of an engine with BlendHub."""
+
+
+def rows(needed: str, start: StartEngine) -> list[Row]:
+    """``needed`` is the package that serves this machine's accelerator in vLLM."""
+    if not find_spec(needed):
+        why = f"{needed} is not installed: no engine was started"
+        return [missing_row(START_ID, why, "share", 1.0), missing_row(BLEND_ID, why, "norm", ROUNDING, "lower")]
+    try:
+        with start() as engine:
+            return [*rows_of(engine)]
+    except Exception as error:  # whatever an engine ends with belongs into the report
+        return [_fell_short(START_ID, f"no engine with BlendHub starts, or it ended: {error}")]
+
+
+def rows_of(engine: Any) -> Iterator[Row]:
+    """An engine whose settings let all of a text be reused; its model takes tokens below 1000."""
+    random = np.random.default_rng(1)
+    first, second, gap, rest = (
+        random.integers(10, 990, n).tolist() for n in (TEXT_TOKENS, TEXT_TOKENS, GAP_TOKENS, GAP_TOKENS)
+    )
+    engine.one([*first, *second])
+    said = [line.partition(START)[2] for line in engine.log.splitlines() if START in line]
+    passed = any(line.startswith("text is reused anywhere") for line in said)
+    words = "; ".join(said) or "nothing was logged about BlendHub"
+    yield Row(START_ID, f"start-up checks passed: {words}", float(passed), "share", 1.0, "higher", passed, None)
+    engine.forget()
+    prompt = [*second, *gap, *first, *rest]
+    expected = engine.full_prefill(prompt)
+    blended = engine.one(prompt, recompute_ratio=1.0, store=False)
+    if blended.report.get("moved_tokens") != 2 * TEXT_TOKENS:
+        yield _fell_short(BLEND_ID, f"text was not reused where it had moved: {blended.report}")
+        return
+    error = deviation(blended.kv(len(prompt) - 1), expected)
+    what = "KV of moved text, all of it recomputed: its distance from a full prefill's"
+    yield Row(BLEND_ID, what, error, "norm", ROUNDING, "lower", error < ROUNDING, None)
+
+
+@contextmanager
+def engine_of_the_checkout(**options: Any) -> Iterator[Engine]:
+    """An engine that finds this checkout's packages, whether they are installed or not."""
+    with tempfile.TemporaryDirectory() as place:
+        paths = paths_of_the_checkout(Path(place) / "metadata")
+        model = make_tiny_model(
+            Path(place) / "model", head_dim=128, num_attention_heads=2, num_key_value_heads=1, torch_dtype="bfloat16"
+        )
+        settings = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
+        environment = {"PYTHONPATH": ":".join(map(str, paths))}
+        with Engine(model, settings, environment=environment, dtype="bfloat16", **options) as engine:
+            yield engine
+
+
+def paths_of_the_checkout(metadata: Path) -> list[Path]:
+    """What Python must search for the checkout's packages and for their entry points, which are written to a folder."""
+    projects = [ROOT, *(path.parent for path in sorted(ROOT.glob("plugins/*/pyproject.toml")))]
+    for folder in projects:
+        project = tomllib.loads((folder / "pyproject.toml").read_text())["project"]
+        name, groups = project["name"], project.get("entry-points", {})
+        target = metadata / f"{name.replace('-', '_')}-0.dist-info"
+        target.mkdir(parents=True)
+        (target / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {project.get('version', '0')}\n"
+        )
+        lines = [
+            f"[{group}]\n" + "".join(f"{key} = {at}\n" for key, at in given.items()) for group, given in groups.items()
+        ]
+        (target / "entry_points.txt").write_text("\n".join(lines))
+    return [metadata, *projects]
+
+
+def _fell_short(id: str, why: str) -> Row:
+    return Row(id, why, None, "", None, "higher", False, None)

@@ -1,0 +1,45 @@
+"""The device ``npu`` in an engine on a CPU: its own code, on strict operators and with the host's memory in place of
+the NPU's.
+
+``put_in_place`` is called in an engine's process, after ``strict_npu`` and ``engine_stand_ins`` were imported.
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import torch
+
+from tests.vllm import code_of_vllm
+
+STAND_INS = Path(__file__).parents[3] / "plugins" / "ascend" / "tests"
+
+
+def put_in_place():
+    """The connector takes vLLM's platform for that of an NPU, and the plugin ``npu`` finds one."""
+    sys.path.insert(0, str(STAND_INS))
+    import npu_stand_ins
+    import strict_ops
+    from blendhub_ascend import factory
+
+    from blendhub.vllm import connector
+
+    strict_ops.define()
+    torch.npu.is_available = lambda: True
+    connector.current_platform = SimpleNamespace(device_type="npu")
+    # The pages of an engine on a CPU lie in host memory, which the plugin's own factory refuses.
+    factory.create = lambda options: npu_stand_ins.device_on_npu_runtime(
+        npu_stand_ins.A2, **msgspec.structs.asdict(options)
+    )
+    code_of_vllm.remember()
+
+
+def what_vllm_has_switched_on():
+    from vllm.distributed.kv_transfer import get_kv_transfer_group
+
+    config = get_kv_transfer_group()._vllm_config
+    return {
+        "prefix caching": config.cache_config.enable_prefix_caching,
+        "chunked prefill": config.scheduler_config.enable_chunked_prefill,
+    }

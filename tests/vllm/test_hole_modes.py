@@ -1,0 +1,106 @@
+"""What other implementations of reuse with holes got wrong, as far as the adapter decides it.
+
+Loads themselves are tested with the devices (``plugins/ascend/tests/test_holes.py``), and whole engines in
+``tests/vllm/ascend``.
+"""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from blendhub.plan import Match, Span
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.spans import total
+from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, played_engine, text
+
+FIRST, SECOND = text(0, 128), text(1, 96)
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        yield engine
+
+
+def decided(engine, prompt, local=0):
+    """What would be loaded of a prompt, of which vLLM has the first ``local`` tokens itself."""
+    request = engine.request(f"of {local}", prompt)
+    engine.side.arrived(request)
+    n_external, _ = engine.side.matched(request, local)
+    decision = engine.side._requests[request.request_id].decision
+    assert n_external == decision.end - local
+    engine.end(request, 0)
+    return decision
+
+
+def sources(decision):
+    """Where each reused token is stored."""
+    return {
+        position: (match.run, match.source_start + position - match.span.start)
+        for match in decision.matches
+        for position in range(match.span.start, match.span.end)
+    }
+
+
+@pytest.mark.parametrize("local", [3 * BLOCK, 4 * BLOCK, 5 * BLOCK + 7, 9 * BLOCK])
+def test_a_segment_stays_the_same_where_the_engine_s_own_prefix_ends_inside_it(engine, local):
+    """A key of what is left of it would find nothing."""
+    engine.serve("a", FIRST)
+    prompt = [*text(2, 32), *FIRST, *text(3, 9)]
+    whole = sources(decided(engine, prompt))
+    assert whole.keys() == set(range(32, 160))
+    left = decided(engine, prompt, local)
+    assert sources(left) == {position: source for position, source in whole.items() if position >= local}
+    assert left.start == local and not left.holes
+
+
+def test_a_first_segment_that_is_missing_leaves_the_others_reused(engine):
+    engine.serve("a", [*FIRST, *SECOND])
+    prompt = [*text(2, 50), *SECOND, *text(3, 21), *FIRST, *text(4, 9)]
+    decision = decided(engine, prompt)
+    assert sources(decision).keys() == {*range(50, 146), *range(167, 295)}
+    assert decision.holes == [Span(0, 50), Span(146, 167)]
+
+
+def test_one_segment_is_enough(engine):
+    engine.serve("a", SECOND)
+    decision = decided(engine, [*text(2, 20), *SECOND, *text(3, 9)])
+    assert sources(decision).keys() == set(range(20, 116)) and decision.holes == [Span(0, 20)]
+
+
+@pytest.mark.parametrize("local", [0, 2 * BLOCK])
+def test_an_empty_hit_list_is_no_load_and_holds_nothing(engine, local):
+    request = engine.request("a", text(2, 100))
+    engine.side.arrived(request)
+    assert engine.side.matched(request, local) == (0, False)
+    engine.side.allocated(request, list(range(7)), 0)
+    plan = engine.side.plan(SchedulerOutput.make_empty())
+    assert not plan.loads and engine.side._requests["a"].report()["reason"] == "nothing of this prompt is stored"
+    engine.settle()
+    assert engine.gauge("read_leases") == 0
+    engine.end(request, 0)
+
+
+@pytest.mark.parametrize("separator", [0, 1, 7])
+def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_of_it(separator):
+    """Holes cost the moved text nothing of its share, however many there are."""
+    starts = [number * (40 + separator) + separator for number in range(5)]
+    matches = tuple(Match(Span(start, start + 40), 1, 1000 + start, False) for start in starts)
+    decision = Decision(0, starts[-1] + 40, matches, 0.25)
+    computed = []
+    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, spans: computed.extend(spans))
+    selector, device = HOST.create("selector", "random", {}), SimpleNamespace(block_tokens=1)
+    context = BlendContext(model, [], LAYOUT, device, selector, lambda scores: scores)
+    blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), np.arange(40), decision))
+    while blend.result is None:
+        blend.step(4096)
+    assert total(blend.result.recomputed) == 0.25 * 5 * 40
+    assert blend.result.holes == 5 * separator
+    assert total(computed) == 50 + 5 * separator
