@@ -119,6 +119,7 @@ def engine_model(tmp_path_factory):
             ),
             config,
         )
+    monkeypatch.undo()
 
 
 def test_tensors_of_two_devices_do_not_mix():

@@ -11,8 +11,6 @@ from types import SimpleNamespace
 import msgspec
 import torch
 
-from tests.vllm import code_of_vllm
-
 STAND_INS = Path(__file__).parents[3] / "plugins" / "ascend" / "tests"
 
 
@@ -32,7 +30,6 @@ def put_in_place():
     factory.create = lambda options: npu_stand_ins.device_on_npu_runtime(
         npu_stand_ins.A2, **msgspec.structs.asdict(options)
     )
-    code_of_vllm.remember()
 
 
 def what_vllm_has_switched_on():

@@ -145,6 +145,39 @@ def test_the_classes_that_are_served_or_refused_are_vllm_ascends(sources_023):
     assert {*ast.literal_eval(served), *ast.literal_eval(refused)} <= known
 
 
+def assigned_to(tree, names):
+    """The attributes that code gives to objects of these names, as source."""
+    for node in ast.walk(tree):
+        owner = None
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            owner = node.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            owner = node.args[0]
+        while isinstance(owner, ast.Attribute):
+            owner = owner.value
+        if isinstance(owner, ast.Name) and owner.id in names:
+            yield ast.unparse(node)
+
+
+def test_no_code_of_the_adapter_changes_what_it_imports_from_vllm():
+    """The engine is not patched. What an engine's process has, ``test_vllm_is_not_patched`` asks."""
+    for path in ADAPTER.rglob("*.py"):
+        tree, names = ast.parse(path.read_text()), set()
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                module = getattr(node, "module", None)
+                names |= {
+                    (alias.asname or alias.name).split(".")[0]
+                    for alias in node.names
+                    if (module or alias.name).split(".")[0] in ("vllm", "vllm_ascend")
+                }
+        assert [*assigned_to(tree, names)] == [], path
+    patches = ast.parse(
+        "Scheduler.schedule = ours; setattr(Scheduler, name, ours); del Scheduler.inner.one; mine.x = 1"
+    )
+    assert len([*assigned_to(patches, {"Scheduler"})]) == 3
+
+
 def test_what_the_connector_overrides_is_called_with_what_it_takes(vllm, version):
     ours = members(ADAPTER.parents[1], "blendhub.vllm.connector", "BlendHubConnector")
     theirs = members(vllm, CONNECTOR_BASE, "KVConnectorBase_V1")
