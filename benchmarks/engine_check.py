@@ -3,6 +3,7 @@
 For ``hardware_check``, which starts the engine from a plain checkout: ``engine_of_the_checkout``.
 """
 
+import os
 import tempfile
 import tomllib
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from engine_harness.tiny_model import make_tiny_model
 ROOT = Path(__file__).parents[1]
 ROUNDING = 1e-2
 """bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
+SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
+"""Everything that was asked for is blended, whether it pays or not."""
 TEXT_TOKENS, GAP_TOKENS = 300, 5
 START_ID, BLEND_ID = "engine_start", "engine_blend"
 START = "BlendHub: "
@@ -65,16 +68,24 @@ def rows_of(engine: Any) -> Iterator[Row]:
 
 
 @contextmanager
-def engine_of_the_checkout(**options: Any) -> Iterator[Engine]:
-    """An engine that finds this checkout's packages, whether they are installed or not."""
+def engine_of_the_checkout(
+    settings: dict[str, Any] = SETTINGS, environment: dict[str, str] | None = None, **options: Any
+) -> Iterator[Engine]:
+    """An engine that finds this checkout's packages, whether they are installed or not.
+
+    The model is one that attention on NPUs takes, too: 16-bit floats, heads of 128 items, blocks of 128 tokens.
+    """
     with tempfile.TemporaryDirectory() as place:
         paths = paths_of_the_checkout(Path(place) / "metadata")
+        given = environment or {}
+        search = [*filter(None, [given.get("PYTHONPATH")]), *map(str, paths)]
         model = make_tiny_model(
             Path(place) / "model", head_dim=128, num_attention_heads=2, num_key_value_heads=1, torch_dtype="bfloat16"
         )
-        settings = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
-        environment = {"PYTHONPATH": ":".join(map(str, paths))}
-        with Engine(model, settings, environment=environment, dtype="bfloat16", **options) as engine:
+        environment = {**given, "PYTHONPATH": os.pathsep.join(search)}
+        with Engine(
+            model, settings, environment=environment, **{"dtype": "bfloat16", "block_size": 128, **options}
+        ) as engine:
             yield engine
 
 

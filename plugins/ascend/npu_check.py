@@ -40,9 +40,7 @@ def _cann() -> str | None:
 
 
 def engine() -> list[Row]:
-    """Its attention takes 16-bit floats, heads of 128 items, and blocks of 128 tokens."""
-    start = partial(engine_of_the_checkout, block_size=128, gpu_memory_utilization=0.3)
-    return rows("vllm_ascend", start)
+    return rows("vllm_ascend", partial(engine_of_the_checkout, gpu_memory_utilization=0.3))
 
 
 if __name__ == "__main__":

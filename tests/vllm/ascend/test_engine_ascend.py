@@ -3,8 +3,7 @@
 import pytest
 
 from benchmarks import engine_check
-from engine_harness import Engine, deviation, disagreement
-from engine_harness.tiny_model import make_tiny_model
+from engine_harness import deviation, disagreement
 from tests.vllm.conftest import SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -13,23 +12,19 @@ ROUNDING = 1e-2
 """bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
 LIKELY = 0.2
 """The same of log-probabilities."""
-WIDE = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "torch_dtype": "bfloat16"}
-"""FIA takes 16-bit floats and heads of this width."""
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory, vllm_023):
-    with Engine(
-        make_tiny_model(tmp_path_factory.mktemp("model") / "wide", **WIDE),
+def engine(vllm_023):
+    """As `make npu-check` starts it."""
+    with engine_check.engine_of_the_checkout(
         # Chunks that end inside of blocks.
         SETTINGS | {"chunk_tokens": 96},
+        vllm_023 | {"VLLM_LOGGING_LEVEL": "INFO"},
         prepare=["tests.vllm.ascend.strict_npu", "tests.vllm.ascend.engine_stand_ins"],
         arrange=["tests.vllm.ascend.npu_device:put_in_place"],
-        environment=vllm_023 | {"VLLM_LOGGING_LEVEL": "INFO"},
         # vLLM's own operators are compiled for another torch.
         compilation_config={"custom_ops": ["none"]},
-        dtype="bfloat16",
-        block_size=128,
         num_gpu_blocks_override=120,
         # Longer prompts are computed, and get their blocks, in several steps.
         max_num_batched_tokens=512,
