@@ -18,6 +18,8 @@ from blendhub.testing.devices.rotation import RotationTests
 class TestTorchAlone(DeviceSuite):
     """What runs with any release of torch_npu, on a runtime that defers all work."""
 
+    # Twice as many are tried on an NPU.
+    n_random_transfers = 100
     formats = AscendDevice.formats
     dtypes = AscendDevice.dtypes
 
