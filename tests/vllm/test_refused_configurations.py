@@ -1,0 +1,78 @@
+"""Configurations of vLLM in which text cannot be moved, or nothing can be stored: each is refused with a sentence."""
+
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub.errors import Unsupported
+from blendhub.vllm.worker.model import model_check
+
+
+def configured(*, parallel=None, model=None, speculative=None):
+    """What a configuration has that the checks read, with these fields changed."""
+    one = {
+        "pipeline_parallel_size": 1,
+        "decode_context_parallel_size": 1,
+        "data_parallel_size": 1,
+        "is_moe_model": False,
+    }
+    return SimpleNamespace(
+        parallel_config=SimpleNamespace(**one | (parallel or {})),
+        model_config=SimpleNamespace(**{"is_encoder_decoder": False, "uses_mrope": False} | (model or {})),
+        speculative_config=speculative and SimpleNamespace(method=speculative),
+    )
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        (
+            {"parallel": {"data_parallel_size": 2, "is_moe_model": True}},
+            "experts are spread over data-parallel engines",
+        ),
+        # vLLM has not found out yet.
+        (
+            {"parallel": {"data_parallel_size": 2, "is_moe_model": None}},
+            "experts are spread over data-parallel engines",
+        ),
+        ({"model": {"uses_mrope": True}}, "M-RoPE"),
+        ({"speculative": "eagle"}, "draft model keeps its own KV"),
+    ],
+)
+def test_configurations_in_which_text_cannot_be_moved(changed, words):
+    with pytest.raises(Unsupported, match=words):
+        model_check._refuse_to_blend(configured(**changed))
+
+
+@pytest.mark.parametrize(
+    "changed", [{}, {"parallel": {"data_parallel_size": 2}}, {"speculative": "ngram"}], ids=["usual", "data", "ngram"]
+)
+def test_others_are_not_refused(changed):
+    model_check._refuse_to_blend(configured(**changed))
+    model = SimpleNamespace(config=configured(**changed), frees_blocks_early=False)
+    assert model_check._why_nothing(model) is None
+
+
+@pytest.mark.parametrize(
+    "changed, words",
+    [
+        ({"parallel": {"pipeline_parallel_size": 2}}, "pipeline parallelism"),
+        ({"parallel": {"decode_context_parallel_size": 2}}, "context parallelism"),
+        # vllm-ascend's.
+        ({"parallel": {"prefill_context_parallel_size": 2}}, "context parallelism"),
+        ({"model": {"is_encoder_decoder": True}}, "encoder-decoder"),
+    ],
+)
+def test_configurations_in_which_nothing_is_stored(changed, words):
+    model = SimpleNamespace(config=configured(**changed), frees_blocks_early=False)
+    assert words in model_check._why_nothing(model)
+
+
+@pytest.mark.parametrize("can_ask", [True, False])
+def test_windows_of_every_layer_are_refused_where_vllm_does_not_say_which_blocks_it_frees(monkeypatch, can_ask):
+    """vLLM 0.23 does not."""
+    monkeypatch.setattr(model_check, "CAN_ASK_FOR_BLOCKS", can_ask)
+    why = model_check._why_nothing(SimpleNamespace(config=configured(), frees_blocks_early=True))
+    assert (why is None) if can_ask else ("every layer has an attention window" in why)
