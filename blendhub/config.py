@@ -13,6 +13,8 @@ from blendhub.plugin_choice import PluginChoice
 
 Positive = Annotated[float, Meta(gt=0)]
 PolicyName: TypeAlias = Literal["lru", "s3fifo"]
+HubPlacement: TypeAlias = Literal["thread", "process"]
+"""Where an embedded hub runs: in a thread of its owner, or in a child process."""
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,19 +1,16 @@
 """A hub that belongs to one process and ends with it: in a thread of that process, or in a child process."""
 
 import asyncio
-import multiprocessing
 import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from multiprocessing.connection import Connection
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.errors import HubError
+from blendhub.config import HubConfig, HubPlacement
 from blendhub.host import PluginHost
-from blendhub.hub.gc_tuning import disable_full_collections
+from blendhub.hub.child import ChildHub
 from blendhub.hub.hub import Hub
 
 T = TypeVar("T")
@@ -45,7 +42,7 @@ class EmbeddedHub(ABC):
 
 
 def embedded_hub(
-    config: HubConfig | None = None, where: Literal["thread", "process"] = "thread", host: PluginHost | None = None
+    config: HubConfig | None = None, where: HubPlacement = "thread", host: PluginHost | None = None
 ) -> EmbeddedHub:
     """Start a hub in a thread of this process or in a child process, and wait until it serves."""
     return (HubInThread if where == "thread" else HubInProcess)(config or HubConfig(), host)
@@ -96,41 +93,11 @@ class HubInProcess(EmbeddedHub):
 
     def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
         self._host = host
-        # A fresh interpreter: a fork would inherit threads' locks, and devices that cannot be shared.
-        context = multiprocessing.get_context("spawn")
-        self._pipe, child_end = context.Pipe()
-        self._process = context.Process(target=_serve_child, args=(config, child_end), name="blendhub-hub", daemon=True)
-        self._process.start()
-        child_end.close()
-        try:
-            answer = self._pipe.recv() if self._pipe.poll(START_TIMEOUT_S) else "it did not answer in time"
-        except EOFError:
-            answer = f"its process ended with exit code {self._process.exitcode}"
-        if isinstance(answer, str):
-            self.close()
-            raise HubError(f"the hub did not start: {answer}")
-        self.endpoint, self.metrics_address = answer
+        self._child = ChildHub(config, START_TIMEOUT_S)
+        self.endpoint, self.metrics_address = self._child.endpoint, self._child.metrics_address
 
     def connect(self) -> HubClient:
         return HubClient(self.endpoint, host=self._host)
 
     def close(self) -> None:
-        self._pipe.close()
-        self._process.join(START_TIMEOUT_S)
-
-
-def _serve_child(config: HubConfig, pipe: Connection) -> None:
-    """Serve until the parent closes its end of the pipe, or dies."""
-    disable_full_collections()
-
-    async def serve() -> None:
-        parent_closed = asyncio.Event()
-        asyncio.get_running_loop().add_reader(pipe.fileno(), parent_closed.set)
-        async with Hub(config) as hub:
-            pipe.send((hub.endpoints[0], hub.metrics_address))
-            await parent_closed.wait()
-
-    try:
-        asyncio.run(serve())
-    except Exception as error:
-        pipe.send(f"{error}")
+        self._child.close(START_TIMEOUT_S)

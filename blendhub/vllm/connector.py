@@ -27,7 +27,7 @@ from blendhub.contracts import Selector
 from blendhub.errors import LayoutMismatch, Unsupported
 from blendhub.hookspecs import EngineInfo
 from blendhub.host import PluginHost
-from blendhub.hub.embedded import EmbeddedHub, HubInThread
+from blendhub.hub.embedded import EmbeddedHub, HubInThread, embedded_hub
 from blendhub.layout import Namespace
 from blendhub.observers import Observers
 from blendhub.plugin_choice import PluginChoice
@@ -283,8 +283,10 @@ class BlendHubConnector(KVConnectorBase_V1):
     def _reach_hub(self) -> HubAddress:
         if self._settings.endpoint:
             return HubAddress(self._settings.endpoint, self._settings.transport)
-        self._hub = HubInThread(self._settings.hub, self._host)
-        if self._vllm_config.parallel_config.world_size == 1 and _worker_runs_in_this_process(self._vllm_config):
+        assert self._settings.hub.embedded
+        self._hub = embedded_hub(self._settings.hub, self._settings.hub.embedded, self._host)
+        is_alone = self._vllm_config.parallel_config.world_size == 1 and _worker_runs_in_this_process(self._vllm_config)
+        if isinstance(self._hub, HubInThread) and is_alone:
             return HubAddress(self._hub.inproc_endpoint, PluginChoice("inproc"))
         return HubAddress(self._hub.endpoint, PluginChoice("zmq"))
 

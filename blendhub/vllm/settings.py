@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.config import HubConfig, HubPlacement, Listen, StoreChoice
 from blendhub.errors import BlendHubError, OptionError, PluginError
 from blendhub.host import PluginHost
 from blendhub.layout import DEFAULT_MATCHERS
@@ -40,6 +40,10 @@ class EmbeddedHubConfig(HubConfig, frozen=True, kw_only=True, forbid_unknown_fie
     metrics: Annotated[str, Meta(description="HOST:PORT of the hub's own /metrics; port 0: any; empty: not served")] = (
         ""
     )
+    embedded: Annotated[
+        HubPlacement | None,
+        Meta(description="in a thread of vLLM's process, or in a child process; default: thread on CPUs, else process"),
+    ] = None
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -93,7 +97,11 @@ OWNER = f"{EXTRA}.{KEY}"
 
 
 def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Settings:
-    """The checked settings; every plugin named in them can run here and takes its options. Errors name the key."""
+    """The checked settings; every plugin named in them can run here and takes its options. Errors name the key.
+
+    ``device`` is vLLM's. Steps on an accelerator are short, and hold the interpreter's lock for much of their time, so
+    an embedded hub runs in a process there. On CPUs that process would only compete with the engine for cores.
+    """
     mistakes = mistakes_in_settings(extra, host, device)
     if mistakes:
         kind = PluginError if all(isinstance(mistake, PluginError) for mistake in mistakes) else OptionError
@@ -101,7 +109,12 @@ def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Se
     for choice in _choices(extra.get(KEY), device):
         host.spec(choice.kind, choice.name)
     settings = parse_options(OWNER, Settings, extra.get(KEY))
-    return settings if settings.device else msgspec.structs.replace(settings, device=PluginChoice(name=device))
+    placement: HubPlacement = settings.hub.embedded or ("thread" if device == "cpu" else "process")
+    return msgspec.structs.replace(
+        settings,
+        device=settings.device or PluginChoice(name=device),
+        hub=msgspec.structs.replace(settings.hub, embedded=placement),
+    )
 
 
 def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:

@@ -7,43 +7,19 @@ import subprocess
 import threading
 import time
 
-import numpy as np
 import pytest
-from hub_direct import marks, namespace, tokens
+from hub_direct import namespace, tokens
+from mapped import check, store
 from processes import IN_A_CONTAINER, SOON_S, HubProcess, python_of, run_python, until
 
-from blendhub.arena_view import SHM
 from blendhub.client import HubClient
 from blendhub.config import HubConfig, StoreChoice
-from blendhub.errors import BlendHubError, HubError, LeaseError, PeerGone, TransportError
+from blendhub.errors import HubError, LeaseError, PeerGone, TransportError
 from blendhub.hub.arena import remove_leftovers
 from blendhub.hub.embedded import embedded_hub
 from blendhub.plan import Span
 
 pytestmark = pytest.mark.slow
-
-
-def store(client: HubClient, text: np.ndarray) -> None:
-    reserved = client.reserve(text, Span(0, len(text)))
-    if reserved.right is None:
-        return
-    with client.writing(reserved.right):
-        for slot in reserved.slots:
-            client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
-    client.commit(reserved.right, reserved.span.end)
-
-
-def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
-    """Look up a text, check the bytes that are found, and return the number of tokens."""
-    found = client.lookup(text, acquire=False, wait_s=wait_s)
-    copies = []
-    with client.reading(client.acquire(found.matches)) as pieces:
-        for piece in pieces:
-            rows = client.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
-            copies.append((piece.span, rows.copy()))
-    for span, rows in copies:
-        assert np.array_equal(rows, text[span.start : span.end] ^ np.uint32(1))
-    return sum(len(span) for span, _ in copies)
 
 
 @pytest.fixture
@@ -317,54 +293,6 @@ def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
         until(lambda: client.stats().counters["store_saves"] >= 3)
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("where", ["thread", "process"])
-def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where):
-    before = set(SHM.iterdir())
-    with embedded_hub(HubConfig(arena_gib=0.01), where) as hub:
-        endpoint = hub.endpoint
-        with hub.connect() as inside, HubClient(endpoint) as outside:
-            inside.register("e", namespace(), rank=0)
-            outside.register("f", namespace(), rank=0)
-            store(inside, tokens(1, 96))
-            assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
-            assert [path.name.startswith("blendhub-") for path in set(SHM.iterdir()) - before] == [True]
-    assert set(SHM.iterdir()) == before
-    assert not os.path.exists(endpoint.removeprefix("ipc://"))
-    client = HubClient(endpoint, timeout=0.3)
-    with pytest.raises(BlendHubError):
-        client.register("g", namespace())
-    client.close()
-
-
-def test_a_hub_in_a_child_process_ends_with_its_owner():
-    owner = run_python(OWNER)
-    endpoint = owner.stdout.readline().strip()
-    with HubClient(endpoint) as client:
-        segment = client_arena(client)
-        assert segment.exists()
-        os.kill(owner.pid, signal.SIGKILL)
-        owner.wait()
-        until(lambda: not segment.exists())
-
-
-OWNER = """
-import sys
-from blendhub.config import HubConfig
-from blendhub.hub.embedded import embedded_hub
-
-if __name__ == "__main__":
-    hub = embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "process")
-    print(hub.endpoint, flush=True)
-    sys.stdin.read()
-"""
-
-
-def client_arena(client: HubClient):
-    client.register("e", namespace())
-    return SHM / client.arena.name.segment
-
-
 def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
     config = HubConfig(arena_gib=0.01, read_lease_s=0.3, metrics="")
     with embedded_hub(config) as hub, hub.connect() as client:
@@ -389,9 +317,3 @@ def test_a_write_that_takes_too_long_is_told_and_its_slots_come_back(tmp_path):
         assert client.stats().gauges["arena_free_bytes"] == free
         with pytest.raises(LeaseError):
             client.commit(reserved.right, 96)
-
-
-@pytest.mark.parametrize("where", ["thread", "process"])
-def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
-    with pytest.raises(HubError, match="set arena_gib to at most"):
-        embedded_hub(HubConfig(arena_gib=2**20), where)

@@ -102,7 +102,10 @@ def test_an_engine_that_cannot_map_the_hub_s_memory_says_so_and_asks_for_nothing
 
 def test_the_start_says_how_much_room_there_is(model):
     with Engine(model, SETTINGS) as engine:
-        assert re.search(r"text is reused anywhere; embedded hub; arena 256 MiB: about [\d,]+ tokens", engine.log)
-    small = SETTINGS | {"hub": {"arena_gib": 0.001, "metrics": ""}}
+        assert re.search(
+            r"text is reused anywhere; embedded hub in a thread; arena 256 MiB: about [\d,]+ tokens", engine.log
+        )
+    small = SETTINGS | {"hub": {"arena_gib": 0.001, "embedded": "process"}}
     with Engine(model, small) as engine:
+        assert "embedded hub in a process; arena 1 MiB" in engine.log
         assert "less than one prompt of max_model_len 2,048" in engine.log

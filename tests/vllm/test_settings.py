@@ -7,7 +7,14 @@ import pytest
 
 from blendhub import PluginHost
 from blendhub.errors import OptionError, PluginError
-from blendhub.vllm.settings import PluginChoice, RequestSettings, Settings, read_request, read_settings
+from blendhub.vllm.settings import (
+    EmbeddedHubConfig,
+    PluginChoice,
+    RequestSettings,
+    Settings,
+    read_request,
+    read_settings,
+)
 
 HOST = PluginHost.discover()
 WHERE = "kv_connector_extra_config.blendhub"
@@ -19,7 +26,9 @@ def read(given, host=HOST):
 
 def test_nothing_written_means_the_defaults_and_the_device_that_vllm_runs_on():
     for extra in ({}, {"blendhub": {}}, {"blendhub": None}):
-        assert read_settings(extra, HOST, "cpu") == Settings(device=PluginChoice(name="cpu"))
+        assert read_settings(extra, HOST, "cpu") == Settings(
+            device=PluginChoice(name="cpu"), hub=EmbeddedHubConfig(embedded="thread")
+        )
 
 
 def test_what_is_written_is_taken():
@@ -221,3 +230,18 @@ def test_where_vllm_makes_cuda_graphs_a_wrong_setting_ends_its_start_before_the_
     with pytest.raises(OptionError, match="recompute_ration"):
         ask({"blendhub": {"recompute_ration": 0.3}})
     assert "requires_piecewise_for_cudagraph(" in inspect.getsource(importlib.import_module("vllm.config.vllm"))
+
+
+@pytest.mark.parametrize(
+    "given, device, where",
+    [
+        ({}, "cpu", "thread"),
+        ({}, "cuda", "process"),
+        ({}, "npu", "process"),
+        ({"embedded": "process"}, "cpu", "process"),
+        ({"embedded": "thread"}, "cuda", "thread"),
+    ],
+)
+def test_an_embedded_hub_shares_the_process_only_of_an_engine_that_computes_there(given, device, where):
+    extra = {"blendhub": {"hub": given, "device": {"name": "cpu"}}}
+    assert read_settings(extra, HOST, device).hub.embedded == where

@@ -15,11 +15,18 @@ LAYOUT = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bflo
 SPACE = Namespace(model="m", layout=LAYOUT)
 TOKEN = 128 * 1024
 GIB = 2**30
-OWN = "BlendHub: text is reused anywhere; embedded hub"
+OWN = "BlendHub: text is reused anywhere; embedded hub in a thread"
+EMBEDDED = EmbeddedHubConfig(embedded="thread")
 
 
 def facts(**changes) -> StartupFacts:
-    given = {"settings": Settings(), "blends": True, "role": "kv_both", "max_model_len": 8192, "namespace": SPACE}
+    given = {
+        "settings": Settings(hub=EMBEDDED),
+        "blends": True,
+        "role": "kv_both",
+        "max_model_len": 8192,
+        "namespace": SPACE,
+    }
     return StartupFacts(**given | changes)
 
 

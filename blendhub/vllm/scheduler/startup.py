@@ -114,14 +114,15 @@ def _what_is_reused(facts: StartupFacts) -> str:
 
 
 def _where(facts: StartupFacts) -> str:
-    return f"hub at {facts.settings.endpoint}" if facts.settings.endpoint else "embedded hub"
+    settings = facts.settings
+    return f"hub at {settings.endpoint}" if settings.endpoint else f"embedded hub in a {settings.hub.embedded}"
 
 
 def _without_an_arena(facts: StartupFacts, trouble: str) -> str:
     return (
         f"BlendHub: nothing is reused or stored: {trouble}. KV is exchanged with the {_where(facts)} through shared "
         "memory. Run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), as the same "
-        f"user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for a embedded hub"
+        f"user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for an embedded hub"
     )
 
 

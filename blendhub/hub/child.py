@@ -1,0 +1,102 @@
+"""A hub in a child process: ``python -P -m blendhub.hub.child FD``, where ``FD`` is its end of a socket to its owner.
+
+The owner sends the configuration in one line, and gets the hub's addresses or an error in one line. The hub serves
+until the owner closes its end, or dies. ``multiprocessing`` would run the owner's script again, and refuses to start a
+process from its own daemons.
+"""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+
+import msgspec
+
+from blendhub.config import HubConfig
+from blendhub.errors import HubError
+from blendhub.hub.gc_tuning import disable_full_collections
+from blendhub.hub.hub import Hub
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """The hub's addresses, or why it did not start."""
+
+    endpoint: str = ""
+    metrics_address: str = ""
+    error: str = ""
+
+
+class ChildHub:
+    """The owner's end."""
+
+    def __init__(self, config: HubConfig, timeout_s: float) -> None:
+        self._line, child_end = socket.socketpair()
+        with child_end:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", __name__, str(child_end.fileno())],
+                pass_fds=[child_end.fileno()],
+                stdin=subprocess.DEVNULL,
+                # A Ctrl-C in a terminal is meant for the owner, which still needs its hub while it ends.
+                start_new_session=True,
+                # What the owner can import, its hub can: plugins among them.
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        try:
+            answer = self._ask(config, timeout_s)
+        except BaseException:
+            self.close(timeout_s)
+            raise
+        self.endpoint, self.metrics_address = answer.endpoint, answer.metrics_address
+
+    def close(self, timeout_s: float) -> None:
+        """Have it end by itself, so that it removes its arena and sockets."""
+        self._line.close()
+        try:
+            self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def _ask(self, config: HubConfig, timeout_s: float) -> Answer:
+        # ``config`` may have its owner's keys beside the hub's.
+        fields = {name: getattr(config, name) for name in HubConfig.__struct_fields__}
+        self._line.settimeout(timeout_s)
+        try:
+            self._line.sendall(msgspec.json.encode(fields) + b"\n")
+            reply = self._line.makefile("rb").readline()
+        except TimeoutError:
+            raise HubError(f"the hub did not start: its process did not answer in {timeout_s:g} s") from None
+        except OSError:
+            reply = b""
+        if not reply:
+            raise HubError(f"the hub did not start: its process ended with exit code {self._process.wait(timeout_s)}")
+        answer = msgspec.json.decode(reply, type=Answer)
+        if answer.error:
+            raise HubError(f"the hub did not start: {answer.error}")
+        return answer
+
+
+async def _serve(line: socket.socket, config: HubConfig) -> None:
+    is_over, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, is_over.set)
+    # The owner sends nothing more, so its end is closed when there is something to read.
+    loop.add_reader(line.fileno(), is_over.set)
+    async with Hub(config) as hub:
+        line.sendall(msgspec.json.encode(Answer(hub.endpoints[0], hub.metrics_address)) + b"\n")
+        await is_over.wait()
+
+
+def main() -> None:
+    disable_full_collections()
+    with socket.socket(fileno=int(sys.argv[1])) as line:
+        config = msgspec.json.decode(line.makefile("rb").readline(), type=HubConfig)
+        try:
+            asyncio.run(_serve(line, config))
+        except Exception as error:
+            line.sendall(msgspec.json.encode(Answer(error=str(error))) + b"\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""Texts whose KV a client writes into the mapped arena itself, and checks there."""
+
+import numpy as np
+from hub_direct import marks
+
+from blendhub.client import HubClient
+from blendhub.plan import Span
+
+
+def store(client: HubClient, text: np.ndarray) -> None:
+    reserved = client.reserve(text, Span(0, len(text)))
+    if reserved.right is None:
+        return
+    with client.writing(reserved.right):
+        for slot in reserved.slots:
+            client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
+    client.commit(reserved.right, reserved.span.end)
+
+
+def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
+    """Look up a text, check the bytes that are found, and return the number of tokens."""
+    found = client.lookup(text, acquire=False, wait_s=wait_s)
+    copies = []
+    with client.reading(client.acquire(found.matches)) as pieces:
+        for piece in pieces:
+            rows = client.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
+            copies.append((piece.span, rows.copy()))
+    for span, rows in copies:
+        assert np.array_equal(rows, text[span.start : span.end] ^ np.uint32(1))
+    return sum(len(span) for span, _ in copies)

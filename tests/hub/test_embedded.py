@@ -1,0 +1,94 @@
+"""A hub embedded in another process: in a thread of it, and in a child process that ends with it."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_direct import namespace, tokens
+from mapped import check, store
+from processes import run_python, until
+
+from blendhub.arena_view import SHM
+from blendhub.client import HubClient
+from blendhub.config import HubConfig
+from blendhub.errors import BlendHubError, HubError
+from blendhub.hub.embedded import embedded_hub
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where):
+    before = set(SHM.iterdir())
+    with embedded_hub(HubConfig(arena_gib=0.01), where) as hub:
+        endpoint = hub.endpoint
+        with hub.connect() as inside, HubClient(endpoint) as outside:
+            inside.register("e", namespace(), rank=0)
+            outside.register("f", namespace(), rank=0)
+            store(inside, tokens(1, 96))
+            assert check(outside, tokens(1, 96)) == check(inside, tokens(1, 96)) == 96
+            assert [path.name.startswith("blendhub-") for path in set(SHM.iterdir()) - before] == [True]
+    assert set(SHM.iterdir()) == before
+    assert not os.path.exists(endpoint.removeprefix("ipc://"))
+    client = HubClient(endpoint, timeout=0.3)
+    with pytest.raises(BlendHubError):
+        client.register("g", namespace())
+    client.close()
+
+
+def test_a_hub_in_a_child_process_ends_with_its_owner():
+    owner = run_python(OWNER)
+    endpoint = owner.stdout.readline().strip()
+    with HubClient(endpoint) as client:
+        segment = client_arena(client)
+        assert segment.exists()
+        os.kill(owner.pid, signal.SIGKILL)
+        owner.wait()
+        until(lambda: not segment.exists())
+
+
+def test_a_hub_in_a_child_process_does_not_run_its_owner_s_script_again(tmp_path):
+    """As ``multiprocessing`` would. A script that serves a model rarely guards against that."""
+    script = tmp_path / "script.py"
+    script.write_text(OWNER)
+    ended = subprocess.run([sys.executable, script], input="", capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0 and ended.stdout.count("ipc://") == 1
+
+
+def test_a_ctrl_c_in_the_owner_s_terminal_leaves_the_hub_to_its_owner():
+    owner = run_python(OWNER)
+    endpoint = owner.stdout.readline().strip()
+    (hub,) = Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
+    assert os.getpgid(int(hub)) != os.getpgid(owner.pid)
+    with HubClient(endpoint) as client:
+        segment = client_arena(client)
+        os.kill(int(hub), signal.SIGTERM)
+        until(lambda: not segment.exists())
+    owner.communicate("")
+
+
+OWNER = """
+import sys
+from blendhub.config import HubConfig
+from blendhub.hub.embedded import embedded_hub
+
+hub = embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "process")
+print(hub.endpoint, flush=True)
+sys.stdin.read()
+hub.close()
+"""
+
+
+def client_arena(client: HubClient):
+    client.register("e", namespace())
+    return SHM / client.arena.name.segment
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
+    with pytest.raises(HubError, match="set arena_gib to at most"):
+        embedded_hub(HubConfig(arena_gib=2**20), where)
