@@ -96,10 +96,11 @@ class Device(ABC):
     Other requests may be reading the skipped prefix, holes, the rest of a block and other blocks: a load does not
     write them, not even with equal values. ``save`` writes the rows of its segments and nothing else.
 
-    *Order.* A transfer sees the engine's writes to its pages that were submitted before the call. The engine's work
-    that is submitted after ``wait`` returned sees the transfer. Until then the caller lets nothing change either side.
-    Several transfers may be pending. ``wait`` blocks the calling thread, because leases are released after it; a caller
-    that must not block polls ``done``. Any thread may call both.
+    *Order.* A save sees the engine's writes to its pages that were submitted before the call; a load overwrites those
+    that were submitted before the last ``begin_step``. The engine's work that is submitted after ``wait`` returned sees
+    the transfer. Until then the caller lets nothing change either side. Several transfers may be pending. ``wait``
+    blocks the calling thread, because leases are released after it; a caller that must not block polls ``done``. Any
+    thread may call both.
 
     *Errors.* A segment beyond its shard, the arena, the block table, the pages or the rotation's positions raises
     InvalidInput, and nothing is copied. So do overlapping segments of one load, a save to a read-only arena, and any
@@ -145,6 +146,13 @@ class Device(ABC):
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
     ) -> Transfer:
         """Copy from the arena to pages. Block ``block_ids[i]`` holds the prompt's tokens from ``i * block_size`` on."""
+
+    def begin_step(self) -> None:  # noqa: B027 (devices that copy when they are called need none)
+        """The engine begins a step. Its work from now on touches no page of a load that is started before the next one.
+
+        So loads need not follow this work: those of accelerators run beside the step's forward, even if they are
+        started after it was launched. Before the first call, a load follows all that was submitted before it.
+        """
 
     @abstractmethod
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:

@@ -96,10 +96,9 @@ class TransferQueue(ABC):
         self._synchronize()
 
     def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
-        """Run the batches after all work that the engine has submitted so far."""
+        """Run the batches after the engine's work that they must follow."""
         self._runtime.enter()
-        begin = self._runtime.record_event()
-        return StreamTransfer(self._runtime, self._thread.submit(self._submit, begin, arena, groups))
+        return StreamTransfer(self._runtime, self._thread.submit(self._submit, self._begin(), arena, groups))
 
     def drain(self) -> None:
         """Return when no transfer is pending."""
@@ -138,6 +137,10 @@ class TransferQueue(ABC):
             # Extension modules may raise others, which would end the thread that waits.
             raise RuntimeError(f"{type(error).__name__}: {error}") from error
 
+    def _begin(self) -> Any:
+        """An event that the batches must follow: the end of all work that the engine has submitted so far."""
+        return self._runtime.record_event()
+
     def _pinned_table(self, group: BatchGroup) -> torch.Tensor:
         pinned = self._runtime.allocate_pinned(group.table.nbytes)
         pinned.numpy()[:] = group.table.view(np.uint8).reshape(-1)
@@ -161,6 +164,16 @@ class TransferQueue(ABC):
 
 
 class LoadQueue(TransferQueue):
+    _step_begins: Any = None
+
+    def begin_step(self) -> None:
+        """Loads that start from now on follow the engine's work up to here, and not the step's own."""
+        self._runtime.enter()
+        self._step_begins = self._runtime.record_event()
+
+    def _begin(self) -> Any:
+        return super()._begin() if self._step_begins is None else self._step_begins
+
     def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
         self._mover.rows_to_pages(stream.handle, memory, stream.table, group, batch)
 

@@ -118,6 +118,10 @@ class StreamDevice(Device):
         attached.bounds.check_load(segments, skip_prefix_n_tokens)
         return attached.loads.start(arena, self._groups(segments, block_ids, skip_prefix_n_tokens))
 
+    def begin_step(self) -> None:
+        if self._attached:
+            self._attached.loads.begin_step()
+
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         attached, arena = self._ready()
         attached.bounds.check(segments, block_ids, arena.bytes.size)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 STEP = 2**27
 """Bytes reserved at a time, which takes about a tenth of a second."""
 
+MADV_POPULATE_WRITE = 23
+
 _SEGMENT_NAME = re.compile(r"blendhub-\d+-[0-9a-f]{16}")
 
 
@@ -52,23 +54,44 @@ class Arena:
         self._path, self._fd = _new_segment()
         self.name = ArenaName(self._path.name, secrets.token_hex(16), size)
         try:
-            os.pwrite(self._fd, header_of(self.name), 0)
-            for at in range(0, HEADER_BYTES + size, STEP):
-                os.posix_fallocate(self._fd, at, min(STEP, HEADER_BYTES + size - at))
-                yield
+            os.ftruncate(self._fd, HEADER_BYTES + size)
             self._memory = mmap.mmap(self._fd, HEADER_BYTES + size)
+            # Before anything touches the memory: pages keep the size that they are created with.
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+            reserve = self._touch if has_huge_pages_on_advice(SHM) else self._allocate
+            for at in range(0, HEADER_BYTES + size, STEP):
+                reserve(at, min(STEP, HEADER_BYTES + size - at))
+                yield
+            os.pwrite(self._fd, header_of(self.name), 0)
         except BaseException as error:
             self._path.unlink()
             os.close(self._fd)
             if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.ENOMEM):
                 raise _too_small(size) from error
             raise
-        self._memory.madvise(mmap.MADV_HUGEPAGE)
         # A parent may kill this process before it can clean up, as vLLM does; Python's resource tracker then removes
         # the segment.
         self._tracked = multiprocessing.parent_process() is not None
         if self._tracked:
             resource_tracker.register(f"/{self.name.segment}", "shared_memory")
+
+    def _allocate(self, at: int, size: int) -> None:
+        """Reserve memory with pages of the size that the file system gives without advice."""
+        os.posix_fallocate(self._fd, at, size)
+
+    def _touch(self, at: int, size: int) -> None:
+        """Reserve memory with huge pages: the file system follows the mapping's advice only where it is touched."""
+        try:
+            self._memory.madvise(MADV_POPULATE_WRITE, at, size)
+            # The pages stay in the file. This process does not need them in its page tables.
+            self._memory.madvise(mmap.MADV_DONTNEED, at, size)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # Linux before 5.14
+                self._allocate(at, size)
+            elif error.errno == errno.EFAULT:  # an access would fail with SIGBUS
+                raise OSError(errno.ENOSPC, "no memory is left") from error
+            else:
+                raise
 
     def slot(self, offset: int, size: int) -> memoryview:
         """The bytes of a slot."""
@@ -115,6 +138,14 @@ def remove_leftovers() -> list[str]:
     if removed:
         log.warning("removed the shared memory of killed hubs from %s: %s", SHM, ", ".join(removed))
     return removed
+
+
+def has_huge_pages_on_advice(place: Path) -> bool:
+    """Whether a directory's file system gives huge pages only to memory that is advised to have them."""
+    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
+    # Of file systems that are mounted on one another, the last is visible.
+    options = next((fields[3] for fields in reversed(mounts) if fields[1] == str(place)), "")
+    return "huge=advise" in options.split(",")
 
 
 def _new_segment() -> tuple[Path, int]:

@@ -66,6 +66,11 @@ class HubExecutor:
         self._reached.result()
 
     @property
+    def has_tried(self) -> bool:
+        """Whether the first attempt to reach the hub is over."""
+        return self._reached.done()
+
+    @property
     def is_up(self) -> bool:
         """Whether the hub answered the last call."""
         return self.registered is not None and self.registered.is_up
@@ -75,7 +80,7 @@ class HubExecutor:
 
         Raises PeerGone if the hub is known not to answer.
         """
-        if not self._reached.done():
+        if not self.has_tried:
             return None
         client = self._checked_client()
         return None if self._clears > self._cleared else client

@@ -98,6 +98,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """The number of failed saves, by reason."""
     settled: dict[str, int] = field(default_factory=dict)
     """For requests that have ended: the number of ranks on which every commit is done."""
+    opened: int = 0
+    """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -112,7 +114,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         for request, ranks in other.settled.items():
             settled[request] = settled.get(request, 0) + ranks
         # Every rank saves its shard of the same tokens.
-        return WorkerReport(loads, max(self.saved_tokens, other.saved_tokens), failed, settled)
+        saved_tokens = max(self.saved_tokens, other.saved_tokens)
+        return WorkerReport(loads, saved_tokens, failed, settled, self.opened + other.opened)
 
 
 @dataclass

@@ -13,6 +13,32 @@ from blendhub.arena_view import SHM, ArenaName, ArenaView, header_of
 from blendhub.errors import HubError, InvalidInput
 from blendhub.hub.arena import Arena, remove_leftovers
 
+IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
+"""With shared memory for itself, mounted with the options that follow."""
+
+HUGE_PAGES = """
+from pathlib import Path
+from blendhub.hub.arena import Arena
+def huge():
+    return next(int(line.split()[1]) for line in Path("/proc/meminfo").open() if line.startswith("ShmemHugePages"))
+def mapped():
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").open() if line.startswith("RssShmem"))
+before = huge(), mapped()
+arena = Arena(1 << 25)
+print(huge() - before[0], mapped() - before[1])
+arena.close()
+"""
+
+TOO_LARGE = """
+from pathlib import Path
+from blendhub.hub import arena
+arena._check_free_memory = lambda size: None
+try:
+    arena.Arena(1 << 25)
+except Exception as error:
+    print(type(error).__name__, list(Path("/dev/shm").iterdir()), sep="; ")
+"""
+
 HOLD = """
 import time
 from blendhub.hub.arena import Arena
@@ -109,3 +135,22 @@ def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within
     holders[1].kill()
     holders[1].wait()
     until(lambda: alive in remove_leftovers())
+
+
+@pytest.mark.alone
+def test_huge_pages_are_advised_before_the_memory_is_reserved():
+    """The file system decides about a page when it is created. The hub keeps none in its page tables."""
+    within = [*IN_A_PLACE, "size=256m,huge=advise"]
+    if subprocess.run([*within, "true"], capture_output=True).returncode:
+        pytest.skip("a file system with huge pages cannot be mounted here; that needs root, and Linux with them")
+    made = run_python(HUGE_PAGES, within=within)
+    huge_kib, mapped_kib = map(int, made.communicate(timeout=60)[0].split())
+    assert huge_kib >= 2**14 and mapped_kib < 2**12
+
+
+def test_an_arena_with_huge_pages_that_does_not_fit_is_refused_and_leaves_nothing():
+    within = [*IN_A_PLACE, "size=16m,huge=advise"]
+    if subprocess.run([*within, "true"], capture_output=True).returncode:
+        pytest.skip("a file system with huge pages cannot be mounted here; that needs root, and Linux with them")
+    made = run_python(TOO_LARGE, within=within)
+    assert made.communicate(timeout=60)[0].split("; ") == ["HubError", "[]\n"]

@@ -53,7 +53,7 @@ def text(number: int, length: int) -> list[int]:
 class PlayedEngine:
     """What vLLM does around the scheduler side: requests, steps, and one worker that commits every save."""
 
-    def __init__(self, hub: HubInThread, address: HubAddress | None = None) -> None:
+    def __init__(self, hub: HubInThread, address: HubAddress | None = None, rank: int = 0) -> None:
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
@@ -65,7 +65,9 @@ class PlayedEngine:
         )
         self.side.saves.block_ids = lambda request: list(range(1, 101))
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
-        self.client.register("engine", NAMESPACE, 0)
+        self.client.register("engine", NAMESPACE, rank)
+        if rank == 0:
+            self.side.process_report(WorkerReport(opened=1))
         self.saved = []
         self.hub = hub
 
@@ -138,9 +140,12 @@ class PlayedEngine:
 
 
 @contextmanager
-def played_engine(**config: Any) -> Iterator[PlayedEngine]:
-    """An engine with an embedded hub; ``config`` are keys of the hub's configuration."""
+def played_engine(rank: int = 0, **config: Any) -> Iterator[PlayedEngine]:
+    """An engine with an embedded hub; ``config`` are keys of the hub's configuration.
+
+    ``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker.
+    """
     with HubInThread(HubConfig(arena_gib=0.01, metrics="", **config), HOST) as hub:
-        engine = PlayedEngine(hub)
+        engine = PlayedEngine(hub, rank=rank)
         yield engine
         engine.close()

@@ -40,6 +40,7 @@ reports = st.builds(
     loads=st.dictionaries(st.sampled_from("abc"), outcomes),
     saved_tokens=st.integers(0, 9),
     failed_saves=st.dictionaries(st.sampled_from(["Busy", "HubError"]), st.integers(1, 3)),
+    opened=st.integers(0, 1),
 )
 
 
@@ -55,6 +56,7 @@ def test_the_reports_of_all_ranks_become_one(ranks):
         results = [report.loads[request] for report in ranks if request in report.loads]
         assert result in results
         assert bool(result.error) == any(one.error for one in results)
+    assert whole.opened == sum(report.opened for report in ranks)
     # Ranks save their shards of the same tokens, but each fails by itself.
     assert whole.saved_tokens == max(report.saved_tokens for report in ranks)
     for reason in ("Busy", "HubError"):
@@ -82,7 +84,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
 
 
 def test_what_workers_tell_survives_the_way_to_the_scheduler():
-    report = WorkerReport({"r": LoadResult((Span(3, 6),), 4, 0.5, "no")}, 7, {"Busy": 2})
+    report = WorkerReport({"r": LoadResult((Span(3, 6),), 4, 0.5, "no")}, 7, {"Busy": 2}, opened=1)
     met = WorkerHandshake(ModelSupport(LAYOUT, False, ("why",)), "weights", "rotary")
     assert pickle.loads(pickle.dumps(report)) == report
     assert pickle.loads(pickle.dumps(met)) == met

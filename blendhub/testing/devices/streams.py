@@ -108,6 +108,21 @@ class StreamSuite(ABC):
         harness.check()
         assert not later.done
 
+    def test_a_load_runs_beside_the_work_of_its_step(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        harness.device.begin_step()
+        forward = runtime.engine.submit(lambda: None)
+        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+        harness.check()
+        assert not forward.done
+
+    def test_a_load_follows_the_work_before_its_step(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        harness.device.begin_step()
+        load_pages_that_the_engine_has_yet_to_write(harness, runtime, begin_step=True)
+
+    def test_a_save_follows_the_work_of_its_step(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        harness.device.begin_step()
+        save_pages_that_the_engine_has_yet_to_write(harness, runtime)
+
     @pytest.mark.parametrize("used", ["load", "save", "done", "wait", "close"])
     def test_any_thread_may_use_the_device(self, harness: DeviceHarness, used: str) -> None:
         """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
@@ -304,9 +319,16 @@ def save_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime:
     harness.check()
 
 
-def load_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-    """Raises AssertionError if the load writes the pages before the engine's work that was submitted before it."""
+def load_pages_that_the_engine_has_yet_to_write(
+    harness: DeviceHarness, runtime: DeferredRuntime, *, begin_step: bool = False
+) -> None:
+    """Raises AssertionError if the load writes the pages before the engine's work that was submitted before it.
+
+    ``begin_step``: between the two a step begins.
+    """
     _overwrite_pages_later(harness, runtime)
+    if begin_step:
+        harness.device.begin_step()
     harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()

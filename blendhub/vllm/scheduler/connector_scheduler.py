@@ -56,6 +56,8 @@ class ConnectorScheduler:
         place = HubPlace(address, admission.namespace)
         self._unsent_place: HubPlace | None = place
         """Sent to the workers in the first plan after the hub was reached."""
+        self._closed_ranks = admission.namespace.world_size
+        """The ranks that have not tried yet to reach the hub."""
         self.executor = HubExecutor(place, engine_id, -1, host)
         self.saves = SaveScheduler(
             self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
@@ -151,6 +153,7 @@ class ConnectorScheduler:
 
     def process_report(self, report: WorkerReport) -> None:
         """Take note of what the workers have done."""
+        self._closed_ranks -= report.opened
         self.counters["saved_tokens"] += report.saved_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
@@ -185,8 +188,8 @@ class ConnectorScheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether steps are needed although no request is left."""
-        return self.saves.is_busy
+        """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
+        return self.saves.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
 
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.

@@ -41,7 +41,11 @@ class WaitingSave(NamedTuple):
 class ConnectorWorker:
     """One rank. All methods are called by the worker's own thread, and none waits for the hub but ``close``.
 
-    A step of vLLM calls ``begin_step``, computes, and calls ``load``, ``save`` and ``finished``.
+    A step of vLLM calls ``begin_step``, launches its forward, and calls ``load``, ``save`` and ``finished``; in some
+    runners ``load`` comes before the forward. ``begin_step`` asks the hub for the new loads' leases, ``load`` begins
+    the copies. The device has them run beside the step's forward and not after it. That is safe: blocks that vLLM
+    gives to a load are used by no forward that is still to come, and by none under way, because its scheduler keeps
+    freed blocks until those have ended.
     """
 
     def __init__(
@@ -65,6 +69,8 @@ class ConnectorWorker:
         self._device.attach(layers, model.page_size, layout)
         self._context = BlendContext(model, layers, layout, self._device, selector, self._sum_over_ranks)
         self._executor: HubExecutor | None = None
+        self._is_opened = False
+        """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
@@ -81,9 +87,8 @@ class ConnectorWorker:
         """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
         if plan.hub:
             self._executor = HubExecutor(plan.hub, self._engine_id, self._group.rank_in_group, self._host)
-        if self._pinned is None:
-            with contextlib.suppress(BlendHubError):  # loads and saves raise it again
-                self._client()
+        self._open()
+        self._device.begin_step()
         self._settle_saves(plan.preempted)
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
@@ -256,6 +261,15 @@ class ConnectorWorker:
         self._wait_unless_overlapping(transfer)
 
     # Both.
+
+    def _open(self) -> None:
+        """Have the device pin the arena as soon as it is known, at the start and after a restart of the hub."""
+        has_tried = self._executor is not None and self._executor.has_tried
+        with contextlib.suppress(BlendHubError):  # loads and saves raise it again
+            self._client()
+        if has_tried and not self._is_opened:
+            self._is_opened = True
+            self._report.opened = 1
 
     def _client(self) -> HubClient | None:
         """The client, with its arena pinned; None while one of both is still to come. Raises if that failed."""

@@ -48,7 +48,8 @@ class Blend:
 
     def __init__(self, context: BlendContext, job: LoadJob) -> None:
         self.job = job
-        self.result: LoadResult | None = None
+        needs_nothing = not job.decision.moved and not job.decision.holes
+        self.result: LoadResult | None = LoadResult() if needs_nothing else None
         self._context = context
         self._budget = 0
         self._seconds = 0.0

@@ -1,0 +1,178 @@
+"""A worker's side of the connector under a played engine; its device copies in a stream of the deferring runtime.
+
+What the engine submits in a step is a task of the runtime, which runs only if something waits for it. So a test sees
+whether a copy waits for the step's forward.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from blendhub_cpu.device import CpuDevice
+from blendhub_cpu.options import CpuOptions
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request
+
+from blendhub import Span
+from blendhub.contracts import Transfer
+from blendhub.devices import HostArena
+from blendhub.devices.pinning import PinningThread
+from blendhub.plugin_choice import PluginChoice
+from blendhub.testing.devices.deferred import DeferredRuntime, Task
+from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.worker import connector_worker as module
+from blendhub.vllm.worker.connector_worker import ConnectorWorker
+from blendhub.vllm.worker.model.model_check import ModelCheck
+from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
+
+N_BLOCKS = 64
+
+
+class SideTransfer(Transfer):
+    def __init__(self, device: "SideDevice", end: Task) -> None:
+        self._device = device
+        self._end = end
+
+    def done(self) -> bool:
+        """The machine takes up to ten tasks further between two polls."""
+        return not self._device.is_held and any(self._device.runtime.query(self._end) for _ in range(10))
+
+    def wait(self) -> None:
+        assert self.done(), "a step waits for a copy"
+
+
+class SideDevice(CpuDevice):
+    """Copies beside the engine's work, after what it had submitted before."""
+
+    overlaps_compute = True
+
+    def __init__(self, runtime: DeferredRuntime | None = None) -> None:
+        super().__init__(CpuOptions(threads=1))
+        self.runtime = runtime or DeferredRuntime()
+        self.runtime.set_device()
+        self.is_held = False
+        """No copy ends while this is true."""
+        self.pins = 0
+        self._pinning = PinningThread("side")
+        self._stream = self.runtime.create_stream()
+
+    def pin(self, arena: np.ndarray) -> None:
+        super().pin(arena)
+        self.pins += 1
+        self._pinning.run_later(HostArena(arena, self.runtime).pin)
+
+    def begin_step(self) -> None:
+        self._step_begins = self.runtime.record_event()
+
+    def load(self, *given: Any) -> Transfer:
+        self.runtime.wait_event(self._stream, self._step_begins)
+        super_load = super().load
+        self._stream.submit(lambda: super_load(*given).wait())
+        return SideTransfer(self, self.runtime.record_event(self._stream))
+
+
+class Model:
+    """One layer of vLLM's model as the worker sees it."""
+
+    layer_names = ("layer",)
+    page_size = block_size = BLOCK
+    frees_blocks_early = False
+    config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))
+
+    def __init__(self) -> None:
+        self.kv = torch.zeros((N_BLOCKS, LAYOUT.kv_heads, BLOCK, LAYOUT.key_dim + LAYOUT.value_dim))
+        backend = SimpleNamespace(get_name=lambda: "FLASH_ATTN")
+        self._layer = SimpleNamespace(kv_cache=self.kv, get_attn_backend=lambda: backend)
+
+    def layer(self, name: str) -> Any:
+        return self._layer
+
+    def pages(self, blocks: np.ndarray) -> np.ndarray:
+        return blocks
+
+
+class PlayedWorker:
+    """A worker with a session of its own, and vLLM's runner around it."""
+
+    def __init__(self, engine: PlayedEngine, device: CpuDevice) -> None:
+        self.engine = engine
+        self.device = device
+        self.model = Model()
+        self.forwards: list[int] = []
+        """The steps whose forwards have run."""
+        self.steps = 0
+        host = SimpleNamespace(create=self._create)
+        settings = SimpleNamespace(device=PluginChoice("side"), lookup_timeout_s=SETTINGS.lookup_timeout_s)
+        check = ModelCheck(ModelSupport(LAYOUT, True, ()))
+        self.worker = ConnectorWorker(self.model, check, settings, None, host, "engine")
+
+    def _create(self, kind: str, name: str, options: Any) -> Any:
+        return self.device if kind == "device" else HOST.create(kind, name, options)
+
+    def arrive(self, name: str, prompt: list[int], first_block: int = 1) -> Request:
+        """A request whose load is in the next step's plan."""
+        request = self.engine.request(name, prompt)
+        self.engine.side.arrived(request)
+        n_external, is_asynchronous = self.engine.side.matched(request, 0)
+        assert n_external and is_asynchronous
+        blocks = list(range(first_block, first_block - (-n_external // BLOCK)))
+        self.engine.side.allocated(request, blocks, n_external)
+        return request
+
+    def step(self, after_forward: Callable[[], None] = lambda: None) -> set[str]:
+        """A step with a forward, in the order of vLLM's runners; returns whose KV has arrived.
+
+        The hub answers between the hooks.
+        """
+        self.steps += 1
+        if isinstance(self.device, SideDevice):  # the machine has had time for the steps before
+            self.device.runtime.synchronize(self.device.runtime.record_event())
+        plan = self.engine.side.plan(SchedulerOutput.make_empty())
+        self.worker.begin_step(plan)
+        if isinstance(self.device, SideDevice):
+            number = self.steps
+            self.device.runtime.engine.submit(lambda: self.forwards.append(number))
+        self.engine.client.stats()
+        self.worker.load(plan)
+        after_forward()
+        self.engine.client.stats()
+        self.worker.save(plan)
+        _, loaded = self.worker.finished()
+        if report := self.worker.take_report():
+            self.engine.side.process_report(report)
+        return loaded
+
+    def start(self) -> None:
+        """The steps that vLLM takes before there is a request."""
+        until = time.monotonic() + 60
+        while self.engine.side.has_work:
+            assert time.monotonic() < until
+            self.step()
+            time.sleep(1e-3)
+
+
+@contextmanager
+def played_worker(monkeypatch: Any, device: CpuDevice, stored: list[int]) -> Iterator[PlayedWorker]:
+    """A worker that has taken no step, and a hub that has stored this text; every byte of its KV is 1."""
+    with played_engine(rank=-1) as engine:
+        with engine.hub.connect() as writer:
+            writer.register("engine", NAMESPACE, 0)
+            reserved = writer.reserve(np.asarray(stored, np.uint32), Span(0, len(stored)))
+            writer.arena.bytes[:] = 1
+            writer.commit(reserved.right, len(stored))
+        with worker_of(monkeypatch, engine, device) as worker:
+            yield worker
+
+
+@contextmanager
+def worker_of(monkeypatch: Any, engine: PlayedEngine, device: CpuDevice) -> Iterator[PlayedWorker]:
+    """The only worker of this engine."""
+    group = SimpleNamespace(world_size=1, rank_in_group=0)
+    monkeypatch.setattr(module, "get_tp_group", lambda: group)
+    worker = PlayedWorker(engine, device)
+    yield worker
+    worker.worker.close()

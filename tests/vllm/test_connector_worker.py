@@ -1,0 +1,133 @@
+"""A worker's steps with a real hub and scheduler side: when copies begin, when they are noticed, and what waits."""
+
+import time
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub_cpu.device import CpuDevice
+from blendhub_cpu.options import CpuOptions
+
+from blendhub.plugin_choice import PluginChoice
+from blendhub.testing.devices.slow_registration import SlowRegistration
+from blendhub.vllm.messages import HubAddress
+from tests.hub.processes import HubProcess
+from tests.vllm.played_engine import PlayedEngine, text
+from tests.vllm.played_worker import SideDevice, played_worker, worker_of
+
+
+@pytest.fixture
+def device():
+    return SideDevice()
+
+
+@pytest.fixture
+def worker(monkeypatch, device):
+    with played_worker(monkeypatch, device, text(0, 96)) as worker:
+        worker.start()
+        yield worker
+
+
+def test_a_copy_runs_beside_the_forward_of_the_step_that_plans_it(worker):
+    worker.arrive("r", text(0, 96) + text(1, 32))
+    worker.step()
+    assert worker.model.kv[1:7].all(), "the copy has not run in its step"
+    assert worker.steps not in worker.forwards, "the copy waited for a forward that came after it"
+
+
+def test_a_load_arrives_in_the_step_that_plans_it_if_its_copy_is_short(worker):
+    worker.arrive("r", text(0, 96) + text(1, 32))
+    assert worker.step() == {"r"}
+    assert worker.engine.side.counters["requests_exact"] == 1
+
+
+def test_a_copy_that_ends_during_a_step_is_reported_in_it(worker, device):
+    worker.arrive("r", text(0, 96) + text(1, 32))
+    device.is_held = True
+    assert worker.step() == set()
+    device.is_held = False
+    assert worker.step() == {"r"}
+
+
+def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(worker, device):
+    worker.arrive("r", text(0, 96) + text(1, 32))
+    device.is_held = True
+    assert worker.step() == set()
+
+    def release() -> None:
+        device.is_held = False
+
+    assert worker.step(after_forward=release) == set(), "the lease is not proven yet"
+    assert worker.step() == {"r"}
+
+
+def test_a_load_of_a_device_that_copies_at_once_arrives_in_its_step(monkeypatch):
+    with played_worker(monkeypatch, CpuDevice(CpuOptions(threads=1)), text(0, 96)) as worker:
+        worker.start()
+        worker.arrive("r", text(0, 96) + text(1, 32))
+        assert worker.step() == {"r"}
+
+
+def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_its_copy_has_ended(worker, device):
+    request = worker.arrive("aborted", text(0, 96) + text(1, 32))
+    device.is_held = True
+    worker.step()
+    assert worker.engine.side.ended(request, [1, 2, 3, 4, 5, 6])[0] is False
+    started = time.monotonic()
+    for _ in range(3):
+        assert worker.step() == set(), "vLLM would give the blocks to others while the copy writes them"
+    assert time.monotonic() - started < 1
+    assert worker.engine.gauge("read_leases") == 1
+    other = worker.arrive("other", text(0, 96) + text(2, 32), first_block=20)
+    worker.step()
+    device.is_held = False
+    assert worker.step() == {"aborted", "other"}
+    worker.engine.settle()
+    assert worker.engine.gauge("read_leases") == 0
+    assert worker.engine.side._requests[other.request_id].report()["exact_tokens"] == 96
+    assert worker.worker.take_bad_blocks() == set()
+
+
+def test_the_arena_is_pinned_before_the_first_request(monkeypatch, device):
+    with played_worker(monkeypatch, device, text(0, 96)) as worker:
+        assert worker.engine.side.has_work
+        worker.start()
+        assert worker.steps < 1000
+        until = time.monotonic() + 30
+        while sum(map(len, device.runtime.registered)) < worker.engine.client.arena.name.size:
+            assert time.monotonic() < until, "the arena is not pinned"
+            time.sleep(0.01)
+
+
+def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served_meanwhile(monkeypatch):
+    """The machine may take minutes."""
+    runtime = SlowRegistration()
+    with played_worker(monkeypatch, SideDevice(runtime), text(0, 96)) as worker:
+        started = time.monotonic()
+        worker.start()
+        runtime.wait_for_call()
+        worker.arrive("r", text(0, 96) + text(1, 32))
+        assert worker.step() == {"r"}
+        assert time.monotonic() - started < 10 and not runtime.registered
+        runtime.allow_soon(10_000)
+
+
+def test_a_restarted_hub_s_arena_is_pinned_in_the_next_step_and_not_only_for_a_request(monkeypatch, device, tmp_path):
+    hub = HubProcess(tmp_path)
+    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")), rank=-1)
+    with worker_of(monkeypatch, engine, device) as worker:
+        worker.start()
+        assert device.pins == 1
+        clients = [engine.client, engine.side.executor.client(), worker.worker._executor.client()]
+        before = engine.client.arena.name
+        hub.kill()
+        hub.start()
+        until = time.monotonic() + 30
+        while any(client.arena.name == before or not client.is_up for client in clients):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        worker.step()
+        assert device.pins == 2
+    engine.close()
+    hub.kill()
