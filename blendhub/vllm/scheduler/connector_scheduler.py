@@ -246,6 +246,8 @@ class ConnectorScheduler:
             ratio=terms.ratio,
             usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
+            # The workers' tables of rotations are as long.
+            n_positions=self._config.model_config.max_model_len,
         )
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
