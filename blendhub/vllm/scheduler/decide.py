@@ -26,8 +26,8 @@ def decide(
     ``blend``: moved text may be used. ``holes``: holes may be computed apart from the engine's own prefill; if not,
     only what continues vLLM's own cache without a gap can be used. ``ratio``: how much of the moved text this request
     has recomputed; ``usual_ratio``: how much the engine's operator has. ``on_the_way``: tokens that ``matches`` lacks,
-    because they are still being read from the store. ``n_positions``: keys stored for this position or a later one cannot
-    be moved; None: all can.
+    because they are still being read from the store. Keys that were stored for position ``n_positions`` or a later one
+    cannot be moved; None: all can.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)

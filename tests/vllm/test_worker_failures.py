@@ -1,4 +1,4 @@
-"""Failures while a request is blended: with one rank vLLM computes its tokens; several ranks must not part."""
+"""Failures of a worker: they cost a load or a save, and where ranks would part for ever, the engine ends."""
 
 from types import SimpleNamespace
 
@@ -12,7 +12,7 @@ import torch
 from blendhub import Match, PluginHost, Span
 from blendhub.layout import KVLayout, Variant
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.load_task import LoadTask
 from blendhub.vllm.worker.model.pages import paged_layer
@@ -51,14 +51,18 @@ class Selector:
         return moved
 
 
+def job_of(n):
+    decision = Decision(0, n, (Match(Span(0, n), 1, 100, False),), 0.5)
+    return LoadJob("r", Variant(), np.arange(n, dtype=np.uint32), np.arange(-(-n // BLOCK)), decision)
+
+
 def blended(ranks, model_kind=StandInModel, fails_in=""):
     """The error of a load, after steps that compute its tokens."""
     model = model_kind(forward_together if ranks.count > 1 else lambda tensor: tensor)
     layers = [paged_layer(model, index) for index in range(2)]
     device = SimpleNamespace(block_tokens=1, overlaps_compute=True)
     worker = ConnectorWorker(BlendContext(model, layers, LAYOUT, device, Selector(fails_in), ranks), HOST, "e", 1.0)
-    decision = Decision(0, 40, (Match(Span(0, 40), 1, 100, False),), 0.5)
-    job = LoadJob("r", Variant(), np.arange(40, dtype=np.uint32), np.arange(3), decision)
+    job = job_of(40)
     task, blend = LoadTask(job, lambda: None, None, None, 1.0), Blend(worker._context, job)
     while blend.result is None and not task.error:
         worker._compute(task, blend, BLOCK)
@@ -85,3 +89,24 @@ def test_a_selector_that_fails_on_one_of_two_ranks_fails_the_load_on_both(place,
     """Both know of it before the next forward."""
     for error in on_two_ranks(lambda ranks: blended(ranks, fails_in=place if ranks.number else "")):
         assert sentence in error and error.endswith("(rank 1 of 2)")
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), MemoryError("no pinned memory")])
+def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
+    def pin(arena):
+        raise error
+
+    device = SimpleNamespace(block_tokens=1, overlaps_compute=True, pin=pin)
+    model = StandInModel()
+    worker = ConnectorWorker(BlendContext(model, [], LAYOUT, device, Selector(), ALONE), HOST, "e", 1.0)
+    arena = SimpleNamespace(name=SimpleNamespace(nonce="new"), bytes=np.zeros(8, np.uint8))
+    worker._executor = SimpleNamespace(client=lambda: SimpleNamespace(arena=arena))
+    job, saved = job_of(40), SaveJob("s", "right", (), Span(0, 40), np.arange(3))
+    plan = StepPlan(loads=[job], saves=[saved], ending={"s"})
+    worker.begin_step(plan)
+    worker.load(plan)
+    worker.save(plan)
+    assert worker.finished() == ({"s"}, {"r"})
+    assert worker.take_bad_blocks() == {0, 1, 2}
+    report = worker.take_report()
+    assert str(error) in report.loads["r"].error and report.failed_saves == {type(error).__name__: 1}
