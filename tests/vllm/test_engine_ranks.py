@@ -61,18 +61,18 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
         assert "the engine waited for a copy" not in engine.log
 
 
-def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, late_device, texts):
+def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, environment, texts):
     """The other rank waits for it in that forward, and would do so until a timeout of minutes."""
     first, second = texts.new(200), texts.new(200)
     settings = SETTINGS | {"device": {"name": "late", "options": {"crowds": True}}}
-    engine = Engine(model, settings, environment=ENVIRONMENT | late_device, **RANKS)
+    engine = Engine(model, settings, environment=environment, **RANKS)
     try:
         engine.one([*first, *second])
         engine.forget()
         started = time.monotonic()
         with pytest.raises(RuntimeError):
             engine.one([*second, *texts.new(30), *first, *texts.new(9)], recompute_ratio=1.0, store=False)
-        assert time.monotonic() - started < 60
+        assert time.monotonic() - started < 150
         assert "tried to allocate 2 GiB (rank 1 of 2); the engine ends" in engine.log
     finally:
         with suppress(RuntimeError):

@@ -75,7 +75,7 @@ def test_kernels_are_compiled_before_the_warm_up_for_every_form_of_rotation(monk
     assert all(device.is_closed for device in start.devices)
     handshake, worker = start.finish()
     assert handshake.support.blends and worker
-    assert [one.cos_sin.shape[1] for one in start.attached[-1]] == [16, 16]
+    assert [one.cos_sin.shape[1] for one in start.attached[-1]] == [16, 16] and not start._rotations
     assert len(start.attached) == 5 and not start.devices[-1].is_closed
 
 

@@ -83,6 +83,7 @@ class WorkerStart:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
         check = check_model(model, layout, self._rotations, selector.probe_layer, ranks)
+        self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layout:
             return check, None
         rotations = check.rotations or (None,) * len(model.layer_names)
