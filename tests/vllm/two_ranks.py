@@ -1,5 +1,6 @@
 """Two real ranks on the CPU: processes that run the same function, each with its own ``Ranks``."""
 
+import logging
 import multiprocessing
 import tempfile
 import time
@@ -58,12 +59,22 @@ def _run(rank: int, place: str, work: Callable[[Ranks], Any], answer: Any, patie
         cpu_group=torch.distributed.new_group(backend="gloo"),
         all_reduce=forward_together,
     )
+    logging.getLogger("blendhub.vllm.worker.ranks").addHandler(LastWords(answer))
     try:
         answer.send(("returned", work(Ranks(group, timedelta(seconds=patience_s)))))
-    except SystemExit as error:
-        answer.send((ENDED, str(error)))
     except BaseException as error:
         answer.send(("failed", f"{type(error).__name__}: {error}"))
+
+
+class LastWords(logging.Handler):
+    """What a process logs before it ends itself."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__(logging.CRITICAL)
+        self._answer = answer
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._answer.send((ENDED, record.getMessage()))
 
 
 def forward_together(tensor: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """The ranks of a tensor-parallel group. They compute each forward together, so they must decide alike."""
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
@@ -82,9 +83,11 @@ class Ranks:
 
         An ordinary exception would not end them. vLLM's executor reads the ranks' answers in order, and would wait for
         that of an earlier rank until a timeout of minutes; but it notices at once when a worker's process has ended.
+        An orderly end is not at once: it waits for the accelerator, and for the other ranks to leave their groups.
         """
         log.critical("%s", sentence)
-        raise SystemExit(sentence)
+        logging.shutdown()
+        os._exit(1)
 
     def _reduced(self, numbers: torch.Tensor, by: Any) -> torch.Tensor:
         if self.count > 1:
