@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import bus
+from benchmarks import bus, gpu_figures
 from benchmarks.bus import (
     CHUNK,
     HEADS,
@@ -38,10 +38,10 @@ BARS: bus.Bars = {
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    measured = measure(4 if options.quick else 16, 3 if options.quick else 9) if torch.cuda.is_available() else {}
-    finish(
-        "device", bus.rows_of(BARS, measured), ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json
-    )
+    chunks, repeats = (4, 3) if options.quick else (16, 9)
+    measured = measure(chunks, repeats) if torch.cuda.is_available() else {}
+    rows = bus.rows_of(BARS, measured) + gpu_figures.rows(make_bench, repeats)
+    finish("device", rows, ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json)
 
 
 def measure(chunks: int, repeats: int) -> dict[str, list[float]]:

@@ -52,7 +52,7 @@ def row(
     return Row(id, what, value, unit, bar, better, ok, (min(values), max(values)))
 
 
-def missing_row(id: str, why: str, unit: str, bar: float, better: Literal["higher", "lower"] = "higher") -> Row:
+def missing_row(id: str, why: str, unit: str, bar: float | None, better: Literal["higher", "lower"] = "higher") -> Row:
     """A row that could not be measured here, and why."""
     return Row(id, why, None, unit, bar, better, None, None)
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import engine_check, hardware_check
 
-GOOD = {"tests": {"failures": 0, "errors": 0}, "benchmark": {"rows": [{"ok": True}]}}
+GOOD = {"tests": {"failures": 0, "errors": 0}, "benchmark": {"rows": [{"ok": True, "bar": 0.9}]}}
 
 
 def rows(needed, start=None):
@@ -27,6 +27,13 @@ def test_an_engine_that_does_not_start_makes_the_report_bad():
     (row,) = rows("json", fail)
     assert row["ok"] is False and "error 507899" in row["what"]
     assert not hardware_check._is_good({**GOOD, "engine": [row]})
+
+
+@pytest.mark.parametrize("row, is_good", [((None, None), True), ((None, 0.9), False), ((False, 0.9), False)])
+def test_a_figure_without_a_bar_needs_no_verdict(row, is_good):
+    ok, bar = row
+    rows = [*GOOD["benchmark"]["rows"], {"ok": ok, "bar": bar}]
+    assert hardware_check._is_good({**GOOD, "benchmark": {"rows": rows}, "engine": []}) == is_good
 
 
 class Engine:

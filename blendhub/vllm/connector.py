@@ -23,8 +23,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.platforms import current_platform
 
-from blendhub.contracts import Selector
-from blendhub.errors import LayoutMismatch, Unsupported
 from blendhub.hookspecs import EngineInfo
 from blendhub.host import PluginHost
 from blendhub.hub.embedded import EmbeddedHub, HubInThread, embedded_hub
@@ -32,7 +30,6 @@ from blendhub.layout import Namespace
 from blendhub.observers import Observers
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
-from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks, RequestBlocks
@@ -40,11 +37,7 @@ from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import ModelCheck, check_model
-from blendhub.vllm.worker.model.rotary import digest
-from blendhub.vllm.worker.model.runner import find_runner
+from blendhub.vllm.worker.worker_start import WorkerStart
 
 if TYPE_CHECKING:
     from vllm.forward_context import ForwardContext
@@ -74,8 +67,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._hub: EmbeddedHub | None = None
         self._observers: Observers | None = None
         self._worker: ConnectorWorker | None = None
-        self._model: EngineModel | None = None
-        self._support: ModelSupport | None = None
+        self._start = WorkerStart(vllm_config, self._settings, self._host, self._engine_id)
         self._blocks: RequestBlocks = FollowedBlocks()
         self._unserved: Counter[str] = Counter()
         """Refused requests, by counter, of a model that is served without reuse."""
@@ -87,30 +79,12 @@ class BlendHubConnector(KVConnectorBase_V1):
     # In a worker.
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
-        try:
-            self._model = EngineModel(find_runner(), self._vllm_config)
-        except Unsupported as error:
-            self._support = unsupported(str(error))
-        except Exception as error:  # a model of a new kind is served without reuse
-            log.exception("the model could not be examined")
-            self._support = unsupported(f"the model could not be examined: {error}")
+        self._start.register()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """vLLM calls this after the model was warmed up and before the first request: the time to check the model."""
-        if self._model is None:
-            return WorkerHandshake(self._support or unsupported("vLLM registered no KV caches"), "", "")
-        chosen = self._settings.selector
-        selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(self._model, self._settings.chunk_tokens, selector.probe_layer)
-        if check.support.layout:
-            try:
-                self._worker = ConnectorWorker(
-                    self._model, check, self._settings, selector, self._host, self._engine_id
-                )
-            except (LayoutMismatch, Unsupported) as error:
-                check = ModelCheck(unsupported(str(error)))
-        rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
-        return WorkerHandshake(check.support, fingerprint(self._model.module), rotary)
+        handshake, self._worker = self._start.finish()
+        return handshake
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
         if self._worker:

@@ -1,20 +1,25 @@
-"""A device plugin whose copies end late, on one rank later than on the other, and there not always well."""
+"""A device plugin whose copies end late, on one rank later than on the other, and there not always well.
+
+It may also let that rank run out of memory in the forwards that follow a load.
+"""
 
 from typing import Annotated, Any
 
 import msgspec
+import torch
 from blendhub_cpu.device import CpuDevice
 from blendhub_cpu.options import CpuOptions
 from msgspec import Meta
 from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Transfer
-from blendhub.errors import HubError
 from blendhub.hookspecs import PluginSpec, hookimpl
+from blendhub.vllm.worker.model.engine_model import EngineModel
 
 
 class LateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     fails: Annotated[bool, Meta(description="whether copies of the last rank fail")] = False
+    crowds: Annotated[bool, Meta(description="whether the last rank runs out of memory after a load")] = False
 
 
 class LateTransfer(Transfer):
@@ -32,7 +37,8 @@ class LateTransfer(Transfer):
             print("the engine waited for a copy", flush=True)
         self._copy.wait()
         if self._fails:
-            raise HubError("a copy failed on this rank")
+            # As CUDA does, for any earlier fault of its own.
+            raise RuntimeError("CUDA error: a copy failed on this rank")
 
 
 class LateDevice(CpuDevice):
@@ -42,10 +48,17 @@ class LateDevice(CpuDevice):
         super().__init__(CpuOptions())
         group = get_tp_group()
         self._asks = 3 + 6 * group.rank_in_group
-        self._fails = options.fails and group.rank_in_group == group.world_size - 1
+        is_last = group.rank_in_group == group.world_size - 1
+        self._fails, self._crowds = options.fails and is_last, options.crowds and is_last
 
     def load(self, *given: Any) -> Transfer:
+        if self._crowds:
+            EngineModel.forward = _out_of_memory
         return LateTransfer(super().load(*given), self._asks, self._fails)
+
+
+def _out_of_memory(*given: Any, **named: Any) -> Any:
+    raise torch.OutOfMemoryError("tried to allocate 2 GiB")
 
 
 def _late(options: Any) -> Device:

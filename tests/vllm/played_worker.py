@@ -21,13 +21,12 @@ from blendhub import Span
 from blendhub.contracts import Transfer
 from blendhub.devices import HostArena
 from blendhub.devices.pinning import PinningThread
-from blendhub.plugin_choice import PluginChoice
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
-from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.worker import connector_worker as module
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.model.model_check import ModelCheck
+from blendhub.vllm.worker.model.pages import paged_layer
+from blendhub.vllm.worker.recompute import BlendContext
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
+from tests.vllm.two_ranks import ALONE
 
 N_BLOCKS = 64
 
@@ -105,13 +104,10 @@ class PlayedWorker:
         self.forwards: list[int] = []
         """The steps whose forwards have run."""
         self.steps = 0
-        host = SimpleNamespace(create=self._create)
-        settings = SimpleNamespace(device=PluginChoice("side"), lookup_timeout_s=SETTINGS.lookup_timeout_s)
-        check = ModelCheck(ModelSupport(LAYOUT, True, ()))
-        self.worker = ConnectorWorker(self.model, check, settings, None, host, "engine")
-
-    def _create(self, kind: str, name: str, options: Any) -> Any:
-        return self.device if kind == "device" else HOST.create(kind, name, options)
+        layers = [paged_layer(self.model, 0)]
+        device.attach(layers, BLOCK, LAYOUT)
+        context = BlendContext(self.model, layers, LAYOUT, device, None, ALONE)
+        self.worker = ConnectorWorker(context, HOST, "engine", SETTINGS.lookup_timeout_s)
 
     def arrive(self, name: str, prompt: list[int], first_block: int = 1) -> Request:
         """A request whose load is in the next step's plan."""
@@ -156,7 +152,7 @@ class PlayedWorker:
 
 
 @contextmanager
-def played_worker(monkeypatch: Any, device: CpuDevice, stored: list[int]) -> Iterator[PlayedWorker]:
+def played_worker(device: CpuDevice, stored: list[int]) -> Iterator[PlayedWorker]:
     """A worker that has taken no step, and a hub that has stored this text; every byte of its KV is 1."""
     with played_engine(rank=-1) as engine:
         with engine.hub.connect() as writer:
@@ -164,15 +160,13 @@ def played_worker(monkeypatch: Any, device: CpuDevice, stored: list[int]) -> Ite
             reserved = writer.reserve(np.asarray(stored, np.uint32), Span(0, len(stored)))
             writer.arena.bytes[:] = 1
             writer.commit(reserved.right, len(stored))
-        with worker_of(monkeypatch, engine, device) as worker:
+        with worker_of(engine, device) as worker:
             yield worker
 
 
 @contextmanager
-def worker_of(monkeypatch: Any, engine: PlayedEngine, device: CpuDevice) -> Iterator[PlayedWorker]:
+def worker_of(engine: PlayedEngine, device: CpuDevice) -> Iterator[PlayedWorker]:
     """The only worker of this engine."""
-    group = SimpleNamespace(world_size=1, rank_in_group=0)
-    monkeypatch.setattr(module, "get_tp_group", lambda: group)
     worker = PlayedWorker(engine, device)
     yield worker
     worker.worker.close()

@@ -23,8 +23,8 @@ def device():
 
 
 @pytest.fixture
-def worker(monkeypatch, device):
-    with played_worker(monkeypatch, device, text(0, 96)) as worker:
+def worker(device):
+    with played_worker(device, text(0, 96)) as worker:
         worker.start()
         yield worker
 
@@ -62,8 +62,8 @@ def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(w
     assert worker.step() == {"r"}
 
 
-def test_a_load_of_a_device_that_copies_at_once_arrives_in_its_step(monkeypatch):
-    with played_worker(monkeypatch, CpuDevice(CpuOptions(threads=1)), text(0, 96)) as worker:
+def test_a_load_of_a_device_that_copies_at_once_arrives_in_its_step():
+    with played_worker(CpuDevice(CpuOptions(threads=1)), text(0, 96)) as worker:
         worker.start()
         worker.arrive("r", text(0, 96) + text(1, 32))
         assert worker.step() == {"r"}
@@ -89,8 +89,8 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     assert worker.worker.take_bad_blocks() == set()
 
 
-def test_the_arena_is_pinned_before_the_first_request(monkeypatch, device):
-    with played_worker(monkeypatch, device, text(0, 96)) as worker:
+def test_the_arena_is_pinned_before_the_first_request(device):
+    with played_worker(device, text(0, 96)) as worker:
         assert worker.engine.side.has_work
         worker.start()
         assert worker.steps < 1000
@@ -100,10 +100,10 @@ def test_the_arena_is_pinned_before_the_first_request(monkeypatch, device):
             time.sleep(0.01)
 
 
-def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served_meanwhile(monkeypatch):
+def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served_meanwhile():
     """The machine may take minutes."""
     runtime = SlowRegistration()
-    with played_worker(monkeypatch, SideDevice(runtime), text(0, 96)) as worker:
+    with played_worker(SideDevice(runtime), text(0, 96)) as worker:
         started = time.monotonic()
         worker.start()
         runtime.wait_for_call()
@@ -113,10 +113,10 @@ def test_no_step_waits_for_the_registration_of_the_arena_and_requests_are_served
         runtime.allow_soon(10_000)
 
 
-def test_a_restarted_hub_s_arena_is_pinned_in_the_next_step_and_not_only_for_a_request(monkeypatch, device, tmp_path):
+def test_a_restarted_hub_s_arena_is_pinned_in_the_next_step_and_not_only_for_a_request(device, tmp_path):
     hub = HubProcess(tmp_path)
     engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")), rank=-1)
-    with worker_of(monkeypatch, engine, device) as worker:
+    with worker_of(engine, device) as worker:
         worker.start()
         assert device.pins == 1
         clients = [engine.client, engine.side.executor.client(), worker.worker._executor.client()]

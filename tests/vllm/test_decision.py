@@ -11,7 +11,7 @@ from blendhub.plan import check_tiling, join
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.settings import ReusePolicy
-from blendhub.vllm.spans import clipped
+from blendhub.vllm.spans import clipped, total
 
 LENGTH = 24
 # Eighths are exact as floats, so that limits can be met to the token.
@@ -176,3 +176,11 @@ def test_where_blending_is_too_dear_exact_text_is_still_reused():
     assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15) == Decision(
         0, 100, (exact,), 0.15
     )
+
+
+@pytest.mark.parametrize("known, covered", [(None, 200), (1300, 200), (1299, 199), (1150, 50), (1100, 0), (0, 0)])
+def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
+    exact, far = Match(Span(0, 100), 1, 0, True), Match(Span(100, 300), 2, 1100, False)
+    asked = {"blend": True, "holes": True, "ratio": 0.15, "usual_ratio": 0.15}
+    decision = decide([exact, far], 400, 0, ReusePolicy(), n_positions=known, **asked)
+    assert decision.end == 100 + covered and total(decision.exact) == 100 and total(decision.moved) == covered

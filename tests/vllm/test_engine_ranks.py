@@ -1,5 +1,7 @@
 """Tensor parallel: two ranks, each with half of the heads, that must do the same at the same time."""
 
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,21 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
         assert all(answer.report["moved_tokens"] == (0 if fails else 400) for answer in answers)
         assert all("failed" in answer.report["reason"] for answer in answers if fails)
         assert "the engine waited for a copy" not in engine.log
+
+
+def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, environment, texts):
+    """The other rank waits for it in that forward, and would do so until a timeout of minutes."""
+    first, second = texts.new(200), texts.new(200)
+    settings = SETTINGS | {"device": {"name": "late", "options": {"crowds": True}}}
+    engine = Engine(model, settings, environment=environment, **RANKS)
+    try:
+        engine.one([*first, *second])
+        engine.forget()
+        started = time.monotonic()
+        with pytest.raises(RuntimeError):
+            engine.one([*second, *texts.new(30), *first, *texts.new(9)], recompute_ratio=1.0, store=False)
+        assert time.monotonic() - started < 150
+        assert "tried to allocate 2 GiB (rank 1 of 2); the engine ends" in engine.log
+    finally:
+        with suppress(RuntimeError):
+            engine.close()

@@ -19,6 +19,7 @@ from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, played_engine, text
+from tests.vllm.two_ranks import ALONE
 
 FIRST, SECOND = text(0, 128), text(1, 96)
 
@@ -97,7 +98,7 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     computed = []
     model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, spans: computed.extend(spans))
     selector, device = HOST.create("selector", "random", {}), SimpleNamespace(block_tokens=1)
-    context = BlendContext(model, [], LAYOUT, device, selector, lambda scores: scores)
+    context = BlendContext(model, [], LAYOUT, device, selector, ALONE)
     blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), np.arange(40), decision))
     while blend.result is None:
         blend.step(4096)

@@ -20,6 +20,7 @@ from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.test_contracts import BAD_PICKS, MOVED, Picking
+from tests.vllm.two_ranks import ALONE
 
 HEADS, WIDTH, BLOCK, BLOCKS = 2, 8, 16, 32
 LAYOUT = KVLayout(layers=3, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=32)
@@ -51,7 +52,7 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
     pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.bfloat16, device="meta")
     layers = [PagedLayer(f"layer {n}", "packed_heads", (pages,)) for n in range(3)]
     selector, device = HOST.create("selector", "hkvd", {}), SimpleNamespace(block_tokens=1)
-    engine = BlendContext(Model(), layers, LAYOUT, device, selector, lambda scores: scores)
+    engine = BlendContext(Model(), layers, LAYOUT, device, selector, ALONE)
     decision = Decision(0, 96, (Match(Span(0, 96), 1, 100, False),), 0.5)
     blend = Blend(engine, LoadJob("r", "space", np.zeros(96, np.uint32), np.arange(8), decision))
     scores = blend._score([Span(0, 1), Span(3, 40)])
@@ -75,7 +76,7 @@ def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_te
     computed = []
     selector = guard(Picking(picked), Selector, "selector 'picking'")
     model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, runs: computed.extend(runs))
-    engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, lambda scores: scores)
+    engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, ALONE)
     matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
     decision = Decision(10, 50, matches, 0.5)
     blend = Blend(engine, LoadJob("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))

@@ -1,5 +1,6 @@
 """Configurations of vLLM in which text cannot be moved, or nothing can be stored: each is refused with a sentence."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -18,9 +19,10 @@ def configured(*, parallel=None, model=None, speculative=None):
         "data_parallel_size": 1,
         "is_moe_model": False,
     }
+    one_model = dict.fromkeys(["is_encoder_decoder", "uses_mrope", "enable_sleep_mode"], False)
     return SimpleNamespace(
         parallel_config=SimpleNamespace(**one | (parallel or {})),
-        model_config=SimpleNamespace(**{"is_encoder_decoder": False, "uses_mrope": False} | (model or {})),
+        model_config=SimpleNamespace(**one_model | (model or {})),
         speculative_config=speculative and SimpleNamespace(method=speculative),
     )
 
@@ -52,7 +54,7 @@ def test_configurations_in_which_text_cannot_be_moved(changed, words):
 def test_others_are_not_refused(changed):
     model_check._refuse_to_blend(configured(**changed))
     model = SimpleNamespace(config=configured(**changed), frees_blocks_early=False)
-    assert model_check._why_nothing(model) is None
+    model_check._refuse_to_reuse(model)
 
 
 @pytest.mark.parametrize(
@@ -63,16 +65,21 @@ def test_others_are_not_refused(changed):
         # vllm-ascend's.
         ({"parallel": {"prefill_context_parallel_size": 2}}, "context parallelism"),
         ({"model": {"is_encoder_decoder": True}}, "encoder-decoder"),
+        ({"model": {"enable_sleep_mode": True}}, "vLLM may unmap the KV cache while KV is being copied"),
+        # Without sleep mode it serves ``release_kv_cache_memory``; vLLM 0.23 has it for sleep mode only.
+        ({"model": {"enable_cumem_allocator": True}}, "vLLM may unmap the KV cache while KV is being copied"),
     ],
 )
 def test_configurations_in_which_nothing_is_stored(changed, words):
     model = SimpleNamespace(config=configured(**changed), frees_blocks_early=False)
-    assert words in model_check._why_nothing(model)
+    with pytest.raises(Unsupported, match=words):
+        model_check._refuse_to_reuse(model)
 
 
 @pytest.mark.parametrize("can_ask", [True, False])
 def test_windows_of_every_layer_are_refused_where_vllm_does_not_say_which_blocks_it_frees(monkeypatch, can_ask):
     """vLLM 0.23 does not."""
     monkeypatch.setattr(model_check, "CAN_ASK_FOR_BLOCKS", can_ask)
-    why = model_check._why_nothing(SimpleNamespace(config=configured(), frees_blocks_early=True))
-    assert (why is None) if can_ask else ("every layer has an attention window" in why)
+    model = SimpleNamespace(config=configured(), frees_blocks_early=True)
+    with nullcontext() if can_ask else pytest.raises(Unsupported, match="every layer has an attention window"):
+        model_check._refuse_to_reuse(model)

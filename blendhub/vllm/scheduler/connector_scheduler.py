@@ -53,6 +53,7 @@ class ConnectorScheduler:
         self._config = config
         self._settings = settings
         self._admission = admission
+        self._n_positions = facts.max_model_len
         place = HubPlace(address, admission.namespace)
         self._unsent_place: HubPlace | None = place
         """Sent to the workers in the first plan after the hub was reached."""
@@ -249,6 +250,8 @@ class ConnectorScheduler:
             ratio=terms.ratio,
             usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
+            # The workers' tables of rotations are as long.
+            n_positions=self._n_positions,
         )
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:

@@ -19,17 +19,21 @@ def decide(
     ratio: float,
     usual_ratio: float,
     on_the_way: int = 0,
+    n_positions: int | None = None,
 ) -> Decision | Refusal:
     """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
 
     ``blend``: moved text may be used. ``holes``: holes may be computed apart from the engine's own prefill; if not,
     only what continues vLLM's own cache without a gap can be used. ``ratio``: how much of the moved text this request
     has recomputed; ``usual_ratio``: how much the engine's operator has. ``on_the_way``: tokens that ``matches`` lacks,
-    because they are still being read from the store.
+    because they are still being read from the store. Keys that were stored for position ``n_positions`` or a later one
+    cannot be moved; None: all can.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
     usable = [match for match in _within(matches, open) if match.exact or blend]
+    if n_positions is not None:
+        usable = [part for match in usable if len((part := _movable(match, n_positions)).span)]
     best = _claim(usable, open, ratio)
     too_much = ""
     if best.moved:
@@ -73,6 +77,12 @@ def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
         if len(span):
             kept.append(match.part(span.start, span.end))
     return join(kept)
+
+
+def _movable(match: Match, n_positions: int) -> Match:
+    """What of a match the rotation reaches."""
+    known = match.span.start + max(n_positions - match.source_start, 0)
+    return match if match.exact else match.part(match.span.start, min(match.span.end, known))
 
 
 def _claim(matches: Sequence[Match], open: Span, ratio: float) -> Decision:

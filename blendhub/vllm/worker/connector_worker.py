@@ -8,22 +8,16 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-import torch
-from vllm.distributed.parallel_state import get_tp_group
-
 from blendhub.client import HubClient
-from blendhub.contracts import Device, Segment, Selector, Transfer
+from blendhub.contracts import Segment, Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.host import PluginHost
 from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
-from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.model_check import ModelCheck
-from blendhub.vllm.worker.model.pages import paged_layer
+from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
 from blendhub.wire import Acquired
@@ -48,26 +42,13 @@ class ConnectorWorker:
     freed blocks until those have ended.
     """
 
-    def __init__(
-        self,
-        model: EngineModel,
-        check: ModelCheck,
-        settings: Settings,
-        selector: Selector,
-        host: PluginHost,
-        engine_id: str,
-    ) -> None:
-        layout = check.support.layout
-        assert layout and settings.device
+    def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
+        self._context = context
+        self._device = context.device
+        self._ranks = context.ranks
         self._host = host
         self._engine_id = engine_id
-        self._timeout_s = settings.lookup_timeout_s
-        self._group = get_tp_group()
-        self._device: Device = host.create("device", settings.device.name, settings.device.options)
-        rotations = check.rotations or (None,) * len(model.layer_names)
-        layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
-        self._device.attach(layers, model.page_size, layout)
-        self._context = BlendContext(model, layers, layout, self._device, selector, self._sum_over_ranks)
+        self._timeout_s = timeout_s
         self._executor: HubExecutor | None = None
         self._is_opened = False
         """Whether the first attempt to reach the hub and to pin its arena is over."""
@@ -86,7 +67,7 @@ class ConnectorWorker:
     def begin_step(self, plan: StepPlan) -> None:
         """Before vLLM computes: finish reads of blocks that vLLM will overwrite, and begin the new loads."""
         if plan.hub:
-            self._executor = HubExecutor(plan.hub, self._engine_id, self._group.rank_in_group, self._host)
+            self._executor = HubExecutor(plan.hub, self._engine_id, self._ranks.number, self._host)
         self._open()
         self._device.begin_step()
         self._settle_saves(plan.preempted)
@@ -157,10 +138,7 @@ class ConnectorWorker:
         loads = list(self._loading.values())
         if not loads:
             return
-        arrivals = torch.tensor([loading.arrival for loading in loads])
-        if self._group.world_size > 1:
-            torch.distributed.all_reduce(arrivals, op=torch.distributed.ReduceOp.MIN, group=self._group.cpu_group)
-        for loading, arrival in zip(loads, arrivals.tolist(), strict=True):
+        for loading, arrival in zip(loads, self._ranks.least([loading.arrival for loading in loads]), strict=True):
             if arrival == Arrival.FAILED:
                 self._fail(loading)
                 continue
@@ -175,12 +153,17 @@ class ConnectorWorker:
         try:
             while spent < budget and blend.result is None:
                 spent += blend.step(budget - spent)
+        except RankFailure as error:
+            loading.fail(error)
         except Exception as error:  # a model that fails on chosen tokens may still compute all of them
-            if isinstance(error, BlendHubError):
-                loading.fail(error)
-            else:
-                log.exception("the model failed on chosen tokens")
-                loading.fail(BlendHubError(f"the model failed on chosen tokens: {type(error).__name__}: {error}"))
+            log.exception("the model failed on chosen tokens")
+            sentence = f"the model failed on chosen tokens: {type(error).__name__}: {error}"
+            if self._ranks.count > 1:
+                self._ranks.end_engine(
+                    f"{sentence}{self._ranks.named(self._ranks.number)}; the engine ends, because the other ranks may "
+                    "wait for this one"
+                )
+            loading.fail(BlendHubError(sentence))
         return spent
 
     def _fail(self, loading: LoadTask) -> None:
@@ -265,7 +248,7 @@ class ConnectorWorker:
     def _open(self) -> None:
         """Have the device pin the arena as soon as it is known, at the start and after a restart of the hub."""
         has_tried = self._executor is not None and self._executor.has_tried
-        with contextlib.suppress(BlendHubError):  # loads and saves raise it again
+        with contextlib.suppress(Exception):  # loads and saves raise it again
             self._client()
         if has_tried and not self._is_opened:
             self._is_opened = True
@@ -300,6 +283,3 @@ class ConnectorWorker:
     def _run_later(self, work: Callable[[], None]) -> None:
         assert self._executor
         self._executor.run_later(work)
-
-    def _sum_over_ranks(self, scores: torch.Tensor) -> torch.Tensor:
-        return self._group.all_reduce(scores) if self._group.world_size > 1 else scores

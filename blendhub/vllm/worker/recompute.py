@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,7 @@ from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.spans import batches, joined, sampled, total
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.model.pages import read_as_computed
-
-Reduce = Callable[[torch.Tensor], torch.Tensor]
+from blendhub.vllm.worker.ranks import Ranks
 
 
 class BlendContext:
@@ -29,14 +28,14 @@ class BlendContext:
         layout: KVLayout,
         device: Device,
         selector: Selector,
-        sum_over_ranks: Reduce,
+        ranks: Ranks,
     ) -> None:
         self.model = model
         self.layers = layers
         self.layout = layout
         self.device = device
         self.selector = selector
-        self.sum_over_ranks = sum_over_ranks
+        self.ranks = ranks
 
 
 class Blend:
@@ -76,7 +75,10 @@ class Blend:
                 scores = np.zeros(len(self.job.tokens), np.float32)
                 if 0 < decision.ratio < 1:  # otherwise there is nothing to choose
                     yield from self._probe(scores)
-            chosen = selector.select(decision.moved, decision.ratio, self._context.device.block_tokens, scores)
+            # A plugin may fail on one rank only, and the others must not begin a forward without it.
+            chosen = self._context.ranks.together(
+                lambda: selector.select(decision.moved, decision.ratio, self._context.device.block_tokens, scores)
+            )
         self._recomputed = tuple(chosen)
         for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
             model.forward(self.job.tokens, self.job.blocks, batch)
@@ -120,7 +122,7 @@ class Blend:
         slots = context.model.slots(self.job.blocks, batch)
         with torch.inference_mode():
             stored = read_as_computed(context.model, context.layers[layer], context.layout, slots)
-            scores = context.sum_over_ranks(context.selector.score(fresh, stored))
+            scores = context.ranks.sum(context.ranks.together(lambda: context.selector.score(fresh, stored)))
             # The probed layer's KV was computed from complete layers, so it is better than the stored KV.
             context.model.write(layer, *fresh, slots)
         return scores

@@ -11,7 +11,7 @@ from tests.vllm.ascend import strict_npu  # noqa: F401  (before vllm_ascend)
 import vllm_ascend.ops  # noqa: F401  # isort: skip  (before the others, which it imports in the one order that works)
 import torch_npu
 from vllm.config import set_current_vllm_config
-from vllm.distributed import init_distributed_environment, initialize_model_parallel
+from vllm.distributed import get_tp_group, init_distributed_environment, initialize_model_parallel
 from vllm.engine.arg_utils import EngineArgs
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
@@ -23,7 +23,8 @@ from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAtt
 from blendhub.plan import Span
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import check_model
+from blendhub.vllm.worker.model.model_check import check_model, layout_and_rotations
+from blendhub.vllm.worker.ranks import Ranks
 from engine_harness.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native
 
@@ -131,7 +132,8 @@ def test_tensors_of_two_devices_do_not_mix():
 
 
 def test_the_checks_at_the_start_pass(engine_model):
-    check = check_model(engine_model, 256, 1)
+    layout, rotations = layout_and_rotations(engine_model, 256)
+    check = check_model(engine_model, layout, rotations, 1, Ranks(get_tp_group()))
     assert check.support.reasons == () and check.support.blends
     assert all(rotation.neox for rotation in check.rotations)
     assert len(fingerprint(engine_model.module)) == 32

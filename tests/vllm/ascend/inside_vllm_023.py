@@ -140,7 +140,7 @@ def test_a_rotation_of_mla_is_found_though_its_module_names_the_other_pairing():
 
     errors = {
         rotation.neox: float((rotated(keys_at(old), rotation, old, new) - keys_at(new).float()).abs().max())
-        for rotation in rotations_of(torch.nn.ModuleList([module]), 64)
+        for rotation in rotations_of(torch.nn.ModuleList([module]), 64, 4096)
     }
     assert errors[True] < 0.05 < 0.5 < errors[False]
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,13 @@ from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.errors import Unsupported
 from blendhub.plan import Span
+from blendhub.vllm.worker.model.attention_builders import OwnGroup
 from blendhub.vllm.worker.model.platforms import Platform
 from blendhub.vllm.worker.model.runner import Runner
 
 Blocks = npt.NDArray[np.int64]
+TABLE_BYTES = 2**26
+"""The most device memory for the block tables of one forward: one for each span, as long as the longest."""
 
 
 class AttentionMetadata:
@@ -29,20 +33,22 @@ class AttentionMetadata:
         self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
         self._device = runner.device
         self._groups = list(_private_groups(runner, platform, config))
-        self.layer_names = [name for group in self._groups for name in group.layer_names]
-        self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in self._groups}
+        groups = [group.first for group in self._groups]
+        self.layer_names = [name for group in groups for name in group.layer_names]
+        self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in groups}
         """How many tokens the attention kernels keep in a page: a block is one of these, or several."""
-        self.frees_blocks_early = not all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in self._groups)
+        self.frees_blocks_early = not all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups)
         """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
-        # Some builders keep host memory that the GPU reads later, when a copy's turn has come.
-        self._copied = None if self._device.type == "cpu" else torch.get_device_module(self._device).Event()
+        longest = -(-config.model_config.max_model_len // self.block_size)
+        row_bytes = 4 * platform.table_width(longest, self.block_size)
+        self.max_spans = max(1, min(config.scheduler_config.max_num_seqs, TABLE_BYTES // row_bytes))
+        """The most spans of one forward: builders have buffers for as many requests, and tables are bounded."""
+        self.table_bytes = self.max_spans * row_bytes
 
     def build(
         self, blocks: Blocks, spans: Sequence[Span], positions: torch.Tensor, slots: torch.Tensor
     ) -> dict[str, Any]:
         """For each layer. Each span is a virtual request, whose queries are the span and whose context ends with it."""
-        if self._copied:
-            self._copied.synchronize()
         starts = np.zeros(len(spans) + 1, np.int32)
         np.cumsum([len(span) for span in spans], out=starts[1:])
         ends = np.array([span.end for span in spans], np.int32)
@@ -62,11 +68,11 @@ class AttentionMetadata:
             positions=positions,
             is_prefilling=torch.ones(len(spans), dtype=torch.bool),
         )
-        built = {name: metadata for group in self._groups for metadata in [self._platform.build(group, common)]
-                 for name in group.layer_names}  # fmt: skip
-        if self._copied:
-            self._copied.record()
-        return built
+        by_layer: dict[str, Any] = {}
+        for group in self._groups:
+            metadata = group.build(lambda own: self._platform.build(own, common))
+            by_layer |= dict.fromkeys(group.first.layer_names, metadata)
+        return by_layer
 
     def _table(self, blocks: Blocks, end: int) -> torch.Tensor:
         """The row of a block table."""
@@ -76,21 +82,30 @@ class AttentionMetadata:
         return self._platform.sent(row, self._device)
 
 
-def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[AttentionGroup]:
+def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[OwnGroup]:
     """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
     eager = _without_graphs(config)
-    with set_current_vllm_config(eager):
-        for number, groups in enumerate(runner.attention_groups):
-            for group in groups:
-                if not isinstance(group.kv_cache_spec, AttentionSpec):
-                    raise Unsupported(
-                        f"{group.layer_names[0]} keeps a {type(group.kv_cache_spec).__name__}, not keys and values; "
-                        "models with recurrent or linear attention layers are served without reuse"
-                    )
-                own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
-                own.create_metadata_builders(eager, runner.device, runner.kernel_block_sizes[number])
-                platform.prepare_group(own, group)
-                yield own
+    on_host = runner.device.type == "cpu"
+    for number, groups in enumerate(runner.attention_groups):
+        for group in groups:
+            if not isinstance(group.kv_cache_spec, AttentionSpec):
+                raise Unsupported(
+                    f"{group.layer_names[0]} keeps a {type(group.kv_cache_spec).__name__}, not keys and values; "
+                    "models with recurrent or linear attention layers are served without reuse"
+                )
+            size = runner.kernel_block_sizes[number]
+            create = partial(_private_group, group, runner.device, size, platform, eager)
+            yield OwnGroup(create, None if on_host else torch.get_device_module(runner.device).Event)
+
+
+def _private_group(
+    group: AttentionGroup, device: torch.device, kernel_block_size: int, platform: Platform, config: VllmConfig
+) -> AttentionGroup:
+    own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
+    with set_current_vllm_config(config):
+        own.create_metadata_builders(config, device, kernel_block_size)
+        platform.prepare_group(own, group)
+    return own
 
 
 def _without_graphs(config: VllmConfig) -> VllmConfig:

@@ -34,7 +34,8 @@ class EngineModel:
         self._metadata = AttentionMetadata(self._runner, self._platform, config)
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
-        self.max_spans: int = config.scheduler_config.max_num_seqs
+        self.max_spans = self._metadata.max_spans
+        self.metadata_bytes = self._metadata.table_bytes
         self.block_size = self._metadata.block_size
         if len(self._metadata.page_sizes) > 1:
             raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")

@@ -13,7 +13,17 @@ def fingerprint(model: torch.nn.Module) -> str:
     parameters: list[tuple[str, Any]] = sorted([*model.named_parameters(), *scales], key=lambda pair: pair[0])
     for name, parameter in parameters:
         state.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
-        flat = parameter.detach().flatten()
-        step = max(1, len(flat) // 64)
-        state.update(flat[::step][:65].contiguous().cpu().view(torch.uint8).numpy().tobytes() if len(flat) else b"")
+        state.update(_sample(parameter.detach()))
     return state.hexdigest()
+
+
+def _sample(parameter: torch.Tensor) -> bytes:
+    """Some items, evenly spread. Flattening would copy all of a parameter that is not contiguous."""
+    n = parameter.numel()
+    if not n:
+        return b""
+    at = torch.arange(0, n, max(1, n // 64))[:65]
+    # Items of a byte as bytes: not every device can index all kinds of them.
+    items = parameter.view(torch.uint8) if parameter.itemsize == 1 else parameter
+    chosen = items.reshape(1) if not items.dim() else items[torch.unravel_index(at.to(items.device), items.shape)]
+    return chosen.cpu().view(torch.uint8).numpy().tobytes()

@@ -4,7 +4,8 @@ All trial writes go to block 0, which vLLM never gives to a request.
 """
 
 import logging
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,7 @@ from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from blendhub.contracts import PagedLayer, Rotation
-from blendhub.errors import Unsupported
+from blendhub.errors import BlendHubError, Unsupported
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
@@ -20,9 +21,11 @@ from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read_as_computed
 from blendhub.vllm.worker.model.platforms import Tensors
-from blendhub.vllm.worker.model.rotary import rotated, rotations_of
+from blendhub.vllm.worker.model.rotary import digest, rotated, rotations_of
+from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
 """Whether a connector can ask this vLLM for the blocks of a request; vLLM 0.23, vllm-ascend's, does not let it."""
 BLOCK = np.zeros(1, np.int64)
@@ -40,21 +43,27 @@ class ModelCheck(NamedTuple):
     """Each layer's rotation of its keys, in the model's order; empty unless the model blends."""
 
 
-def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> ModelCheck:
-    """Check the layout, the computation of chosen tokens, the selector's probe, and the movement of keys."""
-    refusal = _why_nothing(model)
-    if refusal:
-        return ModelCheck(unsupported(refusal))
+def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayout, list[Rotation]]:
+    """What a rank keeps of a token, and the rotations that its keys may have; raises Unsupported. Runs no forward."""
+    _refuse_to_reuse(model)
+    layout = layout_of(model, chunk_tokens)
+    return layout, rotations_of(model.module, layout.key_dim, model.config.model_config.max_model_len)
+
+
+def check_model(
+    model: EngineModel, layout: KVLayout, candidates: Sequence[Rotation], probe_layer: int, ranks: Ranks
+) -> ModelCheck:
+    """Check the layout, the computation of chosen tokens, the selector's probe, and the rotation of keys.
+
+    Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
+    forward for the others.
+    """
+    layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
     try:
-        layout = layout_of(model, chunk_tokens)
-        layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
-        _check_layout(model, layout, layers)
-    except Unsupported as error:
+        _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layout, layers))
+    except BlendHubError as error:
         return ModelCheck(unsupported(str(error)))
-    except Exception as error:  # an attention backend of a new kind is served without reuse
-        log.exception("writing into the pages, and reading back, failed")
-        what = f"{type(error).__name__}: {error}"
-        return ModelCheck(unsupported(f"writing into the pages, and reading back, failed: {what}"))
+    forward = "a forward over chosen tokens"
     try:
         if model.frees_blocks_early:
             raise Unsupported(
@@ -63,32 +72,48 @@ def check_model(model: EngineModel, chunk_tokens: int, probe_layer: int) -> Mode
             )
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
-        _check_parts(model, layout, layers)
+        _checked(ranks, forward, lambda: _check_parts(model, layout, layers))
         if probe_layer:
-            _check_probe(model, layout, layers, probe_layer)
-        rotations = _find_rotations(model, layout, layers)
-    except Unsupported as error:
+            _checked(ranks, forward, lambda: _check_probe(model, layout, layers, probe_layer))
+        fits = _checked(ranks, forward, lambda: _rotation_errors(model, layout, layers, [None, *candidates]))
+        rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
+    except BlendHubError as error:
         return ModelCheck(ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",)))
-    except Exception as error:  # a model that fails on chosen tokens may still serve vLLM's own requests
-        log.exception("a forward over chosen tokens failed")
-        what = f"{type(error).__name__}: {error}"
-        reason = f"a forward over chosen tokens failed: {what}; exact prefixes are reused"
-        return ModelCheck(ModelSupport(layout, False, (reason,)))
     return ModelCheck(ModelSupport(layout, True, ()), rotations)
 
 
-def _why_nothing(model: EngineModel) -> str | None:
-    """Why nothing can be reused with this model and vLLM's configuration; None if something can."""
+def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:
+    def run() -> Result:
+        try:
+            return check()
+        except BlendHubError:
+            raise
+        except Exception as error:  # a model or backend of a new kind may still serve vLLM's own requests
+            log.exception("%s failed", what)
+            raise Unsupported(f"{what} failed: {type(error).__name__}: {error}") from error
+
+    return ranks.together(run)
+
+
+def _refuse_to_reuse(model: EngineModel) -> None:
+    """Raise Unsupported if nothing can be reused with this model and vLLM's configuration."""
     config, parallel = model.config, model.config.parallel_config
     if parallel.pipeline_parallel_size > 1:
-        return "pipeline parallelism is not supported; use tensor parallelism, or serve without BlendHub"
+        raise Unsupported("pipeline parallelism is not supported; use tensor parallelism, or serve without BlendHub")
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
-        return "context parallelism is not supported; its ranks hold parts of a block"
+        raise Unsupported("context parallelism is not supported; its ranks hold parts of a block")
     if config.model_config.is_encoder_decoder:
-        return "encoder-decoder models are not supported"
+        raise Unsupported("encoder-decoder models are not supported")
+    # vLLM's allocator for sleep mode also serves ``release_kv_cache_memory`` without it.
+    if config.model_config.enable_sleep_mode or getattr(config.model_config, "enable_cumem_allocator", False):
+        raise Unsupported(
+            "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
+            "because vLLM 0.32 does not tell a connector about it; serve without both to reuse KV"
+        )
     if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
-        return "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
-    return None
+        raise Unsupported(
+            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
+        )
 
 
 def _refuse_to_blend(config: VllmConfig) -> None:
@@ -126,30 +151,47 @@ def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
                 )
 
 
-def _find_rotations(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> tuple[Rotation | None, ...]:
-    """Find each layer's rotation with a single token: attention then returns the token's own value at any position.
+def _rotation_errors(
+    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], candidates: Sequence[Rotation | None]
+) -> torch.Tensor:
+    """How far each layer's keys are off if a candidate rotates them to other positions: ``[layers, candidates]``.
 
-    So hidden states are equal at all positions, and keys differ by the rotation only.
+    It takes a single token: attention then returns the token's own value at any position. So hidden states are equal
+    at all positions, and keys differ by the rotation only.
     """
-    candidates: list[Rotation | None] = [None, *rotations_of(model.module, layout.key_dim)]
     longest = model.config.model_config.max_model_len - 1
     places = sorted({min(3, longest), min(1234, longest), longest // 2, longest})
     seen = [_keys_of_one_token(model, layout, layers, place) for place in places]
-    found = []
-    for index, layer in enumerate(layers):
+    errors = torch.zeros(len(layers), len(candidates), dtype=torch.float64)
+    for index in range(len(layers)):
         keys = [keys[index] for keys, _ in seen]
         values = [values[index] for _, values in seen]
-        errors = [_worst_rotation_error(keys, places, rotation) for rotation in candidates]
         errors_of_values = max(_error(value, values[0]) for value in values)
-        best = min(range(len(candidates)), key=errors.__getitem__)
-        allowed = _tolerance(layer)
-        if max(errors[best], errors_of_values) > allowed:
+        for number, rotation in enumerate(candidates):
+            errors[index, number] = max(_worst_rotation_error(keys, places, rotation), errors_of_values)
+    return errors
+
+
+def _chosen_rotations(
+    errors: torch.Tensor, layers: list[PagedLayer], candidates: Sequence[Rotation | None], ranks: Ranks
+) -> tuple[Rotation | None, ...]:
+    """The rotation of each layer that fits best on the rank where it fits worst: the same on all ranks."""
+    names = " ".join(map(digest, candidates))
+    for number, others in enumerate(ranks.gather(names)):
+        if others != names:
+            raise Unsupported(
+                f"keys cannot be moved: the rotary embeddings of the ranks {ranks.number} and {number} differ"
+            )
+    chosen = ranks.largest(errors).argmin(1).tolist()
+    for layer, mine in zip(layers, errors[range(len(layers)), chosen].tolist(), strict=True):
+        found = list(map(float, ranks.gather(str(mine))))
+        worst = found.index(max(found))
+        if found[worst] > (allowed := _tolerance(layer)):
             raise Unsupported(
                 f"keys of {layer.name} cannot be moved: rotated to another position they are off by "
-                f"{max(errors[best], errors_of_values):.1%} (allowed {allowed:.1%})"
+                f"{found[worst]:.1%} (allowed {allowed:.1%}){ranks.named(worst)}"
             )
-        found.append(candidates[best])
-    return tuple(found)
+    return tuple(candidates[best] for best in chosen)
 
 
 def _keys_of_one_token(

@@ -1,5 +1,7 @@
 """The model's rotary embeddings as tables, and the rotation of keys by them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any
 
@@ -9,33 +11,35 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbeddingBase
 from blendhub.contracts import Rotation
 
 
-def rotations_of(module: torch.nn.Module, key_width: int) -> list[Rotation]:
+def rotations_of(module: torch.nn.Module, key_width: int, n_positions: int) -> list[Rotation]:
     """The candidates for the rotation of keys: the table of each rotary module, in both pairings.
 
     What a module says of its pairing holds for the queries and keys that it is given; the pages of MLA on Ascend NPUs
-    have them in another order.
+    have them in another order. Tables have at most ``n_positions`` rows, and only those that differ go to the device.
     """
     found: dict[str, Rotation] = {}
     for part in module.modules():
         if not isinstance(part, RotaryEmbeddingBase):
             continue
-        table = _table(part)
+        table = _table(part, n_positions)
         if table is None or table.shape[-1] > key_width:
             continue
-        for neox in (bool(part.is_neox_style), not part.is_neox_style):
-            rotation = Rotation(table, neox, _offset(part, key_width, table.shape[-1]))
-            found.setdefault(digest(rotation), rotation)
+        offset = _offset(part, key_width, table.shape[-1])
+        both = [Rotation(table, neox, offset) for neox in (bool(part.is_neox_style), not part.is_neox_style)]
+        new = {digest(rotation): rotation for rotation in both if digest(rotation) not in found}
+        if new:
+            placed = table.to(_device_of(part))
+            found |= {name: Rotation(placed, one.neox, one.offset) for name, one in new.items()}
     return list(found.values())
 
 
 def digest(rotation: Rotation | None) -> str:
-    """A name of a rotation that is the same in every process."""
+    """A name of a rotation that is the same in every process, however long its table is."""
     if rotation is None:
         return "none"
-    table = rotation.cos_sin.cpu().contiguous()
-    shape = f"{tuple(table.shape)} {rotation.neox} {rotation.offset} ".encode()
-    # A stretched table differs everywhere, so its first rows and a sample of the others identify it.
-    rows = torch.cat([table[:64], table[:: max(1, len(table) // 64)]]).contiguous()
+    # A row is the one before it rotated further, so the first rows have all angles, and their scale.
+    rows = rotation.cos_sin[:64].cpu().contiguous()
+    shape = f"{rows.shape[1]} {rotation.neox} {rotation.offset} ".encode()
     return blake2b(shape + rows.numpy().tobytes(), digest_size=8).hexdigest()
 
 
@@ -58,16 +62,41 @@ def rotated(keys: torch.Tensor, rotation: Rotation | None, old: torch.Tensor, ne
     return result
 
 
-def _table(part: Any) -> torch.Tensor | None:
-    """The cosines and sines in float32: the module itself may keep them rounded."""
+def _table(part: Any, n_positions: int) -> torch.Tensor | None:
+    """The cosines and sines in float32, in memory of the CPU: the module itself may keep them rounded."""
     try:
-        table = part._compute_cos_sin_cache()
-    except (AttributeError, NotImplementedError, TypeError):
+        with torch.device("cpu"), _for_positions(part, n_positions):
+            table = part._compute_cos_sin_cache()
+    except (AttributeError, NotImplementedError, RuntimeError, TypeError):
         return None
     if not isinstance(table, torch.Tensor) or table.dim() != 2:
         return None
-    device = next((buffer.device for buffer in part.buffers()), torch.device("cpu"))
-    return table.float().to(device)
+    # A copy: a view would keep all rows in memory.
+    return table.float().cpu()[:n_positions].clone()
+
+
+@contextmanager
+def _for_positions(part: Any, n: int) -> Iterator[None]:
+    """Have the module compute at most ``n`` rows, if its rows do not depend on how many there are.
+
+    For ten million positions vLLM's own function takes ten GiB on each rank.
+    """
+    known = getattr(part, "max_position_embeddings", 0)
+    if type(part)._compute_cos_sin_cache is not RotaryEmbeddingBase._compute_cos_sin_cache or known <= n:
+        yield
+        return
+    frequencies = part._compute_inv_freq(part.base)
+    part.max_position_embeddings = n
+    try:
+        if not torch.equal(frequencies, part._compute_inv_freq(part.base)):
+            part.max_position_embeddings = known
+        yield
+    finally:
+        part.max_position_embeddings = known
+
+
+def _device_of(part: Any) -> torch.device:
+    return next((buffer.device for buffer in part.buffers()), torch.device("cpu"))
 
 
 def _offset(part: Any, key_width: int, width: int) -> int:

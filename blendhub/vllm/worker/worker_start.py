@@ -1,0 +1,139 @@
+"""The start of a worker: kernels are compiled before vLLM warms the model up, and the model is checked after it."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+
+from vllm.config import VllmConfig
+from vllm.distributed.parallel_state import get_tp_group
+
+from blendhub.contracts import Device, Rotation, Selector
+from blendhub.errors import BlendHubError, InvalidInput, Unsupported
+from blendhub.host import PluginHost
+from blendhub.layout import KVLayout
+from blendhub.vllm.messages import WorkerHandshake
+from blendhub.vllm.model_support import unsupported
+from blendhub.vllm.settings import Settings
+from blendhub.vllm.worker.connector_worker import ConnectorWorker
+from blendhub.vllm.worker.model.device_memory import DeviceMemory
+from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.worker.model.fingerprint import fingerprint
+from blendhub.vllm.worker.model.model_check import ModelCheck, check_model, layout_and_rotations
+from blendhub.vllm.worker.model.pages import paged_layer
+from blendhub.vllm.worker.model.rotary import digest
+from blendhub.vllm.worker.model.runner import find_runner
+from blendhub.vllm.worker.ranks import Ranks
+from blendhub.vllm.worker.recompute import BlendContext
+
+log = logging.getLogger(__name__)
+
+
+class WorkerStart:
+    """``register`` before vLLM warms the model up, ``finish`` after it. What fails closes reuse, with a sentence.
+
+    A wrong setting ends vLLM's start instead.
+    """
+
+    def __init__(self, config: VllmConfig, settings: Settings, host: PluginHost, engine_id: str) -> None:
+        self._config = config
+        self._settings = settings
+        self._host = host
+        self._engine_id = engine_id
+        self._model: EngineModel | None = None
+        self._layout: KVLayout | None = None
+        self._rotations: list[Rotation] = []
+        self._memory = DeviceMemory()
+        self._refusal = "vLLM registered no KV caches"
+
+    def register(self) -> None:
+        """Prepare everything that needs no forward, while vLLM's monitor of compilations is not yet armed."""
+        try:
+            runner = find_runner()
+            with self._memory.counted(runner.device):
+                self._model = EngineModel(runner, self._config)
+                self._layout, self._rotations = layout_and_rotations(self._model, self._settings.chunk_tokens)
+            compile_kernels(self._new_device, self._model, self._layout, self._rotations)
+            self._refusal = ""
+        except InvalidInput:  # an option of the device is wrong
+            raise
+        except Exception as error:
+            self._refusal = _sentence(error)
+
+    def finish(self) -> tuple[WorkerHandshake, ConnectorWorker | None]:
+        """Check the model, on all ranks alike."""
+        ranks = Ranks(get_tp_group())
+        try:
+            model, layout = ranks.together(self._registered)
+            with self._memory.counted(model.device):
+                check, worker = self._examined(model, layout, ranks)
+        except Exception as error:
+            return WorkerHandshake(unsupported(_sentence(error)), "", ""), None
+        if worker:
+            self._memory.log_how_much(model)
+        rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
+        return WorkerHandshake(check.support, fingerprint(model.module), rotary), worker
+
+    def _registered(self) -> tuple[EngineModel, KVLayout]:
+        if self._refusal or not self._model or not self._layout:
+            raise Unsupported(self._refusal)
+        return self._model, self._layout
+
+    def _examined(
+        self, model: EngineModel, layout: KVLayout, ranks: Ranks
+    ) -> tuple[ModelCheck, ConnectorWorker | None]:
+        chosen = self._settings.selector
+        selector: Selector = self._host.create("selector", chosen.name, chosen.options)
+        check = check_model(model, layout, self._rotations, selector.probe_layer, ranks)
+        self._rotations.clear()  # tables that no layer uses are freed
+        if not check.support.layout:
+            return check, None
+        rotations = check.rotations or (None,) * len(model.layer_names)
+        layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
+        device = self._new_device()
+        try:
+            ranks.together(lambda: device.attach(layers, model.page_size, layout))
+        except BaseException:
+            device.close()
+            raise
+        context = BlendContext(model, layers, layout, device, selector, ranks)
+        return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
+
+    def _new_device(self) -> Device:
+        assert self._settings.device
+        device: Device = self._host.create("device", self._settings.device.name, self._settings.device.options)
+        return device
+
+
+def compile_kernels(
+    new_device: Callable[[], Device], model: EngineModel, layout: KVLayout, rotations: Sequence[Rotation]
+) -> None:
+    """Have a device compile its kernels for each way in which the layers' keys may be rotated.
+
+    Which way is right shows only after the model was warmed up. vLLM's monitor is armed then, and reports or refuses
+    each compilation (``--jit-monitor-mode``); what was compiled stays so for the device that serves.
+    """
+    for some in _variants(rotations):
+        device = new_device()
+        try:
+            layers = [paged_layer(model, index, some[index % len(some)]) for index in range(len(model.layer_names))]
+            device.attach(layers, model.page_size, layout)
+        finally:
+            device.close()
+
+
+def _variants(rotations: Sequence[Rotation]) -> Iterator[Sequence[Rotation | None]]:
+    """Rotations to compile together: kernels depend on where in a key they rotate, not on angles or pairing.
+
+    No layer may have one, all the same, or all of those that the model has.
+    """
+    places = list({(one.cos_sin.shape[1], one.offset): one for one in rotations}.values())
+    yield [None]
+    yield from ([one] for one in places)
+    if len(places) > 1:
+        yield places
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, BlendHubError):
+        return str(error)
+    log.error("the model could not be examined", exc_info=error)
+    return f"the model could not be examined: {type(error).__name__}: {error}"

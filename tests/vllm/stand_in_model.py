@@ -1,0 +1,91 @@
+"""A model that does with its pages what ``EngineModel`` promises, computed by plain torch on all ranks together."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+
+from blendhub.contracts import Rotation
+from blendhub.vllm.worker.model.engine_model import positions_of
+from blendhub.vllm.worker.model.rotary import rotated, rotations_of
+
+HEADS, WIDTH, BLOCK, BLOCKS, LONGEST = 2, 16, 16, 4, 4096
+
+
+def rotary(n_positions: int = LONGEST, base: float = 10000.0, width: int = WIDTH) -> RotaryEmbedding:
+    with set_current_vllm_config(VllmConfig()):
+        return RotaryEmbedding(width, width, n_positions, base, True, torch.float32)
+
+
+class Layer:
+    num_kv_heads, head_size = HEADS, WIDTH
+
+    def __init__(self) -> None:
+        self.kv_cache = torch.zeros(BLOCKS, HEADS, BLOCK, 2 * WIDTH)
+
+    def get_attn_backend(self) -> Any:
+        return SimpleNamespace(get_name=lambda: "FLASH_ATTN")
+
+
+class StandInModel:
+    """Keys depend on token and position, values on the token. ``together`` is called in every forward."""
+
+    block_size = page_size = BLOCK
+    max_tokens, max_spans = 4096, 64
+    device = torch.device("cpu")
+    frees_blocks_early = False
+
+    def __init__(self, together: Any = lambda tensor: tensor, base: float = 10000.0, n_layers: int = 2) -> None:
+        self.layer_names = [f"layers.{number}.attn" for number in range(n_layers)]
+        self._layers = {name: Layer() for name in self.layer_names}
+        self._together = together
+        self.module = torch.nn.Module()
+        self.module.rotary = rotary(base=base)
+        self._rotation: Rotation = rotations_of(self.module, WIDTH, LONGEST)[0]
+        self._embedding = torch.randn(1000, 2 * n_layers, HEADS, WIDTH, generator=torch.Generator().manual_seed(1))
+        parallel = dict.fromkeys(["pipeline_parallel_size", "decode_context_parallel_size", "data_parallel_size"], 1)
+        model = dict.fromkeys(
+            ["is_encoder_decoder", "enable_sleep_mode", "enable_cumem_allocator", "uses_mrope"], False
+        )
+        self.config = SimpleNamespace(
+            parallel_config=SimpleNamespace(**parallel),
+            model_config=SimpleNamespace(dtype=torch.float32, max_model_len=LONGEST, **model),
+            speculative_config=None,
+            cache_config=SimpleNamespace(cache_dtype="auto"),
+        )
+
+    def layer(self, name):
+        return self._layers[name]
+
+    def keeps_latent(self, index):
+        return False
+
+    def unscaled(self, name, keys, values):
+        return keys, values
+
+    def slots(self, blocks, spans):
+        at = positions_of(spans)
+        return torch.from_numpy(blocks[at // BLOCK] * BLOCK + at % BLOCK)
+
+    def write(self, index, keys, values, slots):
+        pages = self._layers[self.layer_names[index]].kv_cache
+        pages[slots // BLOCK, :, slots % BLOCK] = torch.cat([keys, values], -1)
+
+    def forward(self, tokens, blocks, spans, *, positions=None):
+        self._together(torch.ones(1))
+        for index in range(len(self.layer_names)):
+            keys, values = self.computed(index, tokens, spans, positions)
+            self.write(index, keys, values, self.slots(blocks, spans))
+
+    def forward_until(self, layer, tokens, blocks, spans):
+        self._together(torch.ones(1))
+        return self.computed(layer, tokens, spans)
+
+    def computed(self, index, tokens, spans, positions=None):
+        """The KV of a layer."""
+        at = torch.from_numpy(positions_of(spans))
+        rows = self._embedding[torch.from_numpy(tokens.astype("int64"))[at]]
+        new = at if positions is None else positions
+        return rotated(rows[:, 2 * index], self._rotation, torch.zeros_like(new), new), rows[:, 2 * index + 1]

@@ -1,0 +1,87 @@
+"""Tables of rotary embeddings: no more rows than the engine has positions, and no table twice."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from vllm.config import VllmConfig, set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
+
+from blendhub.vllm.worker.model.rotary import digest, rotations_of
+
+TEN_MILLION, SERVED, WIDTH = 10_485_760, 8192, 16
+
+
+class LargestTensor(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.items = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor):
+            self.items = max(self.items, made.numel())
+        return made
+
+
+def module_of(*parts):
+    module = torch.nn.Module()
+    module.parts = torch.nn.ModuleList(parts)
+    return module
+
+
+class Rotary(RotaryEmbedding):
+    """A model of ten million positions as vLLM configures it; its own table, of which vLLM has one, is left out."""
+
+    def __init__(self, n_positions=TEN_MILLION, base=500000.0):
+        with set_current_vllm_config(VllmConfig()):
+            super().__init__(WIDTH, WIDTH, n_positions, base, True, torch.float32, init_cache=False)
+
+
+class OfItsLength(Rotary):
+    """Its angles depend on how many positions it has."""
+
+    def _compute_inv_freq(self, base):
+        return super()._compute_inv_freq(base) / self.max_position_embeddings
+
+
+def test_of_ten_million_positions_only_those_of_the_engine_are_computed():
+    with LargestTensor() as largest:
+        rotations = rotations_of(module_of(Rotary()), WIDTH, SERVED)
+    assert [one.cos_sin.shape for one in rotations] == [(SERVED, WIDTH)] * 2
+    assert largest.items == SERVED * WIDTH
+
+
+def test_rows_are_those_of_the_whole_table():
+    whole = Rotary(20_000)._compute_cos_sin_cache()
+    rotations = rotations_of(module_of(Rotary(20_000)), WIDTH, SERVED)
+    assert all(torch.equal(one.cos_sin, whole[:SERVED]) for one in rotations)
+
+
+@pytest.mark.parametrize("kind", ["its own length", "stretched"])
+def test_a_table_that_depends_on_its_length_is_cut_after_it_was_computed(kind):
+    with set_current_vllm_config(VllmConfig()):
+        stretched = YaRNScalingRotaryEmbedding(WIDTH, WIDTH, 1024, 10000.0, True, 16.0, torch.float32)
+    part = OfItsLength(20_000) if kind == "its own length" else stretched
+    whole = part._compute_cos_sin_cache()
+    rotations = rotations_of(module_of(part), WIDTH, SERVED)
+    for one in rotations:
+        assert torch.equal(one.cos_sin, whole[:SERVED])
+        # Not a view, which would keep all rows.
+        assert one.cos_sin.untyped_storage().nbytes() == SERVED * WIDTH * 4
+    assert part.max_position_embeddings in (20_000, 1024)
+
+
+def test_equal_tables_go_to_the_device_once():
+    rotations = rotations_of(module_of(Rotary(), Rotary(), Rotary(base=10000.0)), WIDTH, SERVED)
+    assert len(rotations) == 4 and len({one.cos_sin.data_ptr() for one in rotations}) == 2
+    assert [one.neox for one in rotations] == [True, False, True, False]
+
+
+def test_engines_of_different_lengths_name_a_rotation_alike():
+    (short, _), (long, _) = (rotations_of(module_of(Rotary()), WIDTH, n) for n in (SERVED, 2 * SERVED))
+    (other, _) = rotations_of(module_of(Rotary(base=10000.0)), WIDTH, SERVED)
+    assert digest(short) == digest(long) != digest(other)
