@@ -65,12 +65,12 @@ class ReadHandlers(Handlers):
     ) -> Answer:
         # Pinned, so that loading chunks does not evict other chunks of the same answer.
         for chunk in in_arena:
-            chunk.pins += 1
+            self.state.cache.pin(chunk)
         try:
             await asyncio.wait(self._load(in_store_only), timeout=message.wait_s)
         finally:
             for chunk in in_arena:
-                chunk.pins -= 1
+                self.state.cache.unpin(chunk)
         self.check_session(message)
         # Cut again: chunks may have been dropped meanwhile.
         chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)

@@ -39,7 +39,7 @@ class Reads:
             return None
         lease = ReadLease(id, session, deadline, chunk_matches)
         for chunk in lease.chunks:
-            chunk.pins += 1
+            self._cache.pin(chunk)
             self._cache.policy.touch(chunk)
         self.leases.add(lease)
         return lease
@@ -47,7 +47,7 @@ class Reads:
     def end(self, lease: ReadLease) -> None:
         self.leases.end(lease)
         for chunk in lease.chunks:
-            chunk.pins -= 1
+            self._cache.unpin(chunk)
 
 
 def _piece(found: ChunkMatch) -> Piece:

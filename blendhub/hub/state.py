@@ -173,7 +173,7 @@ class HubState:
         """Drop a namespace's chunks, except pinned ones; returns those that the store has."""
         in_store = []
         for chunk in [chunk for run in index.runs.values() for chunk in run.chunks.values()]:
-            if chunk.pins or chunk.saved is Saved.WAITING:
+            if chunk.pins:
                 continue
             if chunk.saved is Saved.YES:
                 in_store.append(chunk)

@@ -70,6 +70,7 @@ class Tier:
     def save(self, chunk: Chunk) -> None:
         """Write a chunk in the background; it stays in the arena until that is done."""
         chunk.saved = Saved.WAITING
+        self._cache.pin(chunk)
         task = asyncio.get_running_loop().create_task(self._save(chunk))
         self._saving.add(task)
         task.add_done_callback(self._saving.discard)
@@ -105,7 +106,6 @@ class Tier:
         assert chunk.offset is not None and run.tokens is not None
         about = RunDescription(run.index.namespace, run.exact)
         whole = StoredRun(run.key, run.tokens.tobytes(), msgspec.msgpack.encode(about), ())
-        chunk.pins += 1
         try:
             dropped = await _in(self._saver, self._write, whole, chunk.span, self._shards(chunk, chunk.offset))
         except BlendHubError as error:
@@ -116,7 +116,7 @@ class Tier:
             self.saves += 1
             self._forget(dropped)
         finally:
-            chunk.pins -= 1
+            self._cache.unpin(chunk)
 
     def _write(self, run: StoredRun, span: Span, shards: list[memoryview]) -> list[tuple[RunKey, Span]]:
         try:

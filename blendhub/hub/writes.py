@@ -8,6 +8,7 @@ from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, Run, content_of
 from blendhub.hub.leases import Lease, Leases
+from blendhub.hub.limits import MOST_CHUNKS
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
@@ -87,14 +88,22 @@ class Writes:
     def reserve(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
     ) -> WriteLease | None:
-        """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free."""
+        """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
+
+        It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
+        """
         namespace = run.index.namespace
         slots: list[Slot] = []
-        for chunk in namespace.layout.chunks_of(span):
+        evictions = self._cache.evictions
+        size = namespace.layout.chunk_tokens
+        reached = min(span.end, (span.start // size + MOST_CHUNKS) * size)
+        for chunk in namespace.layout.chunks_of(Span(span.start, reached)):
             offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
+            if self._cache.evictions - evictions >= MOST_CHUNKS:
+                break
         if not slots:
             return None
         lease = WriteLease(id, number, session, deadline, run, tokens, tuple(slots))
