@@ -3,7 +3,7 @@
 import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 
 import msgspec
@@ -54,7 +54,7 @@ class Run:
         self.exact = exact
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.tokens: Tokens | None = None
-        """From position 0, kept only for the store."""
+        """From position 0, kept while the store is to save chunks."""
         self.chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
         self._hash = hashlib.blake2b(digest_size=16)
@@ -118,6 +118,9 @@ class NamespaceIndex:
         """The memory that the matchers use."""
         return sum(matcher.nbytes for matcher in self._matchers)
 
+    def chunks(self) -> Iterator[Chunk]:
+        return (chunk for run in self.runs.values() for chunk in run.chunks.values())
+
     def match(self, tokens: Tokens) -> list[Match]:
         """The matches of these tokens. May run on any thread: ``cut_at_chunks`` leaves out evicted chunks."""
         return combine([matcher.match(tokens) for matcher in self._matchers])
@@ -180,7 +183,7 @@ class NamespaceIndex:
             del self.by_key[run.key]
 
     def check_integrity(self) -> None:
-        chunks = [chunk for run in self.runs.values() for chunk in run.chunks.values()]
+        chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
         tokens = sum(len(chunk.span) for chunk in chunks)
         assert all(len(matcher) == tokens for matcher in self._matchers), "a matcher knows other tokens than the index"

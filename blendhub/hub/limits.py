@@ -11,3 +11,9 @@ A longer reservation or lookup is answered with as much of its beginning."""
 
 MOST_TRIES = 64
 """Places of the arena that are tried for a slot where chunks that are in use leave no room around."""
+
+AT_ONCE = 256
+"""Chunks that are dropped before other requests have their turn."""
+
+MOST_WAITING_SAVES = 2**16
+"""Chunks that wait for the store. One more is not saved: it is lost when it is evicted, and counted."""

@@ -21,7 +21,7 @@ from blendhub.processes import ProcessId
 from blendhub.tokens import Tokens
 from blendhub.wire import Register
 
-SaveChunk = Callable[[Chunk], None]
+SaveChunks = Callable[[Run, Tokens, Sequence[Chunk]], None]
 
 
 class HubState:
@@ -35,8 +35,8 @@ class HubState:
         self.cache = Cache(arena, policy)
         self.reads = Reads(self.cache)
         self.writes = Writes(self.cache, self._published)
-        self.save: SaveChunk | None = None
-        """Writes a new chunk to the store, if there is one."""
+        self.save: SaveChunks | None = None
+        """Writes new chunks of a run, whose tokens from position 0 it is given, to the store, if there is one."""
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
@@ -169,17 +169,17 @@ class HubState:
         # Each value of vLLM's cache_salt makes a namespace.
         self.indexes.drop_empty({lease.run.index for lease in self.writes.leases})
 
-    def clear(self, index: NamespaceIndex) -> list[Chunk]:
-        """Drop a namespace's chunks, except pinned ones; returns those that the store has."""
+    def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Drop chunks, except pinned ones and those that are gone already; returns those that the store has."""
         in_store = []
-        for chunk in [chunk for run in index.runs.values() for chunk in run.chunks.values()]:
-            if chunk.pins:
+        for chunk in chunks:
+            if chunk.pins or chunk.run.chunks.get(chunk.span.start) is not chunk:
                 continue
             if chunk.saved is Saved.YES:
                 in_store.append(chunk)
             if chunk.offset is not None:
                 self.cache.remove(chunk)
-            index.drop(chunk)
+            chunk.run.index.drop(chunk)
         return in_store
 
     def _mapping_gone(self, session: Session) -> None:
@@ -210,9 +210,7 @@ class HubState:
 
     def _published(self, lease: WriteLease, chunks: list[Chunk]) -> None:
         if self.save:
-            lease.run.tokens = lease.tokens
-            for chunk in chunks:
-                self.save(chunk)
+            self.save(lease.run, lease.tokens, chunks)
 
     def check_integrity(self) -> None:
         """Assert that arena, indexes and leases agree, and that every byte of the arena has exactly one owner."""

@@ -35,6 +35,7 @@ def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str,
         "forgotten_chunks": state.cache.forgotten,
         "store_saves": tier.saves if tier else 0,
         "store_loads": tier.loads if tier else 0,
+        "store_skipped": tier.skipped if tier else 0,
         "store_failures": tier.failures if tier else 0,
         "store_corrupted": tier.store.corrupted if tier else 0,
     }

@@ -11,6 +11,7 @@ from blendhub.contracts.transport import Buffer
 from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
 from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.sessions import Session
 from blendhub.hub.writes import WriteLease, check_reservation
 from blendhub.layout import Variant
@@ -111,11 +112,14 @@ class WriteHandlers(Handlers):
         if not lease.copies:
             self.state.writes.stop_waiting_for(lease)
 
-    def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+    async def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
         for index in self._indexes_to_clear(session, message.variant):
-            for chunk in self.state.clear(index):
-                if self.tier:
-                    self.tier.discard(chunk.run.key, chunk.span)
+            chunks = list(index.chunks())
+            for at in range(0, len(chunks), AT_ONCE):
+                in_store = self.state.drop(chunks[at : at + AT_ONCE])
+                if self.tier and in_store:
+                    self.tier.discard(in_store)
+                await asyncio.sleep(0)  # other requests have their turn
         return DONE
 
     def _indexes_to_clear(self, session: Session, variant: Variant | None) -> list[NamespaceIndex]:
