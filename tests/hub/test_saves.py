@@ -9,7 +9,7 @@ from hub_direct import CHUNK, tokens
 
 from blendhub import wire
 from blendhub.contracts import Envelope
-from blendhub.hub import tiers
+from blendhub.hub import tiers, write_handlers
 from blendhub.hub.index import Saved
 
 LONG = 512
@@ -77,7 +77,8 @@ def test_only_so_many_chunks_wait_for_the_store(make_hub, tmp_path, monkeypatch)
     hub.state.check_integrity()
 
 
-def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub):
+def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
+    monkeypatch.setattr(write_handlers, "AT_ONCE", 64)
     hub = make_hub(n_slots=LONG)
     member = hub.join()
     member.store(tokens(1, LONG * CHUNK))
