@@ -77,7 +77,7 @@ class Cache:
         They lie around the chunk that is to be evicted first. Where chunks that are pinned leave too little room, the
         next one is tried; one that was tried in vain goes to the end of the order.
         """
-        tried = []
+        tried: list[Chunk] = []
         found: list[Chunk] = []
         while len(tried) < MOST_TRIES and (first := self.policy.evict()):
             found = self._around(first, size)

@@ -4,8 +4,10 @@ The bounds are the hub's own: no option of a client or of a plugin widens them. 
 honest prompt needs.
 """
 
-MOST_CHUNKS = 4096
-"""Chunks that one message reserves, evicts, or takes a lease on: a million tokens in chunks of 256.
+from blendhub.wire import MOST_MATCHES
+
+MOST_CHUNKS = MOST_MATCHES
+"""4096: chunks that one message reserves, evicts, or takes a lease on: a million tokens in chunks of 256.
 
 A longer reservation or lookup is answered with as much of its beginning."""
 
@@ -17,3 +19,25 @@ AT_ONCE = 256
 
 MOST_WAITING_SAVES = 2**16
 """Chunks that wait for the store. One more is not saved: it is lost when it is evicted, and counted."""
+
+MATCH_THREADS = 2
+"""Threads for long matches. An engine has one of them at a time, so that another engine's long lookups find one."""
+
+MOST_WAITING_LOOKUPS = 256
+MOST_WAITING_TOKENS = 2**25
+"""Long lookups of one engine that wait for a thread, and their tokens: two of the longest prompts, 128 MiB. One more is
+answered Busy."""
+
+MOST_RESERVED_TOKENS = 2**25
+"""Tokens that the write leases of one session keep: two of the longest prompts, 128 MiB."""
+
+MOST_WRITE_LEASES = 4096
+"""Of one session. One more reservation is answered Busy."""
+
+MOST_READ_LEASES = 4096
+MOST_READ_CHUNKS = 2**18
+"""Of one session, and the chunks that its leases concern, counted once for each. One more is answered Busy."""
+
+FREE_INDEX_BYTES = 2**28
+"""What the indexes of all namespaces may take beyond as many bytes as are stored of KV. KV takes a thousand times as
+much as its tokens; only reservations of few tokens behind long prefixes that are not stored come near this."""

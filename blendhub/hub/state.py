@@ -5,13 +5,14 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from blendhub.contracts.transport import Peer
-from blendhub.errors import InvalidInput
+from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import EvictionPolicy
 from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Run, Saved
 from blendhub.hub.index_table import IndexTable
+from blendhub.hub.limits import FREE_INDEX_BYTES
 from blendhub.hub.reads import ReadLease, Reads
 from blendhub.hub.sessions import Session, SessionTable
 from blendhub.hub.writes import WriteLease, Writes
@@ -37,6 +38,8 @@ class HubState:
         self.writes = Writes(self.cache, self._published)
         self.save: SaveChunks | None = None
         """Writes new chunks of a run, whose tokens from position 0 it is given, to the store, if there is one."""
+        self.stored_bytes: Callable[[], int] = int
+        """How much the store holds."""
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
@@ -95,24 +98,25 @@ class HubState:
         tokens: Tokens,
         span: Span,
         exact: bool,
-        run: int | None,
+        run: Run | None,
         deadline: float,
     ) -> WriteLease | None:
         """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
 
-        The index may be new, or one that was dropped meanwhile because nothing was stored there.
+        The index may be new, or one that was dropped meanwhile because nothing was stored there. ``run`` is one that
+        the tokens continue.
         """
         index = self.indexes.add(index)
-        target = index.runs.get(run) if run is not None else None
+        self._check_index_bytes()
         if (
-            target is None
-            or target.end != span.start
-            or target.exact != exact
-            or self.writes.is_growing(target)
-            or not target.continues(tokens)
+            run is None
+            or index.runs.get(run.id) is not run
+            or run.end != span.start
+            or run.exact != exact
+            or self.writes.is_growing(run)
         ):
-            target = Run(self.next_id(), index, span.start, exact)
-        return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, target, tokens, span)
+            run = Run(self.next_id(), index, span.start, exact)
+        return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, run, tokens, span)
 
     def commit(self, session: Session, lease: int, upto: int) -> None:
         self.writes.commit(self.writes.leases.of_engine(lease, session.engine.name), session, upto)
@@ -120,6 +124,16 @@ class HubState:
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
         self._revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)
+
+    def _check_index_bytes(self) -> None:
+        """Tokens that are kept for a chunk may be many times the chunk, where what stands before it is not stored."""
+        stored = self.cache.arena.name.size - self.cache.arena.extents.free_bytes + self.stored_bytes()
+        used = sum(of_base["nbytes"] for of_base in self.indexes.sums().values())
+        if used > stored + FREE_INDEX_BYTES:
+            raise ArenaFull(
+                f"the index takes {used / 2**20:.0f} MiB for {stored / 2**20:.0f} MiB of KV: too little KV was stored "
+                "behind long prefixes that are not; try again later, or drop a namespace with Clear"
+            )
 
     # Ending.
 

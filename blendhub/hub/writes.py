@@ -8,10 +8,10 @@ from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, Run, content_of
 from blendhub.hub.leases import Lease, Leases
-from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_WRITE_LEASES
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
-from blendhub.tokens import Tokens
+from blendhub.tokens import Tokens, as_tokens
 from blendhub.wire import Slot
 
 
@@ -23,7 +23,7 @@ class WriteLease(Lease):
     def __init__(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
     ) -> None:
-        super().__init__(id, session.id, session.engine.name, deadline)
+        super().__init__(id, session.id, session.engine.name, deadline, cost=len(tokens))
         self.number = number
         """Later leases have larger numbers."""
         self.run = run
@@ -93,6 +93,7 @@ class Writes:
         It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
         """
         namespace = run.index.namespace
+        self.leases.check(session.id, span.end, most_cost=MOST_RESERVED_TOKENS, most=MOST_WRITE_LEASES, unit="tokens")
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.layout.chunk_tokens
@@ -106,7 +107,11 @@ class Writes:
                 break
         if not slots:
             return None
-        lease = WriteLease(id, number, session, deadline, run, tokens, tuple(slots))
+        kept = tokens[: slots[-1].span.end]
+        if 2 * len(kept) < len(tokens):
+            # A view would keep all the tokens that the message brought.
+            kept = as_tokens(kept.copy())
+        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
         return lease
 
