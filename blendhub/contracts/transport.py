@@ -56,6 +56,12 @@ class Service(ABC):
         reaches it as ServiceFailed, and the server lives on.
         """
 
+    def met(self, peer: Peer, pid: int) -> None:  # noqa: B027  most services need not know
+        """Called before a peer's first request by a transport that learns from the kernel which process it is.
+
+        ``pid`` is as this process sees it. No peer can choose it.
+        """
+
     def gone(self, peer: Peer) -> None:  # noqa: B027  most services need not know
         """A peer closed its connection or died. A transport that cannot notice this never calls it."""
 

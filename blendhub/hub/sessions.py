@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
@@ -48,6 +48,9 @@ class SessionTable:
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_id.values())
 
     @property
     def n_engines(self) -> int:
@@ -104,6 +107,18 @@ class SessionTable:
 
     def of_process(self, process: ProcessId) -> list[Session]:
         return [session for session in self._by_id.values() if session.process == process]
+
+
+def check_process(claimed: ProcessId, pid: int | None) -> None:
+    """Raise unless a process of this machine claims to be itself; ``pid`` is what the kernel says, None if nothing.
+
+    One that claimed to be another would be taken to live as long as that one does.
+    """
+    if pid is not None and claimed.is_here() and claimed.pid != pid:
+        raise InvalidInput(
+            f"process {pid} registers as process {claimed.pid}; a process registers itself: make the client in the "
+            "process that uses it"
+        )
 
 
 class ProcessWatcher:

@@ -77,6 +77,10 @@ class HubState:
             raise InvalidInput("this session registered without a rank, so it writes no shard")
         if not self.cache.arena.is_mapped_by(mapping):
             raise InvalidInput(f"no process holds mapping {mapping} of this arena")
+        known = (*self.sessions, *self.ended_but_mapped.values())
+        if any(other.mapping == mapping for other in known if other is not session):
+            # Its slots would wait in quarantine for as long as the other process lives.
+            raise InvalidInput(f"mapping {mapping} belongs to another session; map the arena anew")
         session.mapping = mapping
         leases = [lease for lease in self.writes.leases if lease.engine == session.engine.name]
         return self.next_id(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
