@@ -70,11 +70,10 @@ class Tier:
                 about = msgspec.msgpack.decode(stored.description, type=RunDescription)
                 if about.namespace.digest != stored.key.namespace:
                     raise StoreFailed("its description has another namespace than its key")
-                index = index_of(about.namespace)
+                _check_chunks(stored, about.namespace)
+                restored += self._restore_run(stored, about, index_of(about.namespace), next_id())
             except (msgspec.MsgspecError, BlendHubError) as error:
                 log.warning("the hub skips %s of the store: %s", stored.key, error)
-                continue
-            restored += self._restore_run(stored, about, index, next_id())
         return restored
 
     def save(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
@@ -213,6 +212,17 @@ class Tier:
             work()
         except Exception as error:
             self._failed("discard", error)
+
+
+def _check_chunks(stored: StoredRun, namespace: Namespace) -> None:
+    """Raise unless the run's chunks are as a hub stores them. A store's files may come from anywhere."""
+    reached = 0
+    for span in stored.chunks:
+        if span.start < reached or span.end > len(stored.tokens) // 4 or namespace.layout.chunks_of(span) != [span]:
+            raise StoreFailed(f"{span} of its chunks overlaps another, lies behind its tokens, or is not one chunk")
+        reached = span.end
+    if not stored.chunks:
+        raise StoreFailed("it has no chunks")
 
 
 async def _in(pool: ThreadPoolExecutor, work: Callable[..., T], *arguments: Any) -> T:
