@@ -1,5 +1,6 @@
 """Leases: the right of a session to use slots until a deadline. Callers pass the time; nothing here reads a clock."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
@@ -28,6 +29,7 @@ class Leases(Generic[T]):
 
     def __init__(self) -> None:
         self._by_id: dict[int, T] = {}
+        self._by_engine: dict[str, dict[int, T]] = {}
         self._numbers: Counter[int] = Counter()
         self._costs: Counter[int] = Counter()
         """Of each session, how many leases it has, and their costs."""
@@ -49,6 +51,7 @@ class Leases(Generic[T]):
 
     def add(self, lease: T) -> None:
         self._by_id[lease.id] = lease
+        self._by_engine.setdefault(lease.engine, {})[lease.id] = lease
         self._numbers[lease.session] += 1
         self._costs[lease.session] += lease.cost
 
@@ -68,13 +71,21 @@ class Leases(Generic[T]):
 
     def end(self, lease: T) -> None:
         del self._by_id[lease.id]
+        of_engine = self._by_engine[lease.engine]
+        del of_engine[lease.id]
+        if not of_engine:
+            del self._by_engine[lease.engine]
         self._numbers[lease.session] -= 1
         self._costs[lease.session] -= lease.cost
         if not self._numbers[lease.session]:
             del self._numbers[lease.session], self._costs[lease.session]
 
+    def all_of_engine(self, engine: str) -> list[T]:
+        return list(self._by_engine.get(engine, {}).values())
+
     def expired(self, now: float) -> list[T]:
-        return [lease for lease in self if lease.deadline <= now]
+        # They all last equally long, so the first one that holds is followed by others that hold.
+        return list(itertools.takewhile(lambda lease: lease.deadline <= now, self))
 
     def _found(self, id: int) -> T:
         try:

@@ -64,9 +64,7 @@ class HubService(Service):
 
     def gone(self, peer: Peer) -> None:
         self._pids.pop(peer, None)
-        for session in self.state.sessions.of_peer(peer):
-            self.state.end_session(session, may_still_write=True)
-        self.state.check_mappings()
+        self.state.peer_left(peer)
 
     def tick(self) -> None:
         self.state.expire(self._clock(), self._config.silence_s)

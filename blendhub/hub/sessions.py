@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
@@ -44,6 +44,8 @@ class SessionTable:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self._by_id: dict[int, Session] = {}
+        self._by_name: dict[Hashable, dict[int, Session]] = {}
+        """By client, by peer and by process, of which none is equal to one of another kind."""
         self._engines: dict[str, EngineEntry] = {}
 
     def __len__(self) -> int:
@@ -78,6 +80,8 @@ class SessionTable:
         self._engines[name] = engine
         engine.sessions[id] = session
         self._by_id[id] = session
+        for known_as in (session.client, session.peer, session.process):
+            self._by_name.setdefault(known_as, {})[id] = session
         return session
 
     def get(self, id: int, epoch: int, now: float) -> Session:
@@ -92,6 +96,11 @@ class SessionTable:
 
     def remove(self, session: Session) -> None:
         del self._by_id[session.id]
+        for known_as in (session.client, session.peer, session.process):
+            named = self._by_name[known_as]
+            del named[session.id]
+            if not named:
+                del self._by_name[known_as]
         del session.engine.sessions[session.id]
         if not session.engine.sessions:
             del self._engines[session.engine.name]
@@ -100,13 +109,13 @@ class SessionTable:
         return [session for session in self._by_id.values() if session.last_heard <= then]
 
     def of_client(self, client: int) -> list[Session]:
-        return [session for session in self._by_id.values() if session.client == client]
+        return list(self._by_name.get(client, {}).values())
 
     def of_peer(self, peer: Peer) -> list[Session]:
-        return [session for session in self._by_id.values() if session.peer == peer]
+        return list(self._by_name.get(peer, {}).values())
 
     def of_process(self, process: ProcessId) -> list[Session]:
-        return [session for session in self._by_id.values() if session.process == process]
+        return list(self._by_name.get(process, {}).values())
 
 
 def check_process(claimed: ProcessId, pid: int | None) -> None:

@@ -82,7 +82,7 @@ class HubState:
             # Its slots would wait in quarantine for as long as the other process lives.
             raise InvalidInput(f"mapping {mapping} belongs to another session; map the arena anew")
         session.mapping = mapping
-        leases = [lease for lease in self.writes.leases if lease.engine == session.engine.name]
+        leases = self.writes.leases.all_of_engine(session.engine.name)
         return self.next_id(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
 
     # Reading.
@@ -150,22 +150,34 @@ class HubState:
         self.sessions.remove(session)
         if may_still_write and session.mapping is not None:
             self.ended_but_mapped[session.id] = session
-        for read in [lease for lease in self.reads.leases if lease.session == session.id]:
-            self.reads.end(read)
-        for write in [lease for lease in self.writes.leases if _needs(lease, session)]:
-            self._revoke(write)
+        for read in self.reads.leases.all_of_engine(session.engine.name):
+            if read.session == session.id:
+                self.reads.end(read)
+        for write in self.writes.leases.all_of_engine(session.engine.name):
+            # It cannot be completed without this session, which took the lease, or writes a shard.
+            if write.session == session.id or session.rank >= 0:
+                self._revoke(write)
         if not may_still_write:
             self.writes.stop_waiting_for(session.id)
 
     def process_died(self, process: ProcessId) -> None:
         """End the sessions of a process. A child forked from it may still have its mapping, and write."""
-        for session in self.sessions.of_process(process):
-            self.end_session(session, may_still_write=True)
-        self.check_mappings()
+        self._end_left(self.sessions.of_process(process))
 
-    def check_mappings(self) -> None:
+    def peer_left(self, peer: Peer) -> None:
+        """End the sessions of a connection that has ended. Its process may still live, and write."""
+        self._end_left(self.sessions.of_peer(peer))
+
+    def _end_left(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            self.end_session(session, may_still_write=True)
+            self._check_mappings([session])
+
+    def _check_mappings(self, ended: Iterable[Session]) -> None:
         """Free the slots that waited for processes whose mappings of the arena are gone."""
-        for session in list(self.ended_but_mapped.values()):
+        for session in ended:
+            if session.id not in self.ended_but_mapped:
+                continue
             if session.mapping is None or not self.cache.arena.is_mapped_by(session.mapping):
                 self._mapping_gone(session)
 
@@ -183,7 +195,7 @@ class HubState:
             self._revoke(write)
         for session in self.sessions.silent_since(now - silence):
             self.end_session(session, may_still_write=True)
-        self.check_mappings()
+        self._check_mappings(list(self.ended_but_mapped.values()))
         # Each value of vLLM's cache_salt makes a namespace.
         self.indexes.drop_empty({lease.run.index for lease in self.writes.leases})
 
@@ -260,11 +272,6 @@ class HubState:
                 assert chunk in in_arena, "a leased chunk left the arena"
                 pins[chunk] = pins.get(chunk, 0) + 1
         assert all(chunk.pins >= pins.get(chunk, 0) for chunk in chunks)
-
-
-def _needs(lease: WriteLease, session: Session) -> bool:
-    """Whether a write lease cannot be completed without this session: it took the lease, or it writes a shard."""
-    return lease.engine == session.engine.name and (lease.session == session.id or session.rank >= 0)
 
 
 def _check_tiled(extents: list[tuple[int, int]], size: int) -> None:

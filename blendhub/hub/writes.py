@@ -82,6 +82,8 @@ class Writes:
     def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:
         self.leases: Leases[WriteLease] = Leases()
         self.quarantined: dict[int, Quarantine] = {}
+        self._growing: set[Run] = set()
+        """The runs of the leases: each is of one lease at a time."""
         self._cache = cache
         self._published = published
 
@@ -113,10 +115,11 @@ class Writes:
             kept = as_tokens(kept.copy())
         lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
+        self._growing.add(run)
         return lease
 
     def is_growing(self, run: Run) -> bool:
-        return any(lease.run is run for lease in self.leases)
+        return run in self._growing
 
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
         """A rank has written up to a position; publishes the chunks that all ranks have written."""
@@ -126,11 +129,11 @@ class Writes:
         self._publish(lease, min({**lease.committed, session.rank: upto}.values()))
         lease.committed[session.rank] = upto
         if lease.published == len(lease.slots):
-            self.leases.end(lease)
+            self._end(lease)
 
     def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
         """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
-        self.leases.end(lease)
+        self._end(lease)
         if lease.copies:
             waiting_for = {*waiting_for, lease}
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
@@ -144,6 +147,10 @@ class Writes:
             if quarantine:
                 quarantine.waiting_for.discard(writer)
                 self._free_quarantined(id)
+
+    def _end(self, lease: WriteLease) -> None:
+        self.leases.end(lease)
+        self._growing.remove(lease.run)
 
     def _publish(self, lease: WriteLease, reached: int) -> None:
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
