@@ -157,3 +157,10 @@ class Transport(ABC):
         Raises InvalidInput if the files exist or cannot be written. Only transports that reach other machines need it.
         """
         raise Unsupported("this transport needs no keys; it does not reach other machines")
+
+    def client_options(self, endpoint: str) -> dict[str, str]:
+        """The options that a client needs to reach the server that this transport, with its options, runs there.
+
+        Files among them are named as ``make_keys`` names them, beside those that this transport's options name.
+        """
+        return {}

@@ -1,5 +1,6 @@
 """The index of stored KV: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
+import contextlib
 import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
@@ -11,7 +12,7 @@ import msgspec
 import numpy as np
 
 from blendhub.contracts import Matcher, RunKey
-from blendhub.errors import InvalidInput
+from blendhub.errors import BlendHubError, InvalidInput
 from blendhub.host import PluginHost
 from blendhub.hub.lanes import Lane, LaneThreads
 from blendhub.hub.limits import MOST_CHUNKS
@@ -128,9 +129,11 @@ class NamespaceIndex:
 
     @property
     def nbytes(self) -> int:
-        """The memory that the matchers use; while a thread works on them, what they used before."""
+        """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
         if self.lane.is_idle:
-            self._nbytes = sum(matcher.nbytes for matcher in self._matchers)
+            # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
+            with contextlib.suppress(BlendHubError):
+                self._nbytes = sum(matcher.nbytes for matcher in self._matchers)
         return self._nbytes
 
     def chunks(self) -> Iterator[Chunk]:

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from blendhub.errors import Busy
+from blendhub.errors import BlendHubError, Busy
 from blendhub.hub.limits import MATCH_THREADS, MOST_WAITING_LOOKUPS, MOST_WAITING_TOKENS
 
 log = logging.getLogger(__name__)
@@ -55,11 +55,12 @@ class Lane:
         return answer
 
     def update(self, work: Callable[[], object], n_tokens: int) -> None:
-        """Do the work now or, behind what is under way, later."""
+        """Do the work now or, behind what is under way, later. An error is logged: no request is there to have it."""
+        job = _Job(work, n_tokens, None)
         if not self._in_thread and n_tokens <= self._threads.inline_tokens:
-            work()
+            _do(job)
         else:
-            self._queue(_Job(work, n_tokens, None))
+            self._queue(job)
 
     def _queue(self, job: _Job) -> None:
         with self._threads.changed:
@@ -155,12 +156,13 @@ class LaneThreads:
 
 
 def _do(job: _Job) -> None:
-    """Do a piece of work in this thread, and hand its result to the loop."""
+    """Do a piece of work, and hand its result to the loop if a request waits for it."""
     if job.answer is None:
         try:
             job.work()
-        except Exception:
-            log.exception("a matcher did not take a change: what it finds is held against what is stored, as always")
+        except Exception as error:
+            expected = isinstance(error, BlendHubError)
+            log.warning("what was stored or dropped just now did not reach a matcher: %s", error, exc_info=not expected)
         return
     if job.answer.cancelled():
         return  # its deadline has passed

@@ -167,3 +167,21 @@ def test_an_owner_with_many_namespaces_has_one_thread(make_hub):
 
     asyncio.run(work())
     threads.close()
+
+
+def test_a_matcher_that_cannot_discard_stops_no_eviction(make_hub, monkeypatch, caplog):
+    hub = make_hub(n_slots=4)
+    member = hub.join()
+    member.store(tokens(1, 4 * CHUNK))
+    (index,) = hub.state.indexes
+
+    def fail(*arguments):
+        raise KeyError("a fault of the matcher")
+
+    with monkeypatch.context() as trouble:
+        trouble.setattr(index._matchers[1], "discard", fail)
+        assert len(member.store(tokens(2, 4 * CHUNK)).slots) == 4
+    assert "did not reach a matcher: 'a fault of the matcher'" in caplog.text
+    assert hub.state.cache.evictions == 4 and index.n_chunks == 4
+    member.check(member.read(tokens(2, 4 * CHUNK)), tokens(2, 4 * CHUNK))
+    assert not member.lookup(tokens(1, 4 * CHUNK)).matches, "what the matcher still finds is not stored"
