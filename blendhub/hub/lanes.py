@@ -12,6 +12,7 @@ import os
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from blendhub.errors import BlendHubError, Busy
@@ -166,19 +167,15 @@ def _do(job: _Job) -> None:
         return
     if job.answer.cancelled():
         return  # its deadline has passed
-    result = error = None
+    done: Callable[[], None]
     try:
-        result = job.work()
-    except Exception as raised:
-        error = raised
+        done = partial(job.answer.set_result, job.work())
+    except Exception as error:
+        done = partial(job.answer.set_exception, error)
     with contextlib.suppress(RuntimeError):  # the loop has ended
-        job.answer.get_loop().call_soon_threadsafe(_settle, job.answer, result, error)
+        job.answer.get_loop().call_soon_threadsafe(_settle, job.answer, done)
 
 
-def _settle(answer: "asyncio.Future[Any]", result: Any, error: Exception | None) -> None:
-    if answer.done():
-        return
-    if error:
-        answer.set_exception(error)
-    else:
-        answer.set_result(result)
+def _settle(answer: "asyncio.Future[Any]", done: Callable[[], None]) -> None:
+    if not answer.done():  # else its deadline has passed
+        done()

@@ -79,7 +79,7 @@ class HubService(Service):
         message: Any = request.message
         handler = self._handlers.get(type(message))
         if handler:
-            session = self.state.sessions.get(message.session, message.epoch, now)
+            session = self.state.sessions.get(message.session, message.epoch, now, peer)
             return handler(session, message, request.payload)
         if isinstance(message, wire.Register):
             return self._register(peer, message)

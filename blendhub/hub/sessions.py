@@ -84,13 +84,18 @@ class SessionTable:
             self._by_name.setdefault(known_as, {})[id] = session
         return session
 
-    def get(self, id: int, epoch: int, now: float) -> Session:
-        """The session of a request; notes that it was heard."""
+    def get(self, id: int, epoch: int, now: float, peer: Peer | None = None) -> Session:
+        """The session of a request; notes that it was heard. ``peer`` is the connection that the request came by.
+
+        A session belongs to the connection that registered it: its id alone lets no other use or end it.
+        """
         if epoch != self.epoch:
             raise StaleEpoch(f"epoch {epoch} belongs to an earlier hub, this one is {self.epoch}; register again")
         session = self._by_id.get(id)
         if session is None:
             raise UnknownSession(f"no session {id}: it unregistered, or was silent for too long; register again")
+        if peer is not None and session.peer != peer:
+            raise UnknownSession(f"session {id} was registered by another connection; register again by this one")
         session.last_heard = now
         return session
 
