@@ -20,7 +20,7 @@ from blendhub.hub.limits import MATCH_THREADS, MOST_WAITING_LOOKUPS, MOST_WAITIN
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-NICENESS = 10
+NICENESS = 5
 """Of the threads that match: the loop, and an engine beside an embedded hub, run before them."""
 
 
@@ -90,19 +90,20 @@ class Lane:
 class LaneThreads:
     """The threads of all lanes. Each owner has one of them at a time, and owners take turns."""
 
-    def __init__(self, inline_tokens: int, most_threads: int = MATCH_THREADS) -> None:
+    def __init__(self, inline_tokens: int, n_threads: int = MATCH_THREADS) -> None:
         self.inline_tokens = inline_tokens
         self.changed = threading.Condition()
         """Held for moments only."""
         self.waiting: dict[str, Counter[str]] = {}
         """By owner, the lookups that wait or are under way, and their tokens."""
-        self._most_threads = most_threads
-        self._n_threads = 0
         self._ready: dict[str, deque[Lane]] = {}
         """The lanes that have work, by owner, in the order of the owners' turns."""
         self._served: set[str] = set()
         """The owners for which a thread works now."""
         self._closed = False
+        # Now, and not with the first long lookup: the loop would wait until the thread runs.
+        for _ in range(n_threads):
+            threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
 
     def charge(self, owner: str, n_tokens: int) -> None:
         """Count a lookup that is going to wait; raises Busy if its owner has too many."""
@@ -118,9 +119,6 @@ class LaneThreads:
     def schedule(self, lane: Lane) -> None:
         """The lane has work. ``changed`` is held."""
         self._ready.setdefault(lane.owner, deque()).append(lane)
-        if self._n_threads < self._most_threads:
-            self._n_threads += 1
-            threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
         self.changed.notify()
 
     def close(self) -> None:

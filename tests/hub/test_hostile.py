@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
-from benchmarks.hostile import Hostile
+from benchmarks.soak.hostile import Hostile
 from blendhub import wire
 from blendhub.errors import ArenaFull, BlendHubError, ProtocolError, UnknownSession
 
