@@ -166,8 +166,9 @@ class HubSession:
                 self._submit(wire.Done, leaving, timeout=min(self._timeout, LEAVE_TIMEOUT_S)).result()
         self._down.set()
         self._connection.close()
-        # The hub waits for the end of this mapping, which lasts until the last array over it is gone.
-        self.arena = None
+        # The hub may wait for the end of this mapping.
+        if self.arena:
+            self.arena.release()
         if self._keeper.is_alive():
             self._keeper.join(self._timeout)
 
