@@ -2,9 +2,8 @@
 
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import EvictionPolicy
-from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, Saved
-from blendhub.hub.limits import MOST_CHUNKS, MOST_TRIES
+from blendhub.hub.limits import MOST_TRIES
 
 
 class Cache:
@@ -26,7 +25,7 @@ class Cache:
         extents = self.arena.extents
         offset = extents.allocate(size)
         if offset is None:
-            for chunk in self._chunks_in_the_way(rounded(size)):
+            for chunk in self._chunks_in_the_way(extents.rounded(size)):
                 self._evict(chunk)
             offset = extents.allocate(size)
         return offset
@@ -96,7 +95,7 @@ class Cache:
         assert first.offset is not None
         start = last = first.offset
         found, room = [first], extents.size_of(start)
-        while room < size and len(found) <= MOST_CHUNKS:
+        while room < size:
             following, before = extents.after(last), extents.before(start)
             if following is not None and self._is_evictable(following):
                 last = reached = following
@@ -107,7 +106,7 @@ class Cache:
             room += extents.size_of(reached)
             if not extents.is_free(reached):
                 found.append(self._chunk_at[reached])
-        return found if room >= size and len(found) <= MOST_CHUNKS else []
+        return found if room >= size else []
 
     def _is_evictable(self, start: int) -> bool:
         """Whether the extent that starts there is free, or holds a chunk that may be evicted."""

@@ -3,9 +3,10 @@
 from bisect import bisect_left, insort
 
 from blendhub.errors import InvalidInput
+from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 
 GRAIN = 64
-"""Sizes are rounded up to whole cache lines."""
+"""Extents begin at whole cache lines."""
 
 
 class Extents:
@@ -17,6 +18,8 @@ class Extents:
 
     def __init__(self, size: int) -> None:
         self.size = size // GRAIN * GRAIN
+        self.grain = max(GRAIN, -(-size // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN)
+        """Sizes are rounded up to this."""
         self.free_bytes = 0
         self._sizes: dict[int, int] = {}
         """Of every extent, by its start."""
@@ -30,7 +33,7 @@ class Extents:
 
     def allocate(self, size: int) -> int | None:
         """Allocate an extent and return its start; None if no free extent is large enough."""
-        size = rounded(size)
+        size = self.rounded(size)
         # The smallest that fits, so that large extents stay whole.
         at = bisect_left(self._free_sizes, size)
         if at == len(self._free_sizes):
@@ -45,7 +48,7 @@ class Extents:
         return start
 
     def free(self, start: int, size: int) -> None:
-        size = rounded(size)
+        size = self.rounded(size)
         if self._sizes.get(start) != size or self.is_free(start):
             raise InvalidInput(f"[{start}, {start + size}) is not an extent in use, so it cannot be freed")
         del self._sizes[start], self._starts[start + size]
@@ -57,6 +60,11 @@ class Extents:
             size += self._sizes[after]
             self._remove_free(after, self._sizes[after])
         self._add_free(start, size)
+
+    def rounded(self, size: int) -> int:
+        if size <= 0:
+            raise InvalidInput(f"an extent needs at least one byte, got {size}")
+        return -(-size // self.grain) * self.grain
 
     def size_of(self, start: int) -> int:
         """The size of the extent that starts there, free or in use."""
@@ -96,9 +104,3 @@ class Extents:
             del self._free[size]
             del self._free_sizes[bisect_left(self._free_sizes, size)]
         self.free_bytes -= size
-
-
-def rounded(size: int) -> int:
-    if size <= 0:
-        raise InvalidInput(f"an extent needs at least one byte, got {size}")
-    return -(-size // GRAIN) * GRAIN

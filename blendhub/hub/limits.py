@@ -7,9 +7,15 @@ honest prompt needs.
 from blendhub.wire import MOST_MATCHES
 
 MOST_CHUNKS = MOST_MATCHES
-"""4096: chunks that one message reserves, evicts, or takes a lease on: a million tokens in chunks of 256.
+"""4096: chunks that one lookup or acquire concerns: a million tokens in chunks of 256. A longer one is answered with as
+much of its beginning."""
 
-A longer reservation or lookup is answered with as much of its beginning."""
+MOST_SLOTS = 1024
+"""Slots of one reservation, which ends, too, after it has evicted MOST_CHUNKS chunks. The client goes on with another."""
+
+MOST_SLOTS_OF_AN_ARENA = 2**18
+"""Smaller slots take as much room, so that neither the chunks of an arena nor those in the way of a large slot are more
+than this."""
 
 MOST_TRIES = 64
 """Places of the arena that are tried for a slot where chunks that are in use leave no room around."""

@@ -9,7 +9,6 @@ from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import EvictionPolicy
-from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Run, Saved
 from blendhub.hub.index_table import IndexTable
 from blendhub.hub.limits import FREE_INDEX_BYTES
@@ -255,6 +254,7 @@ class HubState:
         assert all(chunk.saved is Saved.YES for chunk in away), "a chunk is neither in the arena nor in the store"
         assert len(self.cache.policy) == len(in_arena), "the eviction policy knows other chunks than the arena holds"
         assert all(chunk in self.cache.policy for chunk in in_arena)
+        rounded = self.cache.arena.extents.rounded
         owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena]
         for write in self.writes.leases:
             size = rounded(write.run.index.namespace.slot_bytes)

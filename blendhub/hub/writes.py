@@ -8,7 +8,7 @@ from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, Run, content_of
 from blendhub.hub.leases import Lease, Leases
-from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_WRITE_LEASES
+from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
 from blendhub.tokens import Tokens, as_tokens
@@ -99,7 +99,7 @@ class Writes:
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.layout.chunk_tokens
-        reached = min(span.end, (span.start // size + MOST_CHUNKS) * size)
+        reached = min(span.end, (span.start // size + MOST_SLOTS) * size)
         for chunk in namespace.layout.chunks_of(Span(span.start, reached)):
             offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:

@@ -111,6 +111,16 @@ class Member:
             self.commit(reserved)
         return reserved
 
+    def store_all(self, text: Tokens) -> int:
+        """With as many reservations as a long text needs; returns the run."""
+        run = None
+        at = 0
+        while at < len(text):
+            reserved = self.store(text, Span(at, len(text)), run=run)
+            run, at = reserved.run, reserved.span.end
+        assert run is not None
+        return run
+
     def check(self, acquired: wire.Acquired, prompt: Tokens) -> None:
         """Every piece holds the bytes that were written for these tokens at the positions it names."""
         for piece in acquired.pieces:

@@ -9,7 +9,7 @@ from hub_direct import CHUNK, namespace, tokens
 from blendhub import wire
 from blendhub.errors import ArenaFull, Busy, ProtocolError
 from blendhub.hub import reads, state, writes
-from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.layout import KVLayout
 from blendhub.plan import Match, Span
 
@@ -19,7 +19,7 @@ TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chun
 def test_an_acquire_of_many_matches_over_many_chunks_takes_a_bounded_lease(make_hub):
     hub = make_hub(n_slots=2000)
     member = hub.join()
-    run = member.store(tokens(1, 2000 * CHUNK)).run
+    run = member.store_all(tokens(1, 2000 * CHUNK))
     long = 2000 * CHUNK
     matches = [Match(Span(at * long, (at + 1) * long), run, 0, False) for at in range(4000)]
     begun = time.perf_counter()
@@ -40,26 +40,27 @@ def test_a_lookup_answers_with_a_bounded_beginning(make_hub):
 
 
 def test_a_reservation_of_many_small_chunks_is_answered_with_as_many_as_a_message_may_have(make_hub):
-    hub = make_hub(n_slots=2 * MOST_CHUNKS * 64 // namespace().slot_bytes)
+    hub = make_hub(n_slots=2 * MOST_SLOTS * 64 // namespace().slot_bytes)
     member = hub.join(namespace=namespace(layout=TINY))
     text = tokens(1, 400_000)
     reserved = member.reserve(text, Span(10, 400_000))
-    assert len(reserved.slots) == MOST_CHUNKS and reserved.span == Span(10, 10 + MOST_CHUNKS)
+    assert len(reserved.slots) == MOST_SLOTS and reserved.span == Span(10, 10 + MOST_SLOTS)
     member.commit(reserved)
     again = member.reserve(text, Span(reserved.span.end, 400_000), run=reserved.run)
     assert again.run == reserved.run and again.span.start == reserved.span.end, "the client goes on from there"
 
 
-def test_a_reservation_evicts_no_more_chunks_than_a_message_may(make_hub):
-    small = MOST_CHUNKS * 64 // namespace().slot_bytes
+def test_a_reservation_evicts_no_more_chunks_than_a_message_may(make_hub, monkeypatch):
+    monkeypatch.setattr(writes, "MOST_CHUNKS", MOST_SLOTS)
+    small = MOST_SLOTS * 64 // namespace().slot_bytes
     hub = make_hub(n_slots=2 * small)
     member = hub.join(namespace=namespace(layout=TINY))
-    text = tokens(1, 2 * MOST_CHUNKS)
-    for start in (0, MOST_CHUNKS):
-        member.store(text, Span(start, 2 * MOST_CHUNKS))
-    assert len(hub.state.cache.policy) == 2 * MOST_CHUNKS
+    text = tokens(1, 2 * MOST_SLOTS)
+    for start in (0, MOST_SLOTS):
+        member.store(text, Span(start, 2 * MOST_SLOTS))
+    assert len(hub.state.cache.policy) == 2 * MOST_SLOTS
     reserved = hub.join("large").reserve(tokens(2, 2 * small * CHUNK))
-    assert len(reserved.slots) == small and hub.state.cache.evictions == MOST_CHUNKS
+    assert len(reserved.slots) == small and hub.state.cache.evictions == MOST_SLOTS
     hub.state.check_integrity()
 
 

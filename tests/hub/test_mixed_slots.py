@@ -20,7 +20,7 @@ def full_hub(make_hub, request):
     """A hub full of small chunks, which were used in an order that has nothing to do with where they are."""
     hub = make_hub(n_slots=SMALL, policy=request.param)
     member = hub.join("small")
-    member.store(tokens(1, SMALL * CHUNK))
+    member.store_all(tokens(1, SMALL * CHUNK))
     (index,) = hub.state.indexes
     (run,) = index.runs.values()
     chunks = list(run.chunks.values())
