@@ -11,7 +11,9 @@ MOST_CHUNKS = MOST_MATCHES
 much of its beginning."""
 
 MOST_SLOTS = 1024
-"""Slots of one reservation, which ends, too, after it has evicted MOST_CHUNKS chunks. The client goes on with another."""
+"""Slots of one reservation, which ends early, too, where it evicts MOST_CHUNKS chunks.
+
+The client goes on with another."""
 
 MOST_SLOTS_OF_AN_ARENA = 2**18
 """Smaller slots take as much room, so that neither the chunks of an arena nor those in the way of a large slot are more
