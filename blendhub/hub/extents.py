@@ -6,7 +6,7 @@ from blendhub.errors import InvalidInput
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 
 GRAIN = 64
-"""Extents begin at whole cache lines."""
+"""Sizes are rounded up to whole cache lines."""
 
 
 class Extents:
@@ -18,8 +18,8 @@ class Extents:
 
     def __init__(self, size: int) -> None:
         self.size = size // GRAIN * GRAIN
-        self.grain = max(GRAIN, -(-size // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN)
-        """Sizes are rounded up to this."""
+        self.least = -(-size // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN
+        """Smaller extents take as much."""
         self.free_bytes = 0
         self._sizes: dict[int, int] = {}
         """Of every extent, by its start."""
@@ -64,7 +64,7 @@ class Extents:
     def rounded(self, size: int) -> int:
         if size <= 0:
             raise InvalidInput(f"an extent needs at least one byte, got {size}")
-        return -(-size // self.grain) * self.grain
+        return max(-(-size // GRAIN) * GRAIN, self.least)
 
     def size_of(self, start: int) -> int:
         """The size of the extent that starts there, free or in use."""
