@@ -70,7 +70,7 @@ gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA devic
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py
 
-soak: setup ## For a minute, hold every byte that clients read against what was written
+soak: setup ## A hub among hostile, killed and frozen clients; every byte read is held against what was written
 	$(BIN)/python -m benchmarks.soak
 
 demo: setup ## Serve documents seen before with vLLM, in three ways; results go to build/demo

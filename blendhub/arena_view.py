@@ -77,6 +77,10 @@ class ArenaView:
             raise InvalidInput(f"[{offset}, {offset + size}) is not inside an arena of {len(self.bytes)} bytes")
         return self.bytes[offset : offset + size]
 
+    def release(self) -> None:
+        """Have no slots any more; other arrays over the mapping may still make it last."""
+        self.bytes = self.bytes[:0].copy()
+
 
 def _lock_some_byte(fd: int) -> int:
     while True:

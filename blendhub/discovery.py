@@ -40,6 +40,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     distribution: str
     version: str
     api: int | None
+    summary: str
     available: bool
     reason: str | None
     details: tuple[str, ...]
@@ -92,6 +93,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             distribution=self.distribution,
             version=self.version,
             api=self.api,
+            summary=self.spec.summary if self.spec else "",
             available=reason is None,
             reason=reason,
             details=self._details() if reason is None else (),

@@ -16,6 +16,7 @@ from blendhub.errors import (
     BlendHubError,
     DeadlineExceeded,
     HubError,
+    InvalidInput,
     PeerGone,
     ProtocolError,
     StaleEpoch,
@@ -165,6 +166,9 @@ class HubSession:
                 self._submit(wire.Done, leaving, timeout=min(self._timeout, LEAVE_TIMEOUT_S)).result()
         self._down.set()
         self._connection.close()
+        # The hub may wait for the end of this mapping.
+        if self.arena:
+            self.arena.release()
         if self._keeper.is_alive():
             self._keeper.join(self._timeout)
 
@@ -251,7 +255,11 @@ class HubSession:
             log.info("KV goes through the transport: %s", error)
         if self.arena and self._rank >= 0:
             mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)
-            may = self._submit(wire.MayWrite, mapped, probing=True).result()
+            try:
+                may = self._submit(wire.MayWrite, mapped, probing=True).result()
+            except InvalidInput:
+                self.arena = None  # mapped anew with the next registration
+                raise
             self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted, may.longest_lease_s)
         self._is_lost = False
         self.registrations += 1

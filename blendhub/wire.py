@@ -24,6 +24,8 @@ Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 MOST_ITEMS = 2**16
+MOST_MATCHES = 2**12
+"""In one message; a lookup answers with no more."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
@@ -119,7 +121,7 @@ class Prefetch(InNamespace, frozen=True):
 class Acquire(InNamespace, frozen=True, kw_only=True):
     """Take a read lease on matches that a lookup found, and learn their slots; evicted chunks are left out."""
 
-    matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_ITEMS)]
+    matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)]
     skip_prefix_n_tokens: Position = 0
 
 

@@ -9,7 +9,8 @@ import blendhub
 from blendhub.cli import main
 from blendhub.testing.matchers import MatcherSuite
 
-KEYS = {"kind", "name", "distribution", "version", "api", "available", "reason", "details", "capabilities", "options"}
+KEYS = {"kind", "name", "distribution", "version", "api", "summary", "available", "reason", "details"}
+KEYS |= {"capabilities", "options"}
 
 MATCHER = """
     from blendhub import PluginSpec, Unavailable, hookimpl
@@ -20,7 +21,7 @@ MATCHER = """
             return super().match(tokens)[:0]
 
     def spec(name, **more):
-        return PluginSpec(name=name, api=2, summary="", **more)
+        return PluginSpec(name=name, api=2, summary="it matches", **more)
 
     @hookimpl
     def blendhub_matchers():
@@ -54,7 +55,8 @@ def test_plugins_as_json_has_exactly_the_documented_keys(plugins, capsys):
 def test_plugins_is_plain_text_when_not_a_terminal(plugins, capsys):
     assert main(["plugins"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert any(line.startswith("matcher\tsound\textra-matchers 1.0\t2\t") and line.endswith("yes") for line in lines)
+    assert lines[0].split("\t") == ["kind", "name", "from", "api", "summary", "can do", "usable"]
+    assert "matcher\tsound\textra-matchers 1.0\t2\tit matches\t\tyes" in lines
     assert any(line.endswith("\tyes; slow here: no [such] card; two threads") for line in lines)
     assert any("no: no [such] card; to change it: pip install a-card" in line for line in lines)
 

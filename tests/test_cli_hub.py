@@ -1,6 +1,7 @@
 """The commands that run and watch a hub, with real processes."""
 
 import contextlib
+import json
 import os
 import re
 import signal
@@ -16,11 +17,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from blendhub import PluginHost
 from blendhub.arena_view import SHM
 from blendhub.cli import main
 from blendhub.client import HubClient
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Span
+from blendhub.vllm.settings import read_settings
 
 DOCS = Path(__file__).parent.parent / "docs"
 BLENDHUB = [sys.executable, "-m", "blendhub.cli"]
@@ -232,6 +235,21 @@ def test_the_keys_that_were_made_open_the_door_they_were_made_for(serve, tmp_pat
     endpoint = serve("--config", str(file)).rows["endpoint"]
     assert top("--endpoint", endpoint, "--options", options)["sessions"] == "0 of 0 engines"
     assert main(["top", "--once", "--endpoint", endpoint]) == 2
+    assert "set the transport's options secret_key and server_key" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_the_command_that_a_hub_with_keys_prints_reaches_it(serve, tmp_path, capsys):
+    assert main(["keys", str(tmp_path / "keys")]) == 0
+    door = re.search(r"\[\[listen\]\].*?\n\n", capsys.readouterr().out, re.S).group()
+    file = tmp_path / "hub.toml"
+    file.write_text(door.replace("0.0.0.0:7070", "127.0.0.1:0"))
+    screen = serve("--config", str(file)).screen
+    assert f"a client needs {tmp_path}/keys/client.secret (secret_key)" in screen
+    flag = json.loads(re.search(r"--kv-transfer-config '(.*)'", screen).group(1))
+    settings = read_settings(flag["kv_connector_extra_config"], PluginHost.discover(), "cpu")
+    with HubClient(settings.endpoint, settings.transport.name, settings.transport.options) as client:
+        assert client.stats().gauges["sessions"] == 0
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 
 from blendhub import PluginHost, hookspecs
 from blendhub.homes import HOMES, install_command
+from blendhub.hub import limits
 from blendhub.options import describe_options
 from blendhub.plugin_choice import PluginChoice
 from blendhub.testing import SUITES
@@ -257,3 +258,9 @@ EXAMPLES = [(page, code) for page in PAGES for code in re.findall(r"```python\n(
 def test_examples_run(page, code, tmp_path):
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, f"{page.name}:\n{code}\n{done.stderr}"
+
+
+def test_the_limits_of_a_hub_are_documented_with_their_values():
+    bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
+    rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d.,]+) \|", read(DOCS / "hub.md"), re.M)
+    assert rows == [(name, f"{value:,}") for name, value in bounds.items()]

@@ -35,11 +35,11 @@ def run(arguments: argparse.Namespace) -> int:
 
         Console().print(_table(found))
     else:
-        print("\n".join("\t".join(_cells(plugin)) for plugin in found))
+        print("\n".join("\t".join(cells) for cells in (HEADINGS, *map(_cells, found))))
     return 0
 
 
-HEADINGS = ("kind", "name", "from", "api", "can do", "usable")
+HEADINGS = ("kind", "name", "from", "api", "summary", "can do", "usable")
 
 
 def _cells(plugin: Plugin) -> tuple[str, ...]:
@@ -48,6 +48,7 @@ def _cells(plugin: Plugin) -> tuple[str, ...]:
         plugin.name,
         f"{plugin.distribution} {plugin.version}",
         "?" if plugin.api is None else str(plugin.api),
+        plugin.summary,
         ", ".join(plugin.capabilities),
         "; ".join(("yes", *plugin.details)) if plugin.available else f"no: {plugin.reason}",
     )

@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, get_args
 import msgspec
 
 from blendhub.config import HubConfig, Listen, PolicyName, as_toml, load_config
-from blendhub.errors import HubError
+from blendhub.contracts import Transport
+from blendhub.errors import HubError, OptionError
 from blendhub.host import PluginHost
 from blendhub.options import parse_options
 
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
 
 Row = tuple[str, str]
+DEFAULT_TRANSPORT = Listen(endpoint="any").transport
+LEAST_ARENA_GIB = 0.001
+"""Hardly a chunk of the smallest model."""
 
 
 def add_parser(commands: Any) -> None:
@@ -37,7 +41,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="hub.toml; --print-config shows all its keys")
     parser.add_argument("--endpoint", metavar="EP", help="listen here only, such as ipc:///PATH/OF/SOCKET")
     parser.add_argument("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by the available memory")
-    parser.add_argument("--store", metavar="DIR", type=Path, help="keep KV on disk too, in this directory")
+    parser.add_argument("--store", metavar="DIR", help="keep KV on disk too, in this directory")
     parser.add_argument("--policy", choices=get_args(PolicyName), help="which chunk is evicted")
     parser.add_argument("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
     parser.set_defaults(run=run)
@@ -91,9 +95,17 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
     if arguments.store is not None:
         # Other options of the store, from the file, stay.
         options = config.store.options if config.store and config.store.name == "disk" else {}
-        given["store"] = {"name": "disk", "options": {**options, "path": str(arguments.store.absolute())}}
+        if not arguments.store:
+            raise OptionError("--store is empty, expected a directory; is a variable of the command line not set?")
+        given["store"] = {"name": "disk", "options": {**options, "path": str(Path(arguments.store).absolute())}}
     checked = parse_options("the command line", HubConfig, given)
-    return msgspec.structs.replace(config, **{name: getattr(checked, name) for name in given})
+    config = msgspec.structs.replace(config, **{name: getattr(checked, name) for name in given})
+    if 0 < config.arena_gib < LEAST_ARENA_GIB:
+        raise OptionError(
+            f"arena_gib = {config.arena_gib:g} holds no chunk of any model, expected at least {LEAST_ARENA_GIB}, or 0: "
+            "by the available memory"
+        )
+    return config
 
 
 async def _serve(config: HubConfig) -> None:
@@ -155,7 +167,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
-    return _shown(rows) + f"\n\nserve a model with it:\n\n{_vllm_command(hub.endpoints[0])}\n"
+    return _shown(rows) + f"\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"
 
 
 def _store(hub: "Hub") -> str:
@@ -166,15 +178,25 @@ def _store(hub: "Hub") -> str:
     return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
 
 
-def _vllm_command(endpoint: str) -> str:
+def _how_to_serve_models(endpoint: str, listen: Listen, host: PluginHost) -> str:
+    """The command that serves a model with this hub, and which files it needs where."""
+    transport: Transport = host.create("transport", listen.transport, listen.options)
+    options = transport.client_options(endpoint)
     # A client cannot connect to a wildcard address.
     endpoint = re.sub(r"//(0\.0\.0\.0|\*|\[::\]):", f"//{socket.gethostname()}:", endpoint)
+    settings: dict[str, Any] = {"endpoint": endpoint}
+    if options or listen.transport != DEFAULT_TRANSPORT:
+        settings["transport"] = {"name": listen.transport, "options": options}
     given = {
         "kv_connector": "BlendHubConnector",
         "kv_role": "kv_both",
-        "kv_connector_extra_config": {"blendhub": {"endpoint": endpoint}},
+        "kv_connector_extra_config": {"blendhub": settings},
     }
-    return f"vllm serve MODEL --kv-transfer-config '{msgspec.json.encode(given).decode()}'"
+    intro = "serve a model with it:"
+    if options:
+        named = " and ".join(f"{file} ({option})" for option, file in options.items())
+        intro = f"a client needs {named}; copy them to its machine, and name them there:"
+    return f"{intro}\n\nvllm serve MODEL --kv-transfer-config '{msgspec.json.encode(given).decode()}'"
 
 
 def _shown(rows: list[Row]) -> str:

@@ -56,6 +56,12 @@ class Service(ABC):
         reaches it as ServiceFailed, and the server lives on.
         """
 
+    def met(self, peer: Peer, pid: int) -> None:  # noqa: B027  most services need not know
+        """Called before a peer's first request by a transport that learns from the kernel which process it is.
+
+        ``pid`` is as this process sees it. No peer can choose it.
+        """
+
     def gone(self, peer: Peer) -> None:  # noqa: B027  most services need not know
         """A peer closed its connection or died. A transport that cannot notice this never calls it."""
 
@@ -151,3 +157,10 @@ class Transport(ABC):
         Raises InvalidInput if the files exist or cannot be written. Only transports that reach other machines need it.
         """
         raise Unsupported("this transport needs no keys; it does not reach other machines")
+
+    def client_options(self, endpoint: str) -> dict[str, str]:
+        """The options that a client needs to reach the server that this transport, with its options, runs there.
+
+        Files among them are named as ``make_keys`` names them, beside those that this transport's options name.
+        """
+        return {}

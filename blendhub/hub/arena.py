@@ -18,6 +18,7 @@ from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of
 from blendhub.errors import HubError
 from blendhub.file_locks import is_byte_locked
 from blendhub.hub.extents import GRAIN, Extents
+from blendhub.own_files import NotOurs, open_own
 
 log = logging.getLogger(__name__)
 STEP = 2**27
@@ -128,7 +129,11 @@ def remove_leftovers() -> list[str]:
         if not _SEGMENT_NAME.fullmatch(path.name):
             continue
         with contextlib.suppress(OSError):  # already removed, or its hub runs
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                fd = open_own(path, os.O_RDWR)
+            except NotOurs as error:
+                log.warning("skipped %s, which is named like an arena: %s", path, error)
+                continue
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 path.unlink()

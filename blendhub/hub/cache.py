@@ -2,8 +2,8 @@
 
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import EvictionPolicy
-from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, Saved
+from blendhub.hub.limits import MOST_TRIES
 
 
 class Cache:
@@ -17,34 +17,41 @@ class Cache:
         self.evictions = 0
         self.forgotten = 0
         """Evicted chunks that no store had; their tokens are no longer matchable."""
+        self._chunk_at: dict[int, Chunk] = {}
+        """The chunks in the arena, by offset."""
 
     def allocate(self, size: int) -> int | None:
         """The offset of a new slot, evicting chunks as needed; None if every chunk in the way is pinned."""
         extents = self.arena.extents
-        freed = 0
-        while (offset := extents.allocate(size)) is None:
-            victim = None
-            if freed >= size:
-                # Enough bytes are free, but not in one piece. One victim that is large enough makes a piece.
-                victim = self.policy.evict(lambda chunk: _is_kept(chunk) or slot_bytes(chunk) < size)
-            victim = victim or self.policy.evict(_is_kept)
-            if victim is None:
-                return None
-            freed += rounded(slot_bytes(victim))
-            self._evict(victim)
+        offset = extents.allocate(size)
+        if offset is None:
+            for chunk in self._chunks_in_the_way(extents.rounded(size)):
+                self._evict(chunk)
+            offset = extents.allocate(size)
         return offset
+
+    def pin(self, chunk: Chunk) -> None:
+        """The chunk stays in the arena until it is unpinned as often as it was pinned."""
+        chunk.pins += 1
+        if chunk.pins == 1 and chunk.offset is not None:
+            self.policy.hold(chunk)
+
+    def unpin(self, chunk: Chunk) -> None:
+        chunk.pins -= 1
+        if not chunk.pins and chunk.offset is not None:
+            self.policy.release(chunk)
 
     def begin_filling(self, chunk: Chunk) -> int | None:
         """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
         offset = self.allocate(slot_bytes(chunk))
         if offset is not None:
             self.filling[chunk] = offset
-            chunk.pins += 1
+            self.pin(chunk)
         return offset
 
     def end_filling(self, chunk: Chunk, *, whole: bool) -> None:
         offset = self.filling.pop(chunk)
-        chunk.pins -= 1
+        self.unpin(chunk)
         if whole:
             self.insert(chunk, offset)
         else:
@@ -53,12 +60,58 @@ class Cache:
     def insert(self, chunk: Chunk, offset: int) -> None:
         """The chunk's KV is complete at this offset."""
         chunk.offset = offset
+        self._chunk_at[offset] = chunk
         self.policy.insert(chunk, chunk.content)
+        if chunk.pins:
+            self.policy.hold(chunk)
 
     def remove(self, chunk: Chunk) -> None:
         """Remove a chunk from the arena; the caller removes it from the index."""
         self.policy.remove(chunk)
         self._free(chunk)
+
+    def _chunks_in_the_way(self, size: int) -> list[Chunk]:
+        """Chunks whose eviction frees ``size`` bytes in one piece, if there are any; the policy knows them no longer.
+
+        They lie around the chunk that is to be evicted first. Where chunks that are pinned leave too little room, the
+        next one is tried; one that was tried in vain goes to the end of the order.
+        """
+        tried: list[Chunk] = []
+        found: list[Chunk] = []
+        while len(tried) < MOST_TRIES and (first := self.policy.evict()):
+            found = self._around(first, size)
+            if found:
+                break
+            tried.append(first)
+        for chunk in tried:
+            self.policy.insert(chunk, chunk.content)
+        for chunk in found[1:]:
+            self.policy.remove(chunk)
+        return found
+
+    def _around(self, first: Chunk, size: int) -> list[Chunk]:
+        """The chunk, and those of its neighbours that with it and what is free beside make one piece; or none."""
+        extents = self.arena.extents
+        assert first.offset is not None
+        start = last = first.offset
+        found, room = [first], extents.size_of(start)
+        while room < size:
+            following, before = extents.after(last), extents.before(start)
+            if following is not None and self._is_evictable(following):
+                last = reached = following
+            elif before is not None and self._is_evictable(before):
+                start = reached = before
+            else:
+                break
+            room += extents.size_of(reached)
+            if not extents.is_free(reached):
+                found.append(self._chunk_at[reached])
+        return found if room >= size else []
+
+    def _is_evictable(self, start: int) -> bool:
+        """Whether the extent that starts there is free, or holds a chunk that may be evicted."""
+        chunk = self._chunk_at.get(start)
+        return not chunk.pins if chunk else self.arena.extents.is_free(start)
 
     def _evict(self, chunk: Chunk) -> None:
         self.evictions += 1
@@ -69,13 +122,10 @@ class Cache:
 
     def _free(self, chunk: Chunk) -> None:
         assert chunk.offset is not None
+        del self._chunk_at[chunk.offset]
         self.arena.extents.free(chunk.offset, slot_bytes(chunk))
         chunk.offset = None
 
 
 def slot_bytes(chunk: Chunk) -> int:
     return chunk.run.index.namespace.slot_bytes
-
-
-def _is_kept(chunk: Chunk) -> bool:
-    return chunk.pins > 0 or chunk.saved is Saved.WAITING

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
 from blendhub.config import PolicyName
@@ -11,7 +11,11 @@ K = TypeVar("K", bound=Hashable)
 
 
 class EvictionPolicy(ABC, Generic[K]):
-    """An order of eviction over a set of keys."""
+    """An order of eviction over a set of keys.
+
+    A key that is held is not evicted. It leaves the order meanwhile, so that held keys, however many, cost an eviction
+    nothing.
+    """
 
     @abstractmethod
     def insert(self, key: K, content: int) -> None:
@@ -19,15 +23,23 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @abstractmethod
     def touch(self, key: K) -> None:
-        """The key was used."""
+        """The key, held or not, was used."""
+
+    @abstractmethod
+    def hold(self, key: K) -> None:
+        """The key is not to be evicted before it is released."""
+
+    @abstractmethod
+    def release(self, key: K) -> None:
+        """The key is no longer held."""
 
     @abstractmethod
     def remove(self, key: K) -> None:
-        """Forget a key that was removed for another reason than eviction."""
+        """Forget a key, held or not, that was removed for another reason than eviction."""
 
     @abstractmethod
-    def evict(self, pinned: Callable[[K], bool]) -> K | None:
-        """Remove and return the key to evict, which is not pinned; None if all keys are."""
+    def evict(self) -> K | None:
+        """Remove and return the key to evict, which is not held; None if all keys are."""
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -41,28 +53,37 @@ class LRU(EvictionPolicy[K]):
 
     def __init__(self) -> None:
         self._longest_unused_first: OrderedDict[K, None] = OrderedDict()
+        self._held: set[K] = set()
 
     def insert(self, key: K, content: int) -> None:
         self._longest_unused_first[key] = None
 
     def touch(self, key: K) -> None:
-        self._longest_unused_first.move_to_end(key)
+        if key not in self._held:
+            self._longest_unused_first.move_to_end(key)
+
+    def hold(self, key: K) -> None:
+        del self._longest_unused_first[key]
+        self._held.add(key)
+
+    def release(self, key: K) -> None:
+        self._held.remove(key)
+        self._longest_unused_first[key] = None
 
     def remove(self, key: K) -> None:
-        del self._longest_unused_first[key]
+        if key in self._held:
+            self._held.remove(key)
+        else:
+            del self._longest_unused_first[key]
 
-    def evict(self, pinned: Callable[[K], bool]) -> K | None:
-        for key in self._longest_unused_first:
-            if not pinned(key):
-                del self._longest_unused_first[key]
-                return key
-        return None
+    def evict(self) -> K | None:
+        return self._longest_unused_first.popitem(last=False)[0] if self._longest_unused_first else None
 
     def __len__(self) -> int:
-        return len(self._longest_unused_first)
+        return len(self._longest_unused_first) + len(self._held)
 
     def __contains__(self, key: K) -> bool:
-        return key in self._longest_unused_first
+        return key in self._longest_unused_first or key in self._held
 
 
 class S3FIFO(EvictionPolicy[K]):
@@ -78,6 +99,8 @@ class S3FIFO(EvictionPolicy[K]):
     def __init__(self) -> None:
         self._small: OrderedDict[K, int] = OrderedDict()
         self._main: OrderedDict[K, int] = OrderedDict()
+        self._held: dict[K, tuple[OrderedDict[K, int], int]] = {}
+        """The queue of each held key, and its uses."""
         self._contents: dict[K, int] = {}
         self._ghosts: OrderedDict[int, None] = OrderedDict()
 
@@ -90,46 +113,54 @@ class S3FIFO(EvictionPolicy[K]):
         self._contents[key] = content
 
     def touch(self, key: K) -> None:
+        if key in self._held:
+            queue, uses = self._held[key]
+            self._held[key] = queue, min(uses + 1, self.MOST_USES)
+        else:
+            queue = self._small if key in self._small else self._main
+            queue[key] = min(queue[key] + 1, self.MOST_USES)
+
+    def hold(self, key: K) -> None:
         queue = self._small if key in self._small else self._main
-        queue[key] = min(queue[key] + 1, self.MOST_USES)
+        self._held[key] = queue, queue.pop(key)
+
+    def release(self, key: K) -> None:
+        queue, uses = self._held.pop(key)
+        queue[key] = uses
 
     def remove(self, key: K) -> None:
         del self._contents[key]
-        if self._small.pop(key, None) is None:
-            del self._main[key]
+        for keys in (self._small, self._main, self._held):
+            keys.pop(key, None)
 
-    def evict(self, pinned: Callable[[K], bool]) -> K | None:
+    def evict(self) -> K | None:
         queues = [self._evict_small, self._evict_main]
         if len(self._small) < self.SMALL * len(self):
             queues.reverse()
         # The main queue again at the end: it may have received used keys from the small one by then.
         for evict in (*queues, self._evict_main):
-            key = evict(pinned)
+            key = evict()
             if key is not None:
                 return key
         return None
 
-    def _evict_small(self, pinned: Callable[[K], bool]) -> K | None:
-        for _ in range(len(self._small)):
+    def _evict_small(self) -> K | None:
+        while self._small:
             key, uses = self._small.popitem(last=False)
-            if uses:
-                self._main[key] = 0
-            elif pinned(key):
-                self._small[key] = 0
-            else:
+            if not uses:
                 self._remember(self._contents.pop(key))
                 return key
+            self._main[key] = 0
         return None
 
-    def _evict_main(self, pinned: Callable[[K], bool]) -> K | None:
-        # In each round a key loses one use, so one that is not pinned is found within as many rounds.
-        for _ in range((self.MOST_USES + 1) * len(self._main)):
+    def _evict_main(self) -> K | None:
+        # In each round a key loses one use, so one without uses is found within MOST_USES rounds.
+        while self._main:
             key, uses = self._main.popitem(last=False)
-            if uses or pinned(key):
-                self._main[key] = max(uses - 1, 0)
-            else:
+            if not uses:
                 del self._contents[key]
                 return key
+            self._main[key] = uses - 1
         return None
 
     def _remember(self, ghost: int) -> None:

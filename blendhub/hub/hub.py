@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import shutil
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from blendhub.host import PluginHost
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import POLICIES
 from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.memory import default_arena_bytes
 from blendhub.hub.metrics import MetricsServer
 from blendhub.hub.service import HubService
@@ -59,8 +61,14 @@ class Hub:
         wanted = self.config.arena_gib
         arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
-        state = HubState(arena, POLICIES[self.config.policy](), lambda namespace: NamespaceIndex(namespace, self._host))
+        threads = LaneThreads(sys.maxsize)
+        resources.callback(threads.close)
+        state = HubState(
+            arena, POLICIES[self.config.policy](), lambda namespace: NamespaceIndex(namespace, self._host, threads)
+        )
         tier = await self._open_store(state) if self.config.store else None
+        # Until now no request could have waited.
+        threads.inline_tokens = self.config.match_inline_tokens
         await asyncio.to_thread(self._load_default_matchers)
         self.service = HubService(self.config, state, tier, time.monotonic)
         resources.callback(self.service.close)
@@ -83,6 +91,7 @@ class Hub:
         tier = Tier(store, state.cache, state.indexes)
         self._resources.push_async_callback(tier.close)
         state.save = tier.save
+        state.stored_bytes = lambda: store.nbytes
         # No server runs yet, so no other thread touches the state.
         self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
         return tier

@@ -1,17 +1,21 @@
 """The index of stored KV: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
 
+import contextlib
 import hashlib
 import secrets
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
+from functools import partial
 
 import msgspec
 import numpy as np
 
 from blendhub.contracts import Matcher, RunKey
-from blendhub.errors import InvalidInput
+from blendhub.errors import BlendHubError, InvalidInput
 from blendhub.host import PluginHost
+from blendhub.hub.lanes import Lane, LaneThreads
+from blendhub.hub.limits import MOST_CHUNKS
 from blendhub.layout import Namespace
 from blendhub.plan import Match, Span, combine, gaps
 from blendhub.tokens import Tokens
@@ -54,20 +58,22 @@ class Run:
         self.exact = exact
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.tokens: Tokens | None = None
-        """From position 0, kept only for the store."""
+        """From position 0, kept while the store is to save chunks."""
         self.chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
         self._hash = hashlib.blake2b(digest_size=16)
         self._hashed = 0
 
-    def continues(self, tokens: Tokens) -> bool:
-        """Whether these tokens, from position 0, begin with the tokens that the run was computed from."""
-        return hashlib.blake2b(tokens[: self.end].data, digest_size=16).digest() == self._hash.digest()
+    def continues(self, tokens: Tokens, at: int) -> bool:
+        """Whether the run ends at this position and was computed from these tokens before it. Part of a lane's work."""
+        if self._hashed != at:
+            return False
+        return hashlib.blake2b(tokens[:at].data, digest_size=16).digest() == self._hash.digest()
 
-    def grow(self, tokens: Tokens, end: int) -> None:
-        """Extend the run up to a position of these tokens."""
+    def note_tokens(self, tokens: Tokens, end: int) -> None:
+        """The run now is that of these tokens up to a position. Part of a lane's work."""
         self._hash.update(tokens[self._hashed : end].data)
-        self._hashed = self.end = end
+        self._hashed = end
 
     def add(self, chunk: Chunk) -> None:
         self.chunks[chunk.span.start] = chunk
@@ -77,10 +83,13 @@ class Run:
         del self.chunks[chunk.span.start]
         del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
 
-    def chunks_between(self, start: int, end: int) -> list[Chunk]:
-        """The chunks that hold any of the positions ``[start, end)``, ascending."""
+    def chunks_between(self, start: int, end: int, most: int) -> list[Chunk]:
+        """The chunks that hold any of the positions ``[start, end)``, ascending; at least as many as ``most`` if there
+        are so many.
+        """
         first = max(bisect_right(self._starts, start) - 1, 0)
-        chunks = [self.chunks[at] for at in self._starts[first : bisect_left(self._starts, end)]]
+        last = min(bisect_left(self._starts, end), first + most + 1)
+        chunks = [self.chunks[at] for at in self._starts[first:last]]
         if chunks and chunks[0].span.end <= start:
             del chunks[0]
         return chunks
@@ -98,32 +107,47 @@ class ChunkMatch(msgspec.Struct, frozen=True):
 class NamespaceIndex:
     """The runs of one namespace, and the matchers that find them."""
 
-    def __init__(self, namespace: Namespace, host: PluginHost) -> None:
+    def __init__(self, namespace: Namespace, host: PluginHost, threads: LaneThreads) -> None:
         self.namespace = namespace
         self.digest = namespace.digest
         self.base = namespace.base.digest
         """The digest of the engine's namespace, of which this one is a variant."""
         self.runs: dict[int, Run] = {}
         self.by_key: dict[RunKey, Run] = {}
-        self.n_chunks = 0
+        self.n_chunks = self.n_tokens = 0
+        self.changed: Callable[[], None] = _ignore
+        """Called when something was stored or dropped."""
+        self.lane = Lane(threads, self.base)
+        """Does all work on the matchers."""
+        self._nbytes = 0
         self._matchers: list[Matcher] = [
             host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
         ]
 
     def __len__(self) -> int:
-        return len(self._matchers[0])
+        return self.n_tokens
 
     @property
     def nbytes(self) -> int:
-        """The memory that the matchers use."""
-        return sum(matcher.nbytes for matcher in self._matchers)
+        """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
+        if self.lane.is_idle:
+            # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
+            with contextlib.suppress(BlendHubError):
+                self._nbytes = sum(matcher.nbytes for matcher in self._matchers)
+        return self._nbytes
+
+    def chunks(self) -> Iterator[Chunk]:
+        return (chunk for run in self.runs.values() for chunk in run.chunks.values())
 
     def match(self, tokens: Tokens) -> list[Match]:
-        """The matches of these tokens. May run on any thread: ``cut_at_chunks`` leaves out evicted chunks."""
+        """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a lane's work."""
         return combine([matcher.match(tokens) for matcher in self._matchers])
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
-        """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out."""
+        """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
+
+        So is what comes after as many pieces as one message may concern.
+        """
         chunk_matches: list[ChunkMatch] = []
         for match in matches:
             run = self.runs.get(match.run)
@@ -133,57 +157,77 @@ class NamespaceIndex:
             start, end = max(match.span.start, skip_prefix), match.span.end
             if start >= end:
                 continue
-            for chunk in run.chunks_between(start + shift, end + shift):
+            for chunk in run.chunks_between(start + shift, end + shift, MOST_CHUNKS - len(chunk_matches)):
                 first, last = chunk.span.start - shift, chunk.span.end - shift
                 # Not max() and min(): a long prompt has many, and these calls are slow.
                 chunk_matches.append(
                     ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
                 )
+            if len(chunk_matches) >= MOST_CHUNKS:
+                return chunk_matches[:MOST_CHUNKS]
         return chunk_matches
 
-    def exact_until(self, tokens: Tokens, span: Span) -> int:
-        """The position up to which the span is already stored exactly, from its start; at most its end."""
+    def examine(self, tokens: Tokens, span: Span, run: Run | None) -> tuple[int, bool]:
+        """What of the span is new. Part of a lane's work.
+
+        The position up to which it is stored exactly already, from its start, and whether its tokens from there on
+        continue the run.
+        """
         reached = span.start
         for match in self.match(tokens[: span.end]):
             if match.exact and match.span.start <= reached:
                 reached = max(reached, match.span.end)
-        return reached
+        reached = min(reached, span.end)
+        return reached, run is not None and run.continues(tokens, reached)
 
     def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
-        """Append chunks, ascending, to a run, and make them matchable."""
+        """Append chunks, ascending, to a run, and make them matchable: at once, or when the lane is done with that."""
         span = Span(chunks[0].span.start, chunks[-1].span.end)
-        missing = list(gaps(span, (chunk.span for chunk in chunks)))
         if run.end != span.start:
             raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
-        for matcher in self._matchers:
-            matcher.add(run.id, tokens, span, run.exact)
-            # Matchers take runs without gaps, but a store may have lost some chunks.
-            for gap in missing:
-                matcher.discard(run.id, gap)
-        run.grow(tokens, span.end)
+        # Matchers take runs without gaps, but a store may have lost some chunks.
+        missing = list(gaps(span, (chunk.span for chunk in chunks)))
+        self.lane.update(partial(self._store, run, tokens, span, missing), span.end)
+        run.end = span.end
         self.runs[run.id] = run
         self.by_key[run.key] = run
         for chunk in chunks:
             run.add(chunk)
+            self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
+        self.changed()
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
-        for matcher in self._matchers:
-            matcher.discard(run.id, chunk.span)
+        self.lane.update(partial(self._discard, run.id, chunk.span), 0)
         run.remove(chunk)
         chunk.saved = Saved.NO
         self.n_chunks -= 1
+        self.n_tokens -= len(chunk.span)
         if not run.chunks:
             del self.runs[run.id]
             del self.by_key[run.key]
+        self.changed()
+
+    def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
+        for matcher in self._matchers:
+            matcher.add(run.id, tokens, span, run.exact)
+            for gap in missing:
+                matcher.discard(run.id, gap)
+        run.note_tokens(tokens, span.end)
+
+    def _discard(self, run: int, span: Span) -> None:
+        for matcher in self._matchers:
+            matcher.discard(run, span)
 
     def check_integrity(self) -> None:
-        chunks = [chunk for run in self.runs.values() for chunk in run.chunks.values()]
+        chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
-        tokens = sum(len(chunk.span) for chunk in chunks)
-        assert all(len(matcher) == tokens for matcher in self._matchers), "a matcher knows other tokens than the index"
+        assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
+        if self.lane.is_idle:
+            known = [len(matcher) for matcher in self._matchers]
+            assert known == [self.n_tokens] * len(known), "a matcher knows other tokens than the index"
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
@@ -201,6 +245,10 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     if first and last:
         whole.append(first.match.part(first.start, last.end))
     return whole
+
+
+def _ignore() -> None:
+    """For indexes that no table has yet."""
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:

@@ -1,6 +1,8 @@
 """The indexes of all namespaces that store something. Namespaces that are only looked up have none."""
 
+from collections import Counter
 from collections.abc import Collection, Iterator
+from functools import partial
 
 from blendhub.hub.index import NamespaceIndex
 from blendhub.layout import Variant
@@ -12,6 +14,12 @@ class IndexTable:
     def __init__(self) -> None:
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
+        self._sums: dict[str, Counter[str]] = {}
+        """What is stored, by base namespace, without what has changed since."""
+        self._counted: dict[NamespaceIndex, Counter[str]] = {}
+        """What of that belongs to each index."""
+        self._changed: dict[NamespaceIndex, None] = {}
+        self._maybe_empty: dict[NamespaceIndex, None] = {}
 
     def __len__(self) -> int:
         return len(self._by_digest)
@@ -37,16 +45,55 @@ class IndexTable:
         known = self._by_digest.setdefault(index.digest, index)
         if known is index:
             self._by_base.setdefault(index.base, {})[index.namespace.variant] = index
+            index.changed = partial(self._note, index)
+            index.changed()
         return known
+
+    def sums(self) -> dict[str, Counter[str]]:
+        """How much is stored, by the digest of an engine's namespace: requests choose salts, and each may make one.
+
+        Costs as much as has changed since the last call, whatever the number of namespaces.
+        """
+        for index in list(self._changed):
+            new = Counter(
+                variants=1, runs=len(index.runs), chunks=index.n_chunks, tokens=len(index), nbytes=index.nbytes
+            )
+            self._count(index, new)
+            if index.lane.is_idle:
+                del self._changed[index]
+        return self._sums
 
     def drop_empty(self, in_use: Collection[NamespaceIndex]) -> None:
         """Drop the indexes without runs, but for those ``in_use``. A later request makes a new one if need be."""
-        for index in [index for index in self if not index.runs and index not in in_use]:
-            del self._by_digest[index.digest]
-            variants = self._by_base[index.base]
-            del variants[index.namespace.variant]
-            if not variants:
-                del self._by_base[index.base]
+        for index in list(self._maybe_empty):
+            if index.runs:
+                del self._maybe_empty[index]
+            elif index not in in_use:
+                del self._maybe_empty[index]
+                self._drop(index)
+
+    def _drop(self, index: NamespaceIndex) -> None:
+        del self._by_digest[index.digest]
+        variants = self._by_base[index.base]
+        del variants[index.namespace.variant]
+        if not variants:
+            del self._by_base[index.base]
+        self._count(index, Counter())
+        self._changed.pop(index, None)
+
+    def _note(self, index: NamespaceIndex) -> None:
+        self._changed[index] = None
+        if not index.runs:
+            self._maybe_empty[index] = None
+
+    def _count(self, index: NamespaceIndex, new: Counter[str]) -> None:
+        sums = self._sums.setdefault(index.base, Counter())
+        sums.subtract(self._counted.pop(index, Counter()))
+        sums.update(new)
+        if new:
+            self._counted[index] = new
+        elif index.base not in self._by_base:
+            del self._sums[index.base]
 
     def check_integrity(self) -> None:
         """Assert that both ways to an index agree."""
@@ -57,3 +104,8 @@ class IndexTable:
             assert self.find(index.base, index.namespace.variant) is index
             assert index.digest == index.namespace.digest
             index.check_integrity()
+            assert index.runs or index in self._maybe_empty
+        assert self._counted.keys() <= set(self._by_digest.values()), "an index that was dropped is counted"
+        assert {base: sums["chunks"] for base, sums in self.sums().items()} == {
+            base: sum(index.n_chunks for index in variants.values()) for base, variants in self._by_base.items()
+        }

@@ -1,9 +1,11 @@
 """Leases: the right of a session to use slots until a deadline. Callers pass the time; nothing here reads a clock."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-from blendhub.errors import LeaseError
+from blendhub.errors import Busy, LeaseError
 
 T = TypeVar("T", bound="Lease")
 
@@ -11,9 +13,11 @@ T = TypeVar("T", bound="Lease")
 class Lease:
     """The right to use named slots until a deadline. Subclasses name the slots and their use."""
 
-    __slots__ = ("deadline", "engine", "id", "session")
+    __slots__ = ("cost", "deadline", "engine", "id", "session")
 
-    def __init__(self, id: int, session: int, engine: str, deadline: float) -> None:
+    def __init__(self, id: int, session: int, engine: str, deadline: float, cost: int) -> None:
+        """``cost`` is what the lease takes of what its session may have; see ``Leases.check``."""
+        self.cost = cost
         self.id = id
         self.session = session
         self.engine = engine
@@ -25,6 +29,10 @@ class Leases(Generic[T]):
 
     def __init__(self) -> None:
         self._by_id: dict[int, T] = {}
+        self._by_engine: dict[str, dict[int, T]] = {}
+        self._numbers: Counter[int] = Counter()
+        self._costs: Counter[int] = Counter()
+        """Of each session, how many leases it has, and their costs."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -32,8 +40,20 @@ class Leases(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._by_id.values())
 
+    def check(self, session: int, cost: int, *, most_cost: int, most: int, unit: str) -> None:
+        """Raise Busy if one more lease of this cost is more than a session may have."""
+        number, costs = self._numbers[session], self._costs[session]
+        if number >= most or costs + cost > most_cost:
+            raise Busy(
+                f"this session has {number} leases with {costs} {unit}, and asks for {cost} more; "
+                f"it may have {most} with {most_cost}: end some first"
+            )
+
     def add(self, lease: T) -> None:
         self._by_id[lease.id] = lease
+        self._by_engine.setdefault(lease.engine, {})[lease.id] = lease
+        self._numbers[lease.session] += 1
+        self._costs[lease.session] += lease.cost
 
     def of_session(self, id: int, session: int) -> T:
         """The lease, if that session holds it."""
@@ -51,9 +71,21 @@ class Leases(Generic[T]):
 
     def end(self, lease: T) -> None:
         del self._by_id[lease.id]
+        of_engine = self._by_engine[lease.engine]
+        del of_engine[lease.id]
+        if not of_engine:
+            del self._by_engine[lease.engine]
+        self._numbers[lease.session] -= 1
+        self._costs[lease.session] -= lease.cost
+        if not self._numbers[lease.session]:
+            del self._numbers[lease.session], self._costs[lease.session]
+
+    def all_of_engine(self, engine: str) -> list[T]:
+        return list(self._by_engine.get(engine, {}).values())
 
     def expired(self, now: float) -> list[T]:
-        return [lease for lease in self if lease.deadline <= now]
+        # They all last equally long, so the first one that holds is followed by others that hold.
+        return list(itertools.takewhile(lambda lease: lease.deadline <= now, self))
 
     def _found(self, id: int) -> T:
         try:

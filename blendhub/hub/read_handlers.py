@@ -2,16 +2,16 @@
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 
 from blendhub import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
-from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
+from blendhub.hub.handlers import DONE, Answer, Handler, Handlers
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, whole_matches
 from blendhub.hub.reads import ReadLease
 from blendhub.hub.sessions import Session
 from blendhub.plan import Match, check_tiling
-from blendhub.tokens import Tokens
 
 NOTHING = wire.Found()
 
@@ -31,14 +31,15 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        if len(tokens) > self.config.match_inline_tokens:
-            return self._lookup_in_thread(session, index, message, tokens)
-        return self._answer_lookup(session, index, message, index.match(tokens))
+        matches = index.lane.ask(partial(index.match, tokens), len(tokens))
+        if isinstance(matches, asyncio.Future):
+            return self._lookup_later(session, index, message, matches)
+        return self._answer_lookup(session, index, message, matches)
 
-    async def _lookup_in_thread(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup, tokens: Tokens
+    async def _lookup_later(
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matching: "asyncio.Future[list[Match]]"
     ) -> Answer:
-        matches = await run_in_thread(index.match, tokens)
+        matches = await matching
         self.check_session(message)
         answer = self._answer_lookup(session, index, message, matches)
         return await answer if isinstance(answer, Awaitable) else answer
@@ -65,12 +66,12 @@ class ReadHandlers(Handlers):
     ) -> Answer:
         # Pinned, so that loading chunks does not evict other chunks of the same answer.
         for chunk in in_arena:
-            chunk.pins += 1
+            self.state.cache.pin(chunk)
         try:
             await asyncio.wait(self._load(in_store_only), timeout=message.wait_s)
         finally:
             for chunk in in_arena:
-                chunk.pins -= 1
+                self.state.cache.unpin(chunk)
         self.check_session(message)
         # Cut again: chunks may have been dropped meanwhile.
         chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import ChunkMatch
 from blendhub.hub.leases import Lease, Leases
+from blendhub.hub.limits import MOST_READ_CHUNKS, MOST_READ_LEASES
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
 from blendhub.wire import Piece
@@ -14,7 +15,7 @@ class ReadLease(Lease):
     __slots__ = ("_chunk_matches", "chunks")
 
     def __init__(self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]) -> None:
-        super().__init__(id, session.id, session.engine.name, deadline)
+        super().__init__(id, session.id, session.engine.name, deadline, cost=len(chunk_matches))
         self._chunk_matches = chunk_matches
         self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
 
@@ -34,12 +35,15 @@ class Reads:
     def grant(
         self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]
     ) -> ReadLease | None:
-        """A lease on chunks, which are all in the arena; None for none."""
+        """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many."""
         if not chunk_matches:
             return None
+        self.leases.check(
+            session.id, len(chunk_matches), most_cost=MOST_READ_CHUNKS, most=MOST_READ_LEASES, unit="chunks"
+        )
         lease = ReadLease(id, session, deadline, chunk_matches)
         for chunk in lease.chunks:
-            chunk.pins += 1
+            self._cache.pin(chunk)
             self._cache.policy.touch(chunk)
         self.leases.add(lease)
         return lease
@@ -47,7 +51,7 @@ class Reads:
     def end(self, lease: ReadLease) -> None:
         self.leases.end(lease)
         for chunk in lease.chunks:
-            chunk.pins -= 1
+            self._cache.unpin(chunk)
 
 
 def _piece(found: ChunkMatch) -> Piece:

@@ -13,7 +13,7 @@ from blendhub.hub.counters import Counters
 from blendhub.hub.handlers import Answer, Handler
 from blendhub.hub.read_handlers import ReadHandlers
 from blendhub.hub.session_handlers import SessionHandlers
-from blendhub.hub.sessions import ProcessWatcher
+from blendhub.hub.sessions import ProcessWatcher, check_process
 from blendhub.hub.state import HubState
 from blendhub.hub.stats import collect_stats
 from blendhub.hub.tiers import Tier
@@ -36,6 +36,8 @@ class HubService(Service):
         self._tier = tier
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
+        self._pids: dict[Peer, int] = {}
+        """What the kernel says of the peers that are processes of this machine."""
         shared = (config, state, tier, self.counters, clock)
         self._sessions = SessionHandlers(*shared)
         self._handlers: dict[type, Handler] = {
@@ -57,10 +59,12 @@ class HubService(Service):
             return self._finish(kind, started, answer)
         return self._finish_later(kind, started, answer)
 
+    def met(self, peer: Peer, pid: int) -> None:
+        self._pids[peer] = pid
+
     def gone(self, peer: Peer) -> None:
-        for session in self.state.sessions.of_peer(peer):
-            self.state.end_session(session, may_still_write=True)
-        self.state.check_mappings()
+        self._pids.pop(peer, None)
+        self.state.peer_left(peer)
 
     def tick(self) -> None:
         self.state.expire(self._clock(), self._config.silence_s)
@@ -75,13 +79,14 @@ class HubService(Service):
         message: Any = request.message
         handler = self._handlers.get(type(message))
         if handler:
-            session = self.state.sessions.get(message.session, message.epoch, now)
+            session = self.state.sessions.get(message.session, message.epoch, now, peer)
             return handler(session, message, request.payload)
         if isinstance(message, wire.Register):
             return self._register(peer, message)
         return self.stats()
 
     async def _register(self, peer: Peer, message: wire.Register) -> Answer:
+        check_process(message.process, self._pids.get(peer))
         return await self._sessions.register(peer, message, self._watch)
 
     async def _finish_later(self, kind: str, started: float, answer: Awaitable[Answer]) -> Envelope:

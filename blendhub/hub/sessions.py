@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterator
 
 from blendhub.contracts.transport import Peer
 from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
@@ -44,10 +44,15 @@ class SessionTable:
     def __init__(self, epoch: int) -> None:
         self.epoch = epoch
         self._by_id: dict[int, Session] = {}
+        self._by_name: dict[Hashable, dict[int, Session]] = {}
+        """By client, by peer and by process, of which none is equal to one of another kind."""
         self._engines: dict[str, EngineEntry] = {}
 
     def __len__(self) -> int:
         return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_id.values())
 
     @property
     def n_engines(self) -> int:
@@ -75,20 +80,32 @@ class SessionTable:
         self._engines[name] = engine
         engine.sessions[id] = session
         self._by_id[id] = session
+        for known_as in (session.client, session.peer, session.process):
+            self._by_name.setdefault(known_as, {})[id] = session
         return session
 
-    def get(self, id: int, epoch: int, now: float) -> Session:
-        """The session of a request; notes that it was heard."""
+    def get(self, id: int, epoch: int, now: float, peer: Peer | None = None) -> Session:
+        """The session of a request; notes that it was heard. ``peer`` is the connection that the request came by.
+
+        A session belongs to the connection that registered it: its id alone lets no other use or end it.
+        """
         if epoch != self.epoch:
             raise StaleEpoch(f"epoch {epoch} belongs to an earlier hub, this one is {self.epoch}; register again")
         session = self._by_id.get(id)
         if session is None:
             raise UnknownSession(f"no session {id}: it unregistered, or was silent for too long; register again")
+        if peer is not None and session.peer != peer:
+            raise UnknownSession(f"session {id} was registered by another connection; register again by this one")
         session.last_heard = now
         return session
 
     def remove(self, session: Session) -> None:
         del self._by_id[session.id]
+        for known_as in (session.client, session.peer, session.process):
+            named = self._by_name[known_as]
+            del named[session.id]
+            if not named:
+                del self._by_name[known_as]
         del session.engine.sessions[session.id]
         if not session.engine.sessions:
             del self._engines[session.engine.name]
@@ -97,13 +114,25 @@ class SessionTable:
         return [session for session in self._by_id.values() if session.last_heard <= then]
 
     def of_client(self, client: int) -> list[Session]:
-        return [session for session in self._by_id.values() if session.client == client]
+        return list(self._by_name.get(client, {}).values())
 
     def of_peer(self, peer: Peer) -> list[Session]:
-        return [session for session in self._by_id.values() if session.peer == peer]
+        return list(self._by_name.get(peer, {}).values())
 
     def of_process(self, process: ProcessId) -> list[Session]:
-        return [session for session in self._by_id.values() if session.process == process]
+        return list(self._by_name.get(process, {}).values())
+
+
+def check_process(claimed: ProcessId, pid: int | None) -> None:
+    """Raise unless a process of this machine claims to be itself; ``pid`` is what the kernel says, None if nothing.
+
+    One that claimed to be another would be taken to live as long as that one does.
+    """
+    if pid is not None and claimed.is_here() and claimed.pid != pid:
+        raise InvalidInput(
+            f"process {pid} registers as process {claimed.pid}; a process registers itself: make the client in the "
+            "process that uses it"
+        )
 
 
 class ProcessWatcher:

@@ -5,13 +5,13 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from blendhub.contracts.transport import Peer
-from blendhub.errors import InvalidInput
+from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import EvictionPolicy
-from blendhub.hub.extents import rounded
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Run, Saved
 from blendhub.hub.index_table import IndexTable
+from blendhub.hub.limits import FREE_INDEX_BYTES
 from blendhub.hub.reads import ReadLease, Reads
 from blendhub.hub.sessions import Session, SessionTable
 from blendhub.hub.writes import WriteLease, Writes
@@ -21,7 +21,7 @@ from blendhub.processes import ProcessId
 from blendhub.tokens import Tokens
 from blendhub.wire import Register
 
-SaveChunk = Callable[[Chunk], None]
+SaveChunks = Callable[[Run, Tokens, Sequence[Chunk]], None]
 
 
 class HubState:
@@ -35,8 +35,10 @@ class HubState:
         self.cache = Cache(arena, policy)
         self.reads = Reads(self.cache)
         self.writes = Writes(self.cache, self._published)
-        self.save: SaveChunk | None = None
-        """Writes a new chunk to the store, if there is one."""
+        self.save: SaveChunks | None = None
+        """Writes new chunks of a run, whose tokens from position 0 it is given, to the store, if there is one."""
+        self.stored_bytes: Callable[[], int] = int
+        """How much the store holds."""
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
@@ -74,8 +76,12 @@ class HubState:
             raise InvalidInput("this session registered without a rank, so it writes no shard")
         if not self.cache.arena.is_mapped_by(mapping):
             raise InvalidInput(f"no process holds mapping {mapping} of this arena")
+        known = (*self.sessions, *self.ended_but_mapped.values())
+        if any(other.mapping == mapping for other in known if other is not session):
+            # Its slots would wait in quarantine for as long as the other process lives.
+            raise InvalidInput(f"mapping {mapping} belongs to another session; map the arena anew")
         session.mapping = mapping
-        leases = [lease for lease in self.writes.leases if lease.engine == session.engine.name]
+        leases = self.writes.leases.all_of_engine(session.engine.name)
         return self.next_id(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
 
     # Reading.
@@ -95,24 +101,25 @@ class HubState:
         tokens: Tokens,
         span: Span,
         exact: bool,
-        run: int | None,
+        run: Run | None,
         deadline: float,
     ) -> WriteLease | None:
         """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
 
-        The index may be new, or one that was dropped meanwhile because nothing was stored there.
+        The index may be new, or one that was dropped meanwhile because nothing was stored there. ``run`` is one that
+        the tokens continue.
         """
         index = self.indexes.add(index)
-        target = index.runs.get(run) if run is not None else None
+        self._check_index_bytes()
         if (
-            target is None
-            or target.end != span.start
-            or target.exact != exact
-            or self.writes.is_growing(target)
-            or not target.continues(tokens)
+            run is None
+            or index.runs.get(run.id) is not run
+            or run.end != span.start
+            or run.exact != exact
+            or self.writes.is_growing(run)
         ):
-            target = Run(self.next_id(), index, span.start, exact)
-        return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, target, tokens, span)
+            run = Run(self.next_id(), index, span.start, exact)
+        return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, run, tokens, span)
 
     def commit(self, session: Session, lease: int, upto: int) -> None:
         self.writes.commit(self.writes.leases.of_engine(lease, session.engine.name), session, upto)
@@ -120,6 +127,16 @@ class HubState:
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
         self._revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)
+
+    def _check_index_bytes(self) -> None:
+        """Tokens that are kept for a chunk may be many times the chunk, where what stands before it is not stored."""
+        stored = self.cache.arena.name.size - self.cache.arena.extents.free_bytes + self.stored_bytes()
+        used = sum(of_base["nbytes"] for of_base in self.indexes.sums().values())
+        if used > stored + FREE_INDEX_BYTES:
+            raise ArenaFull(
+                f"the index takes {used / 2**20:.0f} MiB for {stored / 2**20:.0f} MiB of KV: too little KV was stored "
+                "behind long prefixes that are not; try again later, or drop a namespace with Clear"
+            )
 
     # Ending.
 
@@ -132,22 +149,34 @@ class HubState:
         self.sessions.remove(session)
         if may_still_write and session.mapping is not None:
             self.ended_but_mapped[session.id] = session
-        for read in [lease for lease in self.reads.leases if lease.session == session.id]:
-            self.reads.end(read)
-        for write in [lease for lease in self.writes.leases if _needs(lease, session)]:
-            self._revoke(write)
+        for read in self.reads.leases.all_of_engine(session.engine.name):
+            if read.session == session.id:
+                self.reads.end(read)
+        for write in self.writes.leases.all_of_engine(session.engine.name):
+            # It cannot be completed without this session, which took the lease, or writes a shard.
+            if write.session == session.id or session.rank >= 0:
+                self._revoke(write)
         if not may_still_write:
             self.writes.stop_waiting_for(session.id)
 
     def process_died(self, process: ProcessId) -> None:
         """End the sessions of a process. A child forked from it may still have its mapping, and write."""
-        for session in self.sessions.of_process(process):
-            self.end_session(session, may_still_write=True)
-        self.check_mappings()
+        self._end_left(self.sessions.of_process(process))
 
-    def check_mappings(self) -> None:
+    def peer_left(self, peer: Peer) -> None:
+        """End the sessions of a connection that has ended. Its process may still live, and write."""
+        self._end_left(self.sessions.of_peer(peer))
+
+    def _end_left(self, sessions: Iterable[Session]) -> None:
+        for session in sessions:
+            self.end_session(session, may_still_write=True)
+            self._check_mappings([session])
+
+    def _check_mappings(self, ended: Iterable[Session]) -> None:
         """Free the slots that waited for processes whose mappings of the arena are gone."""
-        for session in list(self.ended_but_mapped.values()):
+        for session in ended:
+            if session.id not in self.ended_but_mapped:
+                continue
             if session.mapping is None or not self.cache.arena.is_mapped_by(session.mapping):
                 self._mapping_gone(session)
 
@@ -165,21 +194,21 @@ class HubState:
             self._revoke(write)
         for session in self.sessions.silent_since(now - silence):
             self.end_session(session, may_still_write=True)
-        self.check_mappings()
+        self._check_mappings(list(self.ended_but_mapped.values()))
         # Each value of vLLM's cache_salt makes a namespace.
         self.indexes.drop_empty({lease.run.index for lease in self.writes.leases})
 
-    def clear(self, index: NamespaceIndex) -> list[Chunk]:
-        """Drop a namespace's chunks, except pinned ones; returns those that the store has."""
+    def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Drop chunks, except pinned ones and those that are gone already; returns those that the store has."""
         in_store = []
-        for chunk in [chunk for run in index.runs.values() for chunk in run.chunks.values()]:
-            if chunk.pins or chunk.saved is Saved.WAITING:
+        for chunk in chunks:
+            if chunk.pins or chunk.run.chunks.get(chunk.span.start) is not chunk:
                 continue
             if chunk.saved is Saved.YES:
                 in_store.append(chunk)
             if chunk.offset is not None:
                 self.cache.remove(chunk)
-            index.drop(chunk)
+            chunk.run.index.drop(chunk)
         return in_store
 
     def _mapping_gone(self, session: Session) -> None:
@@ -210,9 +239,7 @@ class HubState:
 
     def _published(self, lease: WriteLease, chunks: list[Chunk]) -> None:
         if self.save:
-            lease.run.tokens = lease.tokens
-            for chunk in chunks:
-                self.save(chunk)
+            self.save(lease.run, lease.tokens, chunks)
 
     def check_integrity(self) -> None:
         """Assert that arena, indexes and leases agree, and that every byte of the arena has exactly one owner."""
@@ -227,6 +254,7 @@ class HubState:
         assert all(chunk.saved is Saved.YES for chunk in away), "a chunk is neither in the arena nor in the store"
         assert len(self.cache.policy) == len(in_arena), "the eviction policy knows other chunks than the arena holds"
         assert all(chunk in self.cache.policy for chunk in in_arena)
+        rounded = self.cache.arena.extents.rounded
         owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena]
         for write in self.writes.leases:
             size = rounded(write.run.index.namespace.slot_bytes)
@@ -244,11 +272,6 @@ class HubState:
                 assert chunk in in_arena, "a leased chunk left the arena"
                 pins[chunk] = pins.get(chunk, 0) + 1
         assert all(chunk.pins >= pins.get(chunk, 0) for chunk in chunks)
-
-
-def _needs(lease: WriteLease, session: Session) -> bool:
-    """Whether a write lease cannot be completed without this session: it took the lease, or it writes a shard."""
-    return lease.engine == session.engine.name and (lease.session == session.id or session.rank >= 0)
 
 
 def _check_tiled(extents: list[tuple[int, int]], size: int) -> None:

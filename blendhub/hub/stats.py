@@ -1,30 +1,27 @@
 """The counters and gauges that `Stats` requests and `/metrics` show."""
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
-
 from blendhub.hub.counters import Counters
-from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.wire import HubStats
 
 
 def collect_stats(state: HubState, tier: Tier | None, counters: Counters) -> HubStats:
+    sums = state.indexes.sums()
     return HubStats(
         epoch=state.sessions.epoch,
         counters=_totals(state, tier, counters),
-        gauges={**_gauges(state, tier), **counters.latencies()},
-        namespaces=_namespaces(state.indexes),
+        gauges={
+            **_gauges(state, tier),
+            "chunks": sum(of_base["chunks"] for of_base in sums.values()),
+            "matcher_bytes": sum(of_base["nbytes"] for of_base in sums.values()),
+            **counters.latencies(),
+        },
+        namespaces={
+            base: {name: of_base[name] for name in ("variants", "runs", "chunks", "tokens")}
+            for base, of_base in sums.items()
+        },
     )
-
-
-def _namespaces(indexes: Iterable[NamespaceIndex]) -> dict[str, dict[str, float]]:
-    """By the digest of an engine's namespace: requests choose salts, and each may make a namespace."""
-    namespaces: dict[str, Counter[str]] = defaultdict(Counter)
-    for index in indexes:
-        namespaces[index.base].update(variants=1, runs=len(index.runs), chunks=index.n_chunks, tokens=len(index))
-    return {base: {**sums} for base, sums in namespaces.items()}
 
 
 def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str, float]:
@@ -35,6 +32,7 @@ def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str,
         "forgotten_chunks": state.cache.forgotten,
         "store_saves": tier.saves if tier else 0,
         "store_loads": tier.loads if tier else 0,
+        "store_skipped": tier.skipped if tier else 0,
         "store_failures": tier.failures if tier else 0,
         "store_corrupted": tier.store.corrupted if tier else 0,
     }
@@ -46,9 +44,7 @@ def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
         "arena_bytes": arena.name.size,
         "arena_free_bytes": arena.extents.free_bytes,
         "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
-        "chunks": sum(index.n_chunks for index in state.indexes),
         "chunks_in_arena": len(state.cache.policy),
-        "matcher_bytes": sum(index.nbytes for index in state.indexes),
         "sessions": len(state.sessions),
         "engines": state.sessions.n_engines,
         "read_leases": len(state.reads.leases),

@@ -10,7 +10,8 @@ from blendhub import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
-from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.index import NamespaceIndex, Run
+from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.sessions import Session
 from blendhub.hub.writes import WriteLease, check_reservation
 from blendhub.layout import Variant
@@ -32,16 +33,17 @@ class WriteHandlers(Handlers):
         tokens, namespace = self.read_tokens(payload), session.engine.namespace
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
         index = self.state.find_index(session, message.variant)
+        start, run = message.span.start, None
         if index is None:
-            start = message.span.start
             index = await run_in_thread(self.state.make_index, namespace.with_variant(message.variant))
-        elif len(tokens) > self.config.match_inline_tokens:
-            start = await run_in_thread(index.exact_until, tokens, message.span)
         else:
-            start = index.exact_until(tokens, message.span)
+            named = index.runs.get(message.run) if message.run is not None else None
+            examined = index.lane.ask(partial(index.examine, tokens, message.span, named), len(tokens))
+            start, continues = await examined if isinstance(examined, asyncio.Future) else examined
+            run = named if continues else None
         if start >= message.span.end:
             return wire.Reserved(span=Span(start, start))
-        lease = await self._allocate(session, message, index, tokens, Span(start, message.span.end))
+        lease = await self._allocate(session, message, index, run, tokens, Span(start, message.span.end))
         return wire.Reserved(
             span=lease.span,
             run=lease.run.id,
@@ -52,14 +54,20 @@ class WriteHandlers(Handlers):
         )
 
     async def _allocate(
-        self, session: Session, message: wire.Reserve, index: NamespaceIndex, tokens: Tokens, span: Span
+        self,
+        session: Session,
+        message: wire.Reserve,
+        index: NamespaceIndex,
+        run: Run | None,
+        tokens: Tokens,
+        span: Span,
     ) -> WriteLease:
         """A write lease; while the arena is full, waits for chunks to be saved, up to ``wait_for_store_s``."""
         give_up_at = self.clock() + self.config.wait_for_store_s
         while True:
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s
-            lease = self.state.reserve(session, index, tokens, span, message.exact, message.run, deadline)
+            lease = self.state.reserve(session, index, tokens, span, message.exact, run, deadline)
             if lease:
                 return lease
             left = give_up_at - self.clock()
@@ -111,11 +119,14 @@ class WriteHandlers(Handlers):
         if not lease.copies:
             self.state.writes.stop_waiting_for(lease)
 
-    def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+    async def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
         for index in self._indexes_to_clear(session, message.variant):
-            for chunk in self.state.clear(index):
-                if self.tier:
-                    self.tier.discard(chunk.run.key, chunk.span)
+            chunks = list(index.chunks())
+            for at in range(0, len(chunks), AT_ONCE):
+                in_store = self.state.drop(chunks[at : at + AT_ONCE])
+                if self.tier and in_store:
+                    self.tier.discard(in_store)
+                await asyncio.sleep(0)  # other requests have their turn
         return DONE
 
     def _indexes_to_clear(self, session: Session, variant: Variant | None) -> list[NamespaceIndex]:

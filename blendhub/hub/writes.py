@@ -8,9 +8,10 @@ from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, Run, content_of
 from blendhub.hub.leases import Lease, Leases
+from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
 from blendhub.hub.sessions import Session
 from blendhub.plan import Span
-from blendhub.tokens import Tokens
+from blendhub.tokens import Tokens, as_tokens
 from blendhub.wire import Slot
 
 
@@ -22,7 +23,7 @@ class WriteLease(Lease):
     def __init__(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
     ) -> None:
-        super().__init__(id, session.id, session.engine.name, deadline)
+        super().__init__(id, session.id, session.engine.name, deadline, cost=len(tokens))
         self.number = number
         """Later leases have larger numbers."""
         self.run = run
@@ -81,28 +82,44 @@ class Writes:
     def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:
         self.leases: Leases[WriteLease] = Leases()
         self.quarantined: dict[int, Quarantine] = {}
+        self._growing: set[Run] = set()
+        """The runs of the leases: each is of one lease at a time."""
         self._cache = cache
         self._published = published
 
     def reserve(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
     ) -> WriteLease | None:
-        """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free."""
+        """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
+
+        It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
+        """
         namespace = run.index.namespace
+        self.leases.check(session.id, span.end, most_cost=MOST_RESERVED_TOKENS, most=MOST_WRITE_LEASES, unit="tokens")
         slots: list[Slot] = []
-        for chunk in namespace.layout.chunks_of(span):
+        evictions = self._cache.evictions
+        size = namespace.layout.chunk_tokens
+        reached = min(span.end, (span.start // size + MOST_SLOTS) * size)
+        for chunk in namespace.layout.chunks_of(Span(span.start, reached)):
             offset = self._cache.allocate(namespace.slot_bytes)
             if offset is None:
                 break
             slots.append(Slot(chunk, offset))
+            if self._cache.evictions - evictions >= MOST_CHUNKS:
+                break
         if not slots:
             return None
-        lease = WriteLease(id, number, session, deadline, run, tokens, tuple(slots))
+        kept = tokens[: slots[-1].span.end]
+        if 2 * len(kept) < len(tokens):
+            # A view would keep all the tokens that the message brought.
+            kept = as_tokens(kept.copy())
+        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
+        self._growing.add(run)
         return lease
 
     def is_growing(self, run: Run) -> bool:
-        return any(lease.run is run for lease in self.leases)
+        return run in self._growing
 
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
         """A rank has written up to a position; publishes the chunks that all ranks have written."""
@@ -112,11 +129,11 @@ class Writes:
         self._publish(lease, min({**lease.committed, session.rank: upto}.values()))
         lease.committed[session.rank] = upto
         if lease.published == len(lease.slots):
-            self.leases.end(lease)
+            self._end(lease)
 
     def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
         """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
-        self.leases.end(lease)
+        self._end(lease)
         if lease.copies:
             waiting_for = {*waiting_for, lease}
         offsets = [slot.slot for slot in lease.slots[lease.published :]]
@@ -130,6 +147,10 @@ class Writes:
             if quarantine:
                 quarantine.waiting_for.discard(writer)
                 self._free_quarantined(id)
+
+    def _end(self, lease: WriteLease) -> None:
+        self.leases.end(lease)
+        self._growing.remove(lease.run)
 
     def _publish(self, lease: WriteLease, reached: int) -> None:
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]

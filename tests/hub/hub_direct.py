@@ -17,6 +17,7 @@ from blendhub.contracts.transport import Peer
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import POLICIES
 from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
@@ -29,7 +30,7 @@ from blendhub.tokens import Tokens
 HOST = PluginHost.discover()
 CHUNK = 32
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=CHUNK)
-MATCHERS = (PluginChoice("prefix", {"chunk_tokens": 16}), PluginChoice("rolling_hash", {"min_match_tokens": 16}))
+MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash", {"min_match_tokens": 16}))
 
 
 def namespace(model: str = "m", world_size: int = 1, **more: Any) -> Namespace:
@@ -110,6 +111,16 @@ class Member:
             self.commit(reserved)
         return reserved
 
+    def store_all(self, text: Tokens) -> int:
+        """With as many reservations as a long text needs; returns the run."""
+        run = None
+        at = 0
+        while at < len(text):
+            reserved = self.store(text, Span(at, len(text)), run=run)
+            run, at = reserved.run, reserved.span.end
+        assert run is not None
+        return run
+
     def check(self, acquired: wire.Acquired, prompt: Tokens) -> None:
         """Every piece holds the bytes that were written for these tokens at the positions it names."""
         for piece in acquired.pieces:
@@ -137,12 +148,16 @@ class DirectHub:
 
     def start(self) -> None:
         self.arena = Arena(self.n_slots * namespace().slot_bytes)
-        self.state = HubState(self.arena, POLICIES[self.config.policy](), lambda known: NamespaceIndex(known, HOST))
+        self.threads = LaneThreads(self.config.match_inline_tokens)
+        self.state = HubState(
+            self.arena, POLICIES[self.config.policy](), lambda known: NamespaceIndex(known, HOST, self.threads)
+        )
         self.tier = None
         if self.store:
             options = {"path": str(self.store), "capacity_gib": 64 * 2**10 / 2**30}
             self.tier = Tier(HOST.create("store", "disk", options), self.state.cache, self.state.indexes)
             self.state.save = self.tier.save
+            self.state.stored_bytes = lambda: self.tier.store.nbytes
             self.tier.restore(self.state.index_for, self.state.next_id)
         self.service = HubService(self.config, self.state, self.tier, lambda: self.now)
 
@@ -180,6 +195,7 @@ class DirectHub:
                 await self.tier.close()
 
         self.run(end())
+        self.threads.close()
         self.arena.close()
 
     def close(self) -> None:

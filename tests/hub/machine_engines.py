@@ -179,7 +179,7 @@ class HubRules(RuleBasedStateMachine):
         assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
         assert not state.writes.quarantined and not state.ended_but_mapped
         for index in state.indexes:
-            state.clear(index)
+            state.drop(list(index.chunks()))
         assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
 
     def look_up_all(self) -> None:

@@ -1,6 +1,7 @@
 """Shared memory: reserved completely, mapped by name, and always removed."""
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -154,3 +155,28 @@ def test_an_arena_with_huge_pages_that_does_not_fit_is_refused_and_leaves_nothin
         pytest.skip("a file system with huge pages cannot be mounted here; that needs root, and Linux with them")
     made = run_python(TOO_LARGE, within=within)
     assert made.communicate(timeout=60)[0].split("; ") == ["HubError", "[]\n"]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("kind", ["fifo", "link", "directory", "another user's"])
+def test_what_is_only_named_like_an_arena_stops_no_hub(kind, tmp_path, caplog):
+    path = SHM / f"blendhub-{os.getuid()}-{'0' * 16}"
+    if kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "link":
+        path.symlink_to(tmp_path / "precious")
+        (tmp_path / "precious").write_text("precious")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        if os.geteuid():
+            pytest.skip("only root can give files away")
+        path.touch()
+        os.chown(path, 12345, 12345)
+    try:
+        with caplog.at_level(logging.WARNING):
+            assert remove_leftovers() == []
+        assert f"skipped {path}" in caplog.text and os.path.lexists(path)
+        Arena(1 << 16).close()
+    finally:
+        path.rmdir() if kind == "directory" else path.unlink()

@@ -1,9 +1,14 @@
 """The allocator of the arena, compared with a map of single grains."""
 
+import itertools
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.hub.extents import GRAIN, Extents, rounded
+from blendhub.errors import InvalidInput
+from blendhub.hub import extents
+from blendhub.hub.extents import GRAIN, Extents
 
 SIZE = 40 * GRAIN
 steps = st.lists(st.one_of(st.integers(1, 12 * GRAIN), st.just(None)), max_size=60)
@@ -11,42 +16,67 @@ steps = st.lists(st.one_of(st.integers(1, 12 * GRAIN), st.just(None)), max_size=
 
 @given(steps, st.randoms(use_true_random=False))
 def test_every_grain_has_one_owner_and_room_is_found_if_there_is_any(steps, random):
-    extents = Extents(SIZE)
+    arena = Extents(SIZE)
     taken: list[tuple[int, int]] = []
     for size in steps:
         if size is None:
             if taken:
-                extents.free(*taken.pop(random.randrange(len(taken))))
+                arena.free(*taken.pop(random.randrange(len(taken))))
             continue
-        start = extents.allocate(size)
+        start = arena.allocate(size)
         if start is None:
-            assert longest_free(taken) < rounded(size), "there was room, but it was not found"
+            assert longest_free(taken) < Extents(SIZE).rounded(size), "there was room, but it was not found"
         else:
             taken.append((start, size))
-        check(extents, taken)
+        check(arena, taken)
 
 
-def check(extents: Extents, taken: list[tuple[int, int]]) -> None:
+def check(arena: Extents, taken: list[tuple[int, int]]) -> None:
     owners = [0] * (SIZE // GRAIN)
-    for start, size in [*taken, *extents.free_extents()]:
-        for grain in range(start // GRAIN, (start + rounded(size)) // GRAIN):
+    for start, size in [*taken, *arena.free_extents()]:
+        for grain in range(start // GRAIN, (start + Extents(SIZE).rounded(size)) // GRAIN):
             owners[grain] += 1
     assert owners == [1] * len(owners)
-    assert extents.free_bytes == sum(size for _, size in extents.free_extents())
+    free = arena.free_extents()
+    assert arena.free_bytes == sum(size for _, size in free)
+    assert all(start + size < after for (start, size), (after, _) in itertools.pairwise(free)), "neighbours are free"
+    at, seen = 0, []
+    while at is not None:
+        seen.append((at, arena.size_of(at)))
+        assert arena.is_free(at) == (seen[-1] in free)
+        assert arena.after(at) is None or arena.before(arena.after(at)) == at
+        at = arena.after(at)
+    assert sum(size for _, size in seen) == SIZE
 
 
 def longest_free(taken: list[tuple[int, int]]) -> int:
     longest = at = 0
     for start, size in sorted(taken):
         longest = max(longest, start - at)
-        at = start + rounded(size)
+        at = start + Extents(SIZE).rounded(size)
     return max(longest, SIZE - at)
 
 
-def test_slots_of_one_size_never_need_merging():
-    extents = Extents(100 * 640)
-    starts = [extents.allocate(640) for _ in range(100)]
-    assert sorted(starts) == list(range(0, 64000, 640)) and extents.allocate(1) is None
+def test_slots_of_one_size_fill_the_arena_and_serve_again():
+    arena = Extents(100 * 640)
+    starts = [arena.allocate(640) for _ in range(100)]
+    assert sorted(starts) == list(range(0, 64000, 640)) and arena.allocate(1) is None
     for start in starts[::2]:
-        extents.free(start, 640)
-    assert {extents.allocate(640) for _ in range(50)} == set(starts[::2])
+        arena.free(start, 640)
+    assert {arena.allocate(640) for _ in range(50)} == set(starts[::2])
+
+
+@pytest.mark.parametrize("start, size", [(64, 64), (0, 64), (0, 128)])
+def test_what_is_not_in_use_cannot_be_freed(start, size):
+    arena = Extents(SIZE)
+    arena.free(arena.allocate(128), 128)
+    with pytest.raises(InvalidInput, match="not an extent in use"):
+        arena.free(start, size)
+    assert arena.free_bytes == SIZE
+
+
+def test_an_arena_has_a_bounded_number_of_slots(monkeypatch):
+    monkeypatch.setattr(extents, "MOST_SLOTS_OF_AN_ARENA", 10)
+    arena = Extents(100 * GRAIN + 1)
+    starts = list(iter(lambda: arena.allocate(1), None))
+    assert len(starts) == 9 and arena.size_of(starts[0]) == 11 * GRAIN

@@ -126,3 +126,11 @@ def test_a_process_is_believed_to_map_the_arena_only_if_it_does(hub):
     onlooker = hub.join("other", rank=-1)
     with pytest.raises(InvalidInput, match="writes no shard"):
         onlooker.ask(wire.Mapped, nonce=view.name.nonce, mapping=view.mapping)
+
+
+def test_a_mapping_belongs_to_one_session(hub):
+    """Else a process's slots would stay in quarantine for as long as another process maps the arena."""
+    honest, hostile = hub.join(), hub.join("hostile", maps=False)
+    with pytest.raises(InvalidInput, match="belongs to another session"):
+        hostile.ask(wire.Mapped, nonce=honest.view.name.nonce, mapping=honest.view.mapping)
+    honest.join()  # with the mapping that it had

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from hub_direct import CHUNK, namespace, tokens
 
@@ -203,3 +204,15 @@ def test_clear_empties_the_store_too(small_hub, tmp_path):
     member.ask(wire.Clear)
     small_hub.close()
     assert not list((tmp_path / "store").rglob("*.kv"))
+
+
+@pytest.mark.parametrize("spans", [[(0, 32), (16, 48)], [(0, 64)], [(64, 100)], []])
+def test_a_store_that_lists_chunks_that_no_hub_stores_is_restored_without_them(make_hub, tmp_path, monkeypatch, spans):
+    hub = make_hub(n_slots=8, store=tmp_path / "store")
+    fill(hub, hub.join(), TEXTS[:2])
+    good, bad = list(hub.tier.store.runs())
+    bad = msgspec.structs.replace(bad, chunks=tuple(Span(*span) for span in spans))
+    restored = make_hub(n_slots=8, store=tmp_path / "another")
+    monkeypatch.setattr(restored.tier.store, "runs", lambda: iter([bad, good]))
+    assert restored.tier.restore(restored.state.index_for, restored.state.next_id) == 2
+    restored.state.check_integrity()

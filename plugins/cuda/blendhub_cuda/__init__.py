@@ -17,12 +17,13 @@ def _probe() -> Unavailable | None:
         return Unavailable("torch is not installed", "pip install 'torch>=2.6'")
     if "torch" not in sys.modules and not any(Path(node).exists() for node in DRIVERS):
         # Importing torch takes seconds, which would delay every listing of the plugins.
-        return Unavailable("no driver of a GPU is loaded here", "nvidia-smi")
+        return Unavailable("no driver of a GPU is loaded here", "load one; nvidia-smi shows whether it is")
     import torch
 
     if not torch.cuda.is_available():
         if torch.version.cuda or torch.version.hip:
-            return Unavailable("torch finds no GPU that it can use", "nvidia-smi" if torch.version.cuda else "rocm-smi")
+            tool = "nvidia-smi" if torch.version.cuda else "rocm-smi"
+            return Unavailable("torch finds no GPU that it can use", f"make one visible; {tool} shows those there are")
         return Unavailable("this build of torch is for CPUs only", "pip install --force-reinstall 'torch>=2.6'")
     if not find_spec("triton"):
         return Unavailable("Triton is not installed", "pip install 'triton>=3.2'")

@@ -7,9 +7,7 @@ from msgspec import Meta
 
 
 class PrefixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    chunk_tokens: Annotated[
-        int, Meta(ge=1, le=65536, description="tokens a node of the tree; speed only, not what is found")
-    ] = 256
+    """There is nothing to set."""
 
 
 class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

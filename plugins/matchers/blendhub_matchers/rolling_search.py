@@ -13,6 +13,7 @@ spliced = njit(nogil=True, inline="always")
 """For what takes an index or a search: handing such tuples to a real function costs more than most of them do."""
 
 LOOK_BACK = 64  # tokens that a search may look back, for each token of the prompt
+COMPARED = 64  # tokens of owners that it compares, for each token of the prompt; then only the newest owners
 AT_ONCE = 256  # windows of the prompt that are hashed before they are looked up
 
 START, END, SHIFT, RUN = range(4)
@@ -30,6 +31,7 @@ STATE_RECORD = np.dtype(
         ("count", np.int64),  # of ``possible``
         ("used", np.int64),  # of these
         ("budget", np.int64),  # tokens that may still be looked back
+        ("compares", np.int64),  # tokens that may still be compared with all owners
     ]
 )
 
@@ -55,6 +57,7 @@ def find_candidates(index, prompt, base, tag_mask, max_owners, min_tokens, candi
     )
     search.state[0].hashed = NONE
     search.state[0].budget = LOOK_BACK * prompt.size
+    search.state[0].compares = COMPARED * prompt.size
     found = floor = at = 0
     while True:
         at = _next_hit(index, search, at)
@@ -130,20 +133,26 @@ def _windows(search):
 
 @spliced
 def _compare_owners(index, search, at, floor, furthest, leftmost):
-    """Extend the owners of 32 windows, and keep the candidate that reaches furthest and the one that begins first."""
+    """Extend the owners of 32 windows, and keep the candidate that reaches furthest and the one that begins first.
+
+    Comparing has a budget, so that a search takes linear time whatever ``max_owners`` is.
+    """
+    state = search.state[0]
     furthest[END] = leftmost[END] = 0
     leftmost[START] = search.prompt.size
     tokens, table, pages, runs = index.tokens, index.table, index.pages, index.runs
     prompt, tags, first = search.prompt, search.tags, search.state[0].first
     for window in range(at, min(at + PAGE, _windows(search))):
         page = owners(tokens, table, prompt, window, np.uint64(tags[window - first]))
-        for _ in range(search.max_owners):
-            if page == NONE:
+        for owner in range(search.max_owners):
+            if page == NONE or (owner and state.compares <= 0):
                 break
+            state.compares -= 1
             record = pages[page]
             shift = runs[record.run].start + record.ordinal * PAGE - window
             if not (_holds(furthest, window, shift, record.run) or _holds(leftmost, window, shift, record.run)):
                 start, end = _extend(index, search, page, window, floor)
+                state.compares -= end - start
                 if end - start >= search.min_tokens:
                     if _reaches_further(start, end, shift, furthest):
                         _set(furthest, start, end, shift, record.run)

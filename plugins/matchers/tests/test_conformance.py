@@ -1,6 +1,8 @@
 """The conformance suite, run on each built-in matcher."""
 
 import pytest
+from blendhub_matchers.options import PrefixOptions
+from blendhub_matchers.prefix import PrefixMatcher
 
 from blendhub import PluginHost
 from blendhub.contracts import Matcher
@@ -11,7 +13,7 @@ HOST = PluginHost.discover()
 
 class TestPrefix(MatcherSuite):
     def create(self) -> Matcher:
-        return HOST.create("matcher", "prefix", {"chunk_tokens": 16})
+        return PrefixMatcher(PrefixOptions(), node_tokens=16)
 
 
 @pytest.mark.slow

@@ -1,6 +1,9 @@
 """The prefix matcher against what can be said of every position by itself."""
 
+import time
+
 import numpy as np
+import pytest
 from blendhub_matchers.options import PrefixOptions
 from blendhub_matchers.prefix import PrefixMatcher
 from hypothesis import given
@@ -10,6 +13,7 @@ from blendhub import Span
 from blendhub.plan import check_tiling
 
 CHUNK = 4
+"""The most tokens of a node: few, so that runs end in all of its places."""
 
 Stored = tuple[list[int], int, list[tuple[int, int]]]
 """A sequence, the position from which its KV is stored, and what of that is discarded again."""
@@ -26,7 +30,7 @@ def stored(draw: st.DrawFn) -> Stored:
 
 @given(st.lists(stored(), max_size=6), st.lists(st.integers(0, 1), min_size=1, max_size=3 * CHUNK))
 def test_every_position_that_a_run_holds_after_the_same_tokens_is_found(runs: list[Stored], prompt: list[int]) -> None:
-    matcher = PrefixMatcher(PrefixOptions(chunk_tokens=CHUNK))
+    matcher = PrefixMatcher(PrefixOptions(), node_tokens=CHUNK)
     held: set[tuple[int, int]] = set()
     for run, (sequence, start, discarded) in enumerate(runs):
         matcher.add(run, np.array(sequence, np.uint32), Span(start, len(sequence)))
@@ -42,3 +46,55 @@ def test_every_position_that_a_run_holds_after_the_same_tokens_is_found(runs: li
     right = {(run, at) for run, at in held if runs[run][0][: at + 1] == prompt[: at + 1]}
     assert found <= right and {at for _, at in found} == {at for _, at in right}
     assert all(match.exact and match.source_start == match.span.start for match in matches)
+
+
+def a_matcher_with_a_long_run() -> tuple[PrefixMatcher, np.ndarray]:
+    matcher = PrefixMatcher(PrefixOptions())
+    prompt = np.random.default_rng(1).integers(0, 2**32, 3000, dtype=np.uint32)
+    matcher.add(0, prompt, Span(0, len(prompt)))
+    return matcher, prompt
+
+
+def followed_by(prompt: np.ndarray, token: int) -> np.ndarray:
+    return np.concatenate([prompt, np.array([token], np.uint32)])
+
+
+def seconds_of_a_match(matcher: PrefixMatcher, prompt: np.ndarray) -> float:
+    taken = []
+    for _ in range(20):
+        begun = time.perf_counter()
+        matcher.match(prompt)
+        taken.append(time.perf_counter() - begun)
+    return min(taken)
+
+
+@pytest.mark.parametrize("n_tokens", [2000, 1], ids=["different tokens", "the same token"])
+def test_many_short_runs_behind_one_prompt_leave_a_lookup_as_fast_as_it_was(n_tokens: int) -> None:
+    matcher, prompt = a_matcher_with_a_long_run()
+    for run in range(2000):
+        matcher.add(run + 1, followed_by(prompt, run % n_tokens), Span(len(prompt), len(prompt) + 1), exact=False)
+    asked = followed_by(followed_by(prompt, 0), 7)
+    assert [match.span for match in matcher.match(asked)] == [Span(0, 3000), Span(3000, 3001)]
+    assert seconds_of_a_match(matcher, asked) < 0.002
+
+
+def test_memory_grows_with_the_stored_spans_and_not_with_where_prompts_once_parted() -> None:
+    matcher, prompt = a_matcher_with_a_long_run()
+    alone = matcher.nbytes
+    assert alone < 4 * len(prompt) + 3000
+    for at in range(100, len(prompt), 10):
+        matcher.add(at, followed_by(prompt[:at], 7), Span(at, at + 1))
+    assert matcher.nbytes < alone + 290 * 4000
+    for at in range(100, len(prompt), 10):
+        matcher.discard(at, Span(at, at + 1))
+    assert matcher.nbytes == alone
+    assert [match.span for match in matcher.match(prompt)] == [Span(0, 3000)]
+
+
+def test_what_a_run_no_longer_holds_is_found_in_another_that_does() -> None:
+    matcher, prompt = a_matcher_with_a_long_run()
+    matcher.add(1, prompt, Span(0, 2000), exact=False)
+    matcher.add(2, prompt, Span(1000, 3000))
+    matcher.discard(0, Span(0, 3000))
+    found = [(match.span, match.run, match.exact) for match in matcher.match(prompt)]
+    assert found == [(Span(0, 1000), 1, False), (Span(1000, 3000), 2, True)], "exact runs are named first"

@@ -184,3 +184,21 @@ def test_repetition_cannot_make_a_match_slow():
     matches = matcher.match(same)
     assert sum(len(match.span) for match in matches) == len(same)
     assert time.perf_counter() - started < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_many_candidates_cannot_make_a_match_slow():
+    """A thousand runs repeat one text behind texts of their own; every window of the prompt has a thousand owners."""
+    random = np.random.default_rng(0)
+    text = random.integers(0, 2**32, 2048, dtype=np.uint32)
+    matcher = RollingHashMatcher(RollingHashOptions(max_candidates=1024, min_match_tokens=1))
+    for run in range(1100):
+        before = random.integers(0, 2**32, PAGE * (1 + run % 7), dtype=np.uint32)
+        after = random.integers(0, 2**32, PAGE, dtype=np.uint32)
+        matcher.add(run, np.concatenate([before, text, after]), Span(0, len(before) + len(text) + PAGE))
+    prompt = np.tile(text, 500)
+    started = time.perf_counter()
+    matches = matcher.match(prompt)
+    assert sum(len(match.span) for match in matches) == len(prompt)
+    assert time.perf_counter() - started < 1.5

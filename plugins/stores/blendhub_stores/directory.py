@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import secrets
+import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -87,20 +88,30 @@ class Directory:
             self.unlink(draft)
 
     def files(self) -> Iterator[File]:
-        """Every file with a name of the store; removes drafts that a crash left."""
-        for folder in self.path.glob("[0-9a-f][0-9a-f]/"):
+        """Every regular file of this user with a name of the store; removes drafts that a crash left."""
+        for folder in self._folders():
             with os.scandir(folder) as found:
                 for file in found:
                     ours = _OURS.fullmatch(file.name)
-                    if ours is None or not file.name.startswith(folder.name) or not file.is_file(follow_symlinks=False):
+                    if ours is None or not file.name.startswith(folder.name):
                         continue
+                    facts = file.stat(follow_symlinks=False)
                     start, end = ours["start"], ours["end"]
-                    if ours["draft"]:
+                    if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
+                        log.warning("skipped %s: it is not a regular file of this user", file.path)
+                    elif ours["draft"]:
                         self.unlink(file.path)
                     elif start is None or int(start) < int(end):
                         span = Span(int(start), int(end)) if start else None
-                        facts = file.stat(follow_symlinks=False)
                         yield File(file.path, ours["digest"], span, facts.st_size, facts.st_mtime_ns)
+
+    def _folders(self) -> Iterator[Path]:
+        for folder in sorted(self.path.glob("[0-9a-f][0-9a-f]")):
+            facts = folder.lstat()
+            if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or not os.access(folder, os.R_OK):
+                log.warning("skipped %s: it is not a directory that this user owns and can read", folder)
+            else:
+                yield folder
 
     def unlink(self, path: str) -> None:
         """Remove a file if it exists. A failure is logged, not raised: the caller could do nothing about it."""
@@ -137,7 +148,8 @@ def digest_of(key: RunKey) -> str:
 
 def _lock(path: Path) -> int:
     """Lock the directory until the descriptor is closed or the process ends for any reason."""
-    fd = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path / "lock", flags, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.ftruncate(fd, 0)

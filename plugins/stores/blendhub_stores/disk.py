@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.own_files import NotOurs
 from blendhub.plan import Span
 from blendhub_stores.catalogue import Catalogue, Entry, EntryVersion
 from blendhub_stores.directory import Directory, failed
@@ -164,6 +165,8 @@ class DiskStore(Store):
         except (Damaged, FileNotFoundError) as error:
             self._drop_damaged(entry, version, error)
             return None
+        except NotOurs as error:
+            raise StoreFailed(f"cannot read {path}: {error}; remove it, or give the store another path") from error
         except OSError as error:
             raise failed("read", path, error) from error
 

@@ -17,6 +17,7 @@ import xxhash
 
 from blendhub.contracts import RunKey
 from blendhub.errors import InvalidInput
+from blendhub.own_files import open_own
 from blendhub.plan import Span
 
 FORMAT = 1
@@ -89,7 +90,7 @@ class StoreFile:
     """An open file with a valid header that fits its size. Sections are verified when they are read."""
 
     def __init__(self, path: str) -> None:
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        self._fd = open_own(path, os.O_RDONLY)
         try:
             self.nbytes = os.fstat(self._fd).st_size
             self.header = self._read_header()

@@ -1,5 +1,6 @@
 """What is particular to the disk store: its lock, its leftovers, its options, and a disk that is really full."""
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -226,3 +227,74 @@ def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     done = subprocess.run([*command, textwrap.dedent(FILL_THE_DISK)], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("held")
+
+
+def a_store_with_two_runs(path: Path) -> tuple[Path, Path]:
+    """Closed again; returns the files of one run: its tokens and its chunk."""
+    with contextlib.closing(disk(path)) as store:
+        for name in ("a", "b"):
+            store.save_run(run(name))
+            store.save(key(name), chunk(0), [content(0)])
+        file = Path(store._directory.file_of((key("a"), None)))
+        return file, Path(store._directory.file_of((key("a"), chunk(0))))
+
+
+def chunks_of(store: Store) -> dict:
+    return {key: list(run.chunks) for key, run in listed(store).items()}
+
+
+def as_a_fifo(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def as_a_link(file: Path) -> None:
+    file.rename(file.with_suffix(".elsewhere"))
+    file.symlink_to(file.with_suffix(".elsewhere"))
+
+
+def as_anothers(file: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root can give files away")
+    os.chown(file, 12345, 12345)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("change", [as_a_fifo, as_a_link, as_anothers])
+@pytest.mark.parametrize("which", [0, 1], ids=["tokens", "chunk"])
+def test_a_file_that_is_not_a_regular_one_of_this_user_is_named_and_skipped(path, caplog, which, change):
+    file = a_store_with_two_runs(path)[which]
+    change(file)
+    with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
+        assert chunks_of(store) == {key("b"): [chunk(0)]}
+        assert f"skipped {file}" in caplog.text
+        assert file.exists(), "what another has put there is not removed"
+        store.save_run(run("a"))
+        store.save(key("a"), chunk(0), [content(1)])
+        assert loaded(store, key("a"), chunk(0)) == [content(1)]
+
+
+@pytest.mark.timeout(20)
+def test_a_file_that_becomes_a_fifo_is_not_waited_for(path):
+    _, file = a_store_with_two_runs(path)
+    with contextlib.closing(disk(path)) as store:
+        as_a_fifo(file)
+        with pytest.raises(StoreFailed, match="not a regular file"):
+            loaded(store, key("a"), chunk(0))
+
+
+def test_a_folder_of_another_user_is_named_and_skipped(path, caplog):
+    file, _ = a_store_with_two_runs(path)
+    as_anothers(file.parent)
+    with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
+        assert key("a") not in listed(store) and f"skipped {file.parent}" in caplog.text
+
+
+def test_a_chunk_that_overlaps_another_is_damaged(path):
+    _, file = a_store_with_two_runs(path)
+    start, end = chunk(0).start, chunk(0).end
+    overlapping = file.with_name(file.name.replace(f"-{start}-{end}.", f"-{start + 1}-{end + 1}."))
+    shutil.copy(file, overlapping)
+    with contextlib.closing(disk(path)) as store:
+        assert chunks_of(store) == {key("a"): [chunk(0)], key("b"): [chunk(0)]} and store.corrupted == 1
+        assert not overlapping.exists()

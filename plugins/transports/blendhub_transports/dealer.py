@@ -52,6 +52,7 @@ class Dealer:
 
     def __init__(self, where: Endpoint, options: ZmqOptions, keys: Keys | None, wakeup: Wakeup) -> None:
         self._endpoint = where.text
+        self._has_keys = keys is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.socket = self._context.socket(zmq.DEALER)
         set_limits(self.socket, options, where)
@@ -76,11 +77,19 @@ class Dealer:
         if not readable(self._monitor):
             return None
         event, value = read_monitor_event(self._monitor)
-        if event & HANDSHAKE_REFUSED:
-            return f"{self._endpoint} refused this client's key or has another key than expected: see `blendhub keys`"
-        if event == HANDSHAKE_BROKEN:
-            return f"{self._endpoint} broke off the handshake ({os.strerror(value)})"
+        if event & (HANDSHAKE_REFUSED | HANDSHAKE_BROKEN):
+            return f"{self._endpoint} {self._why_refused(event, value)}"
         return f"{self._endpoint} died, left, or cut this connection"
+
+    def _why_refused(self, event: int, value: int) -> str:
+        if not self._has_keys:
+            return (
+                "refused the handshake, as a server with keys does if a client has none: set the transport's options "
+                "secret_key and server_key; `blendhub keys` and `blendhub serve` print them"
+            )
+        if event == HANDSHAKE_BROKEN:
+            return f"broke off the handshake ({os.strerror(value)}); a server without keys does so"
+        return "refused this client's key or has another key than expected: see `blendhub keys`"
 
     def wait(self, seconds: float) -> bool:
         """Wait until ``socket`` or the wakeup may have changed; returns whether ``why_gone`` may have.

@@ -58,6 +58,13 @@ class Dispatcher:
         task.add_done_callback(self._finished)
         return None
 
+    def peer_met(self, peer: Peer, pid: int) -> None:
+        """Report to the service which process a new peer is."""
+        try:
+            self._service.met(peer, pid)
+        except Exception:
+            log.exception("%s: Service.met failed", self._endpoint)
+
     def peer_gone(self, peer: Peer) -> None:
         """Report to the service that a peer left."""
         try:

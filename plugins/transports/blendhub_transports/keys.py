@@ -38,12 +38,16 @@ def make_keys(directory: Path) -> KeyFiles:
         raise InvalidInput(
             f"cannot write keys to {directory}: {error.strerror}; name a directory that you may write to"
         ) from error
-    (server, client), (server_public, _) = map(str, secrets), map(str, publics)
     return KeyFiles(
         files=(*secrets, *publics),
-        server_options={"secret_key": server, "client_keys": str(publics[-1].parent)},
-        client_options={"secret_key": client, "server_key": server_public},
+        server_options={"secret_key": str(secrets[0]), "client_keys": str(publics[-1].parent)},
+        client_options=client_options_beside(directory),
     )
+
+
+def client_options_beside(directory: Path) -> dict[str, str]:
+    """The options of a client whose keys were made with the server's, in this directory."""
+    return {"secret_key": str(directory / SECRET_NAMES[1]), "server_key": str(directory / PUBLIC_NAMES[0])}
 
 
 def read_secret(option: str, path: str) -> KeyPair:

@@ -16,7 +16,14 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
 from blendhub_transports.receiver import Receiver
 from blendhub_transports.reply_writer import ReplyWriter
-from blendhub_transports.sockets import ACCEPTED, DISCONNECTED, HANDSHAKE_REFUSED, read_monitor_event, readable
+from blendhub_transports.sockets import (
+    ACCEPTED,
+    DISCONNECTED,
+    HANDSHAKE_REFUSED,
+    pid_of_peer,
+    read_monitor_event,
+    readable,
+)
 
 log = logging.getLogger("blendhub.transports")
 
@@ -102,7 +109,12 @@ class ZmqServer(Server):
     def _add_peer(self, routing_id: bytes, frame: zmq.Frame) -> Peer:
         while readable(self._listener.monitor):
             self._read_monitor_event()
-        return self._peers.add(routing_id, frame.get(zmq.SRCFD))
+        descriptor = frame.get(zmq.SRCFD)
+        peer = self._peers.add(routing_id, descriptor)
+        pid = pid_of_peer(descriptor)
+        if pid is not None:
+            self._dispatcher.peer_met(peer, pid)
+        return peer
 
     def _read_monitor_event(self) -> None:
         event, value = read_monitor_event(self._listener.monitor)

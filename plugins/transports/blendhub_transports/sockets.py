@@ -1,5 +1,7 @@
 """The settings that the sockets of both sides share, and the monitors that report their connections."""
 
+import os
+import socket as sockets
 import struct
 import uuid
 
@@ -9,6 +11,8 @@ from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.options import ZmqOptions
 
 _EVENT = struct.Struct("=Hi")
+_CREDENTIALS = struct.Struct("@iII")
+"""``struct ucred``: pid, user, group."""
 
 SILENT_HEARTBEATS = 3
 
@@ -53,6 +57,18 @@ def open_monitor(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
 def readable(socket: "zmq.Socket[bytes]") -> bool:
     """Whether a message waits at ``socket``."""
     return bool(socket.getsockopt(_EVENTS) & _POLLIN)
+
+
+def pid_of_peer(descriptor: int) -> int | None:
+    """The process at the other end of a Unix socket; None if it cannot be seen from here, or is on no such socket."""
+    try:
+        with sockets.socket(fileno=os.dup(descriptor)) as peer:
+            if peer.family != sockets.AF_UNIX:
+                return None
+            pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))
+    except OSError:  # it has left
+        return None
+    return pid or None
 
 
 def read_monitor_event(monitor: "zmq.Socket[bytes]") -> tuple[int, int]:

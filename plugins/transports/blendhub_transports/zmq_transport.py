@@ -6,7 +6,7 @@ from blendhub.contracts.transport import Codec, Connection, KeyFiles, Server, Se
 from blendhub_transports.client import ZmqConnection
 from blendhub_transports.dealer import read_keys
 from blendhub_transports.endpoints import parse_endpoint
-from blendhub_transports.keys import make_keys
+from blendhub_transports.keys import client_options_beside, make_keys
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.server import ZmqServer
@@ -30,3 +30,7 @@ class ZmqTransport(Transport):
 
     def make_keys(self, directory: Path) -> KeyFiles:
         return make_keys(directory)
+
+    def client_options(self, endpoint: str) -> dict[str, str]:
+        has_keys = parse_endpoint(endpoint).path is None and self._options.secret_key
+        return client_options_beside(Path(self._options.secret_key).absolute().parent) if has_keys else {}

@@ -1,0 +1,1 @@
+"""A hub among clients that are good, hostile, killed, frozen and in a container."""

@@ -1,0 +1,179 @@
+"""Lanes: the work on each namespace's matchers, in order, and never with the event loop waiting for it.
+
+A matcher locks its table while it matches, so whoever calls it meanwhile waits. Therefore each namespace has a lane,
+which does one piece of work at a time. What is short is done on the loop itself, if the lane is idle; what is long is
+done in a thread, and what comes for the same namespace meanwhile queues behind it there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections import Counter, deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+from blendhub.errors import BlendHubError, Busy
+from blendhub.hub.limits import MATCH_THREADS, MOST_WAITING_LOOKUPS, MOST_WAITING_TOKENS
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+NICENESS = 5
+"""Of the threads that match: the loop, and an engine beside an embedded hub, run before them."""
+
+
+class _Job(NamedTuple):
+    work: Callable[[], Any]
+    n_tokens: int
+    answer: "asyncio.Future[Any] | None"
+    """None where no request waits for the result."""
+
+
+class Lane:
+    """The work on one namespace. All methods are for the loop's thread."""
+
+    def __init__(self, threads: "LaneThreads", owner: str) -> None:
+        """``owner`` shares the threads with other owners in turns, whatever the number of its lanes."""
+        self.owner = owner
+        self._threads = threads
+        self._jobs: deque[_Job] = deque()
+        self._in_thread = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread works on this namespace, or is going to."""
+        return not self._in_thread
+
+    def ask(self, work: Callable[[], T], n_tokens: int) -> "T | asyncio.Future[T]":
+        """The result, or a future of it. ``n_tokens`` says how long the work is. Raises Busy where too much waits."""
+        if not self._in_thread and n_tokens <= self._threads.inline_tokens:
+            return work()
+        self._threads.charge(self.owner, n_tokens)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue(_Job(work, n_tokens, answer))
+        return answer
+
+    def update(self, work: Callable[[], object], n_tokens: int) -> None:
+        """Do the work now or, behind what is under way, later. An error is logged: no request is there to have it."""
+        job = _Job(work, n_tokens, None)
+        if not self._in_thread and n_tokens <= self._threads.inline_tokens:
+            _do(job)
+        else:
+            self._queue(job)
+
+    def _queue(self, job: _Job) -> None:
+        with self._threads.changed:
+            self._jobs.append(job)
+            if not self._in_thread:
+                self._in_thread = True
+                self._threads.schedule(self)
+
+    def work_in_thread(self) -> bool:
+        """For the threads: do what is queued, up to the first long piece; returns whether more is left."""
+        long = False
+        while not long:
+            job = self._jobs[0]
+            long = job.n_tokens > self._threads.inline_tokens
+            _do(job)
+            with self._threads.changed:
+                self._jobs.popleft()
+                if job.answer:
+                    self._threads.waiting[self.owner].subtract({"lookups": 1, "tokens": job.n_tokens})
+                if not self._jobs:
+                    self._in_thread = False
+                    return False
+        return True
+
+
+class LaneThreads:
+    """The threads of all lanes. Each owner has one of them at a time, and owners take turns."""
+
+    def __init__(self, inline_tokens: int, n_threads: int = MATCH_THREADS) -> None:
+        self.inline_tokens = inline_tokens
+        self.changed = threading.Condition()
+        """Held for moments only."""
+        self.waiting: dict[str, Counter[str]] = {}
+        """By owner, the lookups that wait or are under way, and their tokens."""
+        self._ready: dict[str, deque[Lane]] = {}
+        """The lanes that have work, by owner, in the order of the owners' turns."""
+        self._served: set[str] = set()
+        """The owners for which a thread works now."""
+        self._closed = False
+        # Now, and not with the first long lookup: the loop would wait until the thread runs.
+        for _ in range(n_threads):
+            threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
+
+    def charge(self, owner: str, n_tokens: int) -> None:
+        """Count a lookup that is going to wait; raises Busy if its owner has too many."""
+        with self.changed:
+            waiting = self.waiting.setdefault(owner, Counter())
+            if waiting["lookups"] >= MOST_WAITING_LOOKUPS or waiting["tokens"] + n_tokens > MOST_WAITING_TOKENS:
+                raise Busy(
+                    f"{waiting['lookups']} long lookups of this engine, of {waiting['tokens']} tokens, wait already; "
+                    "try again later"
+                )
+            waiting.update(lookups=1, tokens=n_tokens)
+
+    def schedule(self, lane: Lane) -> None:
+        """The lane has work. ``changed`` is held."""
+        self._ready.setdefault(lane.owner, deque()).append(lane)
+        self.changed.notify()
+
+    def close(self) -> None:
+        """Do no more work. What is under way ends, but is not waited for."""
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self._closed or self._next_owner() is not None)
+                owner = self._next_owner()
+                if self._closed or owner is None:
+                    return
+                lanes = self._ready.pop(owner)
+                lane = lanes.popleft()
+                if lanes:
+                    self._ready[owner] = lanes
+                self._served.add(owner)
+            more = lane.work_in_thread()
+            with self.changed:
+                self._served.discard(owner)
+                if more:
+                    self._ready.setdefault(owner, deque()).append(lane)
+                elif owner not in self._ready and not self.waiting.get(owner, Counter())["lookups"]:
+                    self.waiting.pop(owner, None)
+                self.changed.notify()
+
+    def _next_owner(self) -> str | None:
+        return next((owner for owner in self._ready if owner not in self._served), None)
+
+
+def _do(job: _Job) -> None:
+    """Do a piece of work, and hand its result to the loop if a request waits for it."""
+    if job.answer is None:
+        try:
+            job.work()
+        except Exception as error:
+            expected = isinstance(error, BlendHubError)
+            log.warning("what was stored or dropped just now did not reach a matcher: %s", error, exc_info=not expected)
+        return
+    if job.answer.cancelled():
+        return  # its deadline has passed
+    done: Callable[[], None]
+    try:
+        done = partial(job.answer.set_result, job.work())
+    except Exception as error:
+        done = partial(job.answer.set_exception, error)
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        job.answer.get_loop().call_soon_threadsafe(_settle, job.answer, done)
+
+
+def _settle(answer: "asyncio.Future[Any]", done: Callable[[], None]) -> None:
+    if not answer.done():  # else its deadline has passed
+        done()

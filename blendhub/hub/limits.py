@@ -1,0 +1,56 @@
+"""The most that one message, one client or one namespace costs the hub, whatever a client asks for.
+
+The bounds are the hub's own: no option of a client or of a plugin widens them. They stand above what the largest
+honest prompt needs.
+"""
+
+from blendhub.wire import MOST_MATCHES
+
+MOST_CHUNKS = MOST_MATCHES
+"""4096: chunks that one lookup or acquire concerns: a million tokens in chunks of 256. A longer one is answered with as
+much of its beginning."""
+
+MOST_SLOTS = 1024
+"""Slots of one reservation, which ends early, too, where it evicts MOST_CHUNKS chunks.
+
+The client goes on with another."""
+
+MOST_SLOTS_OF_AN_ARENA = 2**18
+"""Smaller slots take as much room, so that neither the chunks of an arena nor those in the way of a large slot are more
+than this."""
+
+MOST_TRIES = 64
+"""Places of the arena that are tried for a slot where chunks that are in use leave no room around."""
+
+AT_ONCE = 256
+"""Chunks that are dropped before other requests have their turn."""
+
+MOST_WAITING_SAVES = 2**16
+"""Chunks that wait for the store. One more is not saved: it is lost when it is evicted, and counted."""
+
+MATCH_THREADS = 2
+"""Threads for long matches. An engine has one of them at a time, so that another engine's long lookups find one."""
+
+MOST_WAITING_LOOKUPS = 256
+MOST_WAITING_TOKENS = 2**25
+"""Long lookups of one engine that wait for a thread, and their tokens: two of the longest prompts, 128 MiB. One more is
+answered Busy."""
+
+MOST_RESERVED_TOKENS = 2**25
+"""Tokens that the write leases of one session keep: two of the longest prompts, 128 MiB."""
+
+MOST_WRITE_LEASES = 4096
+"""Of one session. One more reservation is answered Busy."""
+
+MOST_READ_LEASES = 4096
+MOST_READ_CHUNKS = 2**18
+"""Of one session, and the chunks that its leases concern, counted once for each. One more is answered Busy."""
+
+FREE_INDEX_BYTES = 2**28
+"""What the indexes of all namespaces may take beyond as many bytes as are stored of KV. KV takes a thousand times as
+much as its tokens; only reservations of few tokens behind long prefixes that are not stored come near this."""
+
+MOST_METRICS_CONNECTIONS = 16
+MOST_METRICS_REQUEST_BYTES = 2**13
+"""Connections to ``/metrics`` at a time, and the bytes of a request. With one more, the oldest one is closed; and so is
+one that asks for more bytes, or is slow."""

@@ -1,0 +1,171 @@
+"""The nodes of the prefix matcher's tree, and what runs hold of their tokens."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from blendhub.plan import Match, Span, gaps
+from blendhub.tokens import Tokens
+
+
+class Held(NamedTuple):
+    """Positions of a node whose KV a run holds."""
+
+    start: int
+    end: int
+    run: int
+    exact: bool
+
+
+class Node:
+    """Some tokens, from position ``start`` on, below all the tokens before them."""
+
+    __slots__ = ("children", "chosen", "n_chosen", "n_stored", "parent", "start", "stored", "tokens")
+
+    def __init__(self, parent: "Node | None", start: int, tokens: Tokens) -> None:
+        self.parent = parent
+        self.start = start
+        self.tokens = tokens
+        self.children: dict[int, Node] = {}
+        """By their first tokens."""
+        self.stored: dict[int, list[Held]] = {}
+        """Of each run, what it holds here, ascending."""
+        self.chosen: list[Held] = []
+        """For each stored position one run that holds it, ascending: what a match names, however many runs hold it."""
+        self.n_stored = self.n_chosen = 0
+        """Tokens in ``stored`` and in ``chosen``: more in the former where several runs hold a position."""
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.tokens)
+
+    def tile(self, until: int) -> Iterator[Match]:
+        """What is stored of the node up to a position, ascending."""
+        for held in self.chosen:
+            if held.start >= until:
+                return
+            span = Span(held.start, min(held.end, until))
+            yield Match(span, held.run, held.start, held.exact)
+
+    def hold(self, held: Held) -> None:
+        """A run holds this now; it held none of it before."""
+        spans = self.stored.setdefault(held.run, [])
+        spans.append(held)
+        _join_last(spans)
+        self.n_stored += held.end - held.start
+        self._choose(held)
+
+    def let_go(self, run: int, span: Span) -> None:
+        """A run holds nothing of the span any more."""
+        spans = self.stored.pop(run)
+        kept = [part for held in spans for part in _without(held, span)]
+        if kept:
+            self.stored[run] = kept
+        self.n_stored -= _total(spans) - _total(kept)
+        lost = [held for held in self.chosen if held.run == run and held.start < span.end and span.start < held.end]
+        if not lost:
+            return
+        self.chosen = [part for held in self.chosen for part in (_without(held, span) if held.run == run else [held])]
+        self.n_chosen = _total(self.chosen)
+        if self.n_chosen < self.n_stored:
+            self._choose_others([Span(max(held.start, span.start), min(held.end, span.end)) for held in lost])
+
+    def take(self, spans: Iterable[Held], chosen: Iterable[Held]) -> None:
+        """Hold what another node held that this one now stands for; what it names lies behind what is held here."""
+        for held in spans:
+            of_run = self.stored.setdefault(held.run, [])
+            of_run.append(held)
+            _join_last(of_run)
+            self.n_stored += held.end - held.start
+        for held in chosen:
+            self.chosen.append(held)
+            _join_last(self.chosen)
+            self.n_chosen += held.end - held.start
+
+    def _choose(self, held: Held) -> None:
+        """Name it for the positions where no run is named that is as good."""
+        known = self.chosen
+        first = max(bisect_right(known, held.start, key=lambda one: one.start) - 1, 0)
+        last = bisect_right(known, held.end, key=lambda one: one.start)
+        kept: list[Held] = []
+        for one in known[first:last]:
+            worse = held.exact and not one.exact
+            kept += _without(one, Span(held.start, held.end)) if worse else [one]
+        free = gaps(Span(held.start, held.end), [Span(one.start, one.end) for one in kept])
+        new = sorted([*kept, *(held._replace(start=gap.start, end=gap.end) for gap in free)])
+        joined: list[Held] = []
+        for one in new:
+            joined.append(one)
+            _join_last(joined)
+        self.n_chosen += _total(joined) - _total(known[first:last])
+        known[first:last] = joined
+
+    def _choose_others(self, lost: list[Span]) -> None:
+        """Name other runs for these positions; exact ones first."""
+        for exact in (True, False):
+            for spans in reversed(list(self.stored.values())):
+                if self.n_chosen == self.n_stored:
+                    return
+                for held in spans:
+                    for span in lost if held.exact is exact else ():
+                        start, end = max(held.start, span.start), min(held.end, span.end)
+                        if start < end:
+                            self._choose(held._replace(start=start, end=end))
+
+
+def shared(one: Tokens, other: Tokens) -> int:
+    """How many tokens two sequences share from their start."""
+    length = min(len(one), len(other))
+    differing = one[:length] != other[:length]
+    first = int(differing.argmax()) if length else 0
+    return first if length and differing[first] else length
+
+
+def split(node: Node, at: int) -> Node:
+    """Cut a node at a position; returns a new node for what is before. The old one stands for the rest."""
+    assert node.parent is not None
+    cut = at - node.start
+    upper = Node(node.parent, node.start, np.array(node.tokens[:cut]))
+    node.parent.children[int(node.tokens[0])] = upper
+    spans, chosen = [held for of_run in node.stored.values() for held in of_run], node.chosen
+    node.parent, node.start, node.tokens = upper, at, np.array(node.tokens[cut:])
+    upper.children[int(node.tokens[0])] = node
+    node.stored, node.chosen, node.n_stored, node.n_chosen = {}, [], 0, 0
+    before, behind = Span(upper.start, at), Span(at, node.end)
+    upper.take(*([part for held in all_held for part in _without(held, behind)] for all_held in (spans, chosen)))
+    node.take(*([part for held in all_held for part in _without(held, before)] for all_held in (spans, chosen)))
+    return upper
+
+
+def merge(node: Node) -> Node:
+    """Make one node of this one and its only child; returns it."""
+    (child,) = node.children.values()
+    assert node.parent is not None
+    node.parent.children[int(node.tokens[0])] = child
+    spans, chosen = [held for of_run in child.stored.values() for held in of_run], child.chosen
+    child.parent, child.start, child.tokens = node.parent, node.start, np.concatenate([node.tokens, child.tokens])
+    child.stored, child.chosen = node.stored, node.chosen
+    child.n_stored, child.n_chosen = node.n_stored, node.n_chosen
+    child.take(spans, chosen)
+    return child
+
+
+def _without(held: Held, span: Span) -> list[Held]:
+    """What is left of it without a span."""
+    if held.end <= span.start or span.end <= held.start:
+        return [held]
+    parts = (held._replace(end=min(held.end, span.start)), held._replace(start=max(held.start, span.end)))
+    return [part for part in parts if part.start < part.end]
+
+
+def _join_last(spans: list[Held]) -> None:
+    """Make the last two one, if they touch and do not differ otherwise."""
+    if len(spans) > 1 and spans[-2].end == spans[-1].start and spans[-2][2:] == spans[-1][2:]:
+        last = spans.pop()
+        spans[-1] = spans[-1]._replace(end=last.end)
+
+
+def _total(spans: Iterable[Held]) -> int:
+    return sum(held.end - held.start for held in spans)

@@ -1,0 +1,108 @@
+"""What one message, or one session, may cost the hub: bounds that no client widens."""
+
+import time
+
+import numpy as np
+import pytest
+from hub_direct import CHUNK, namespace, tokens
+
+from blendhub import wire
+from blendhub.errors import ArenaFull, Busy, ProtocolError
+from blendhub.hub import reads, state, writes
+from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
+from blendhub.layout import KVLayout
+from blendhub.plan import Match, Span
+
+TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
+
+
+def test_an_acquire_of_many_matches_over_many_chunks_takes_a_bounded_lease(make_hub):
+    hub = make_hub(n_slots=2000)
+    member = hub.join()
+    run = member.store_all(tokens(1, 2000 * CHUNK))
+    long = 2000 * CHUNK
+    matches = [Match(Span(at * long, (at + 1) * long), run, 0, False) for at in range(4000)]
+    begun = time.perf_counter()
+    acquired = member.ask(wire.Acquire, matches=matches)
+    assert time.perf_counter() - begun < 1.0
+    assert len(acquired.pieces) == MOST_CHUNKS
+    with pytest.raises(ProtocolError, match="length <= 4096"):
+        member.ask(wire.Acquire, matches=[Match(Span(at, at + 1), run, 0, False) for at in range(4097)])
+
+
+def test_a_lookup_answers_with_a_bounded_beginning(make_hub):
+    hub = make_hub(n_slots=2)
+    member = hub.join()
+    text = tokens(1, CHUNK)
+    member.store(text)
+    found = member.lookup(np.tile(text, 2 * MOST_CHUNKS))
+    assert sum(len(match.span) for match in found.matches) == MOST_CHUNKS * CHUNK
+
+
+def test_a_reservation_of_many_small_chunks_is_answered_with_as_many_as_a_message_may_have(make_hub):
+    hub = make_hub(n_slots=2 * MOST_SLOTS * 64 // namespace().slot_bytes)
+    member = hub.join(namespace=namespace(layout=TINY))
+    text = tokens(1, 400_000)
+    reserved = member.reserve(text, Span(10, 400_000))
+    assert len(reserved.slots) == MOST_SLOTS and reserved.span == Span(10, 10 + MOST_SLOTS)
+    member.commit(reserved)
+    again = member.reserve(text, Span(reserved.span.end, 400_000), run=reserved.run)
+    assert again.run == reserved.run and again.span.start == reserved.span.end, "the client goes on from there"
+
+
+def test_a_reservation_evicts_no_more_chunks_than_a_message_may(make_hub, monkeypatch):
+    monkeypatch.setattr(writes, "MOST_CHUNKS", MOST_SLOTS)
+    small = MOST_SLOTS * 64 // namespace().slot_bytes
+    hub = make_hub(n_slots=2 * small)
+    member = hub.join(namespace=namespace(layout=TINY))
+    text = tokens(1, 2 * MOST_SLOTS)
+    for start in (0, MOST_SLOTS):
+        member.store(text, Span(start, 2 * MOST_SLOTS))
+    assert len(hub.state.cache.policy) == 2 * MOST_SLOTS
+    reserved = hub.join("large").reserve(tokens(2, 2 * small * CHUNK))
+    assert len(reserved.slots) == small and hub.state.cache.evictions == MOST_SLOTS
+    hub.state.check_integrity()
+
+
+def test_a_lease_keeps_only_the_tokens_before_its_end(hub):
+    member, text = hub.join(), tokens(1, 100_000)
+    member.reserve(text, Span(0, 1))
+    (lease,) = hub.state.writes.leases
+    assert len(lease.tokens) == 1 and lease.tokens.base.nbytes == 4
+
+
+def test_the_tokens_that_leases_keep_are_charged_to_their_session(hub, monkeypatch):
+    monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 250)
+    member, other = hub.join(), hub.join("other")
+    held = [member.reserve(tokens(seed, 100), Span(99, 100)) for seed in range(2)]
+    with pytest.raises(Busy, match="2 leases with 200 tokens, and asks for 100 more"):
+        member.reserve(tokens(3, 100), Span(99, 100))
+    assert other.reserve(tokens(4, 100)).lease is not None
+    member.commit(held[0])
+    assert member.reserve(tokens(3, 100), Span(99, 100)).lease is not None
+
+
+@pytest.mark.parametrize("bound", ["MOST_READ_LEASES", "MOST_READ_CHUNKS"])
+def test_what_a_session_reads_at_a_time_is_bounded(hub, monkeypatch, bound):
+    monkeypatch.setattr(reads, bound, 3)
+    member, other, text = hub.join(), hub.join("other"), tokens(1, CHUNK)
+    member.store(text)
+    leases = [member.lookup(text).lease for _ in range(3)]
+    with pytest.raises(Busy, match="end some first"):
+        member.lookup(text)
+    assert other.lookup(text).lease is not None
+    member.ask(wire.Release, lease=leases[0])
+    assert member.lookup(text).lease is not None
+
+
+def test_the_index_does_not_outgrow_what_it_indexes(hub, monkeypatch):
+    """One stored token behind a long prefix costs that prefix's tokens."""
+    monkeypatch.setattr(state, "FREE_INDEX_BYTES", 2**22)
+    member = hub.join()
+    with pytest.raises(ArenaFull, match="prefixes that are not"):
+        for seed in range(64):
+            member.store(tokens(seed, 100_000), Span(99_999, 100_000))
+    assert 8 < seed < 16, "ten of these prefixes are 4 MiB"
+    member.ask(wire.Clear)
+    assert member.store(tokens(seed, CHUNK)).lease is not None
+    hub.state.check_integrity()

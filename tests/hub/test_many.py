@@ -1,0 +1,104 @@
+"""Many salts, many sessions and many connections: what has not changed costs nothing."""
+
+import asyncio
+import contextlib
+import logging
+
+import pytest
+from hub_direct import CHUNK, tokens
+
+from blendhub import wire
+from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.metrics import MetricsServer
+from blendhub.layout import Variant
+
+
+def test_the_end_of_a_session_looks_at_its_own_mapping_alone(make_hub, monkeypatch):
+    hub = make_hub()
+    members = [hub.join(f"engine {number}") for number in range(100)]
+    asked = []
+    is_mapped_by = hub.arena.is_mapped_by
+
+    def watched(mapping):
+        asked.append(mapping)
+        return is_mapped_by(mapping)
+
+    monkeypatch.setattr(hub.arena, "is_mapped_by", watched)
+    sessions = [hub.state.sessions.get(member.registered.session, member.registered.epoch, 0) for member in members]
+    for number, session in enumerate(sessions):
+        session.peer = b"%d" % number
+    hub.state.sessions._by_name.update({session.peer: {session.id: session} for session in sessions})
+    for number in range(100):
+        hub.service.gone(b"%d" % number)
+    assert len(hub.state.ended_but_mapped) == 100 and len(asked) == 100
+
+
+def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypatch):
+    hub = make_hub(n_slots=40)
+    member = hub.join()
+    for salt in range(40):
+        member.store(tokens(salt, CHUNK), variant=Variant(cache_salt=str(salt)))
+    assert hub.service.stats().gauges["chunks"] == 40
+    asked = []
+    nbytes = NamespaceIndex.nbytes.fget
+    monkeypatch.setattr(NamespaceIndex, "nbytes", property(lambda index: asked.append(index) or nbytes(index)))
+    hub.service.stats()
+    hub.service.tick()
+    assert not asked
+    member.store(tokens(50, CHUNK), variant=Variant(cache_salt="1"))
+    (sums,) = hub.service.stats().namespaces.values()
+    assert len(asked) <= 3 and sums == {"variants": 40, "runs": 40, "chunks": 40, "tokens": 40 * CHUNK}
+    member.ask(wire.Clear)
+    hub.service.tick()
+    assert hub.service.stats().namespaces == {} and hub.service.stats().gauges["matcher_bytes"] == 0
+    hub.state.check_integrity()
+
+
+async def metrics_server(stats):
+    server = MetricsServer(stats)
+    host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
+    return server, host, int(port)
+
+
+async def get(host, port, path):
+    reader, writer = await asyncio.open_connection(host, port)
+    writer.write(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+    answer = await asyncio.wait_for(reader.read(), 5)
+    writer.close()
+    return answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"x", b"GET /metrics HTTP/1.1\r\nx: " + 200_000 * b"y"])
+def test_metrics_are_served_beside_many_connections_that_ask_for_nothing(hub, caplog, sent):
+    async def serve():
+        server, host, port = await metrics_server(hub.service.stats)
+        held = []
+        for _ in range(100):
+            held.append(await asyncio.open_connection(host, port))
+            held[-1][1].write(sent)
+        await asyncio.sleep(0.1)
+        assert len(server._open) <= 16
+        answer = await get(host, port, "/metrics")
+        assert answer.startswith(b"HTTP/1.1 200 OK") and b"blendhub_chunks" in answer
+        for _, writer in held:
+            writer.close()
+        await server.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(serve())
+    assert not caplog.records
+
+
+def test_a_request_that_is_too_long_is_closed_at_once(hub, caplog):
+    async def ask():
+        server, host, port = await metrics_server(hub.service.stats)
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"GET /metrics HTTP/1.1\r\nx: " + 20_000 * b"y")
+        with contextlib.suppress(ConnectionError):  # closed before all was read
+            assert await asyncio.wait_for(reader.read(), 2) == b""
+        writer.close()
+        await server.close()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(ask())
+    assert not caplog.records

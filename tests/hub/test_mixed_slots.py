@@ -1,0 +1,55 @@
+"""Slots of different sizes in one arena: room for a large one costs about as many bytes as it needs."""
+
+import random
+import time
+
+import pytest
+from hub_direct import CHUNK, LAYOUT, namespace, tokens
+
+from blendhub import wire
+
+SMALL = 4096
+LARGE = 64
+"""Slots of the small size that the large one takes."""
+
+LARGE_LAYOUT = type(LAYOUT)(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=LARGE * CHUNK)
+
+
+@pytest.fixture(params=["lru", "s3fifo"])
+def full_hub(make_hub, request):
+    """A hub full of small chunks, which were used in an order that has nothing to do with where they are."""
+    hub = make_hub(n_slots=SMALL, policy=request.param)
+    member = hub.join("small")
+    member.store_all(tokens(1, SMALL * CHUNK))
+    (index,) = hub.state.indexes
+    (run,) = index.runs.values()
+    chunks = list(run.chunks.values())
+    assert len(chunks) == SMALL and not hub.arena.extents.free_bytes
+    random.Random(1).shuffle(chunks)
+    for chunk in chunks:
+        hub.state.cache.policy.touch(chunk)
+    return hub
+
+
+def test_a_large_slot_evicts_at_most_twice_the_bytes_that_it_needs(full_hub):
+    large = full_hub.join("large", namespace=namespace("large", layout=LARGE_LAYOUT))
+    begun = time.perf_counter()
+    large.store(tokens(2, LARGE * CHUNK))
+    assert time.perf_counter() - begun < 0.5
+    assert full_hub.state.cache.evictions <= 2 * LARGE
+    full_hub.state.check_integrity()
+
+
+def test_chunks_that_are_read_are_left_where_they_are(full_hub):
+    """With every hundredth chunk under a lease, only few places have room."""
+    small = full_hub.join("other small")
+    text = tokens(1, SMALL * CHUNK)
+    matches = small.lookup(text, acquire=False).matches
+    part = matches[0].part
+    leased = [part(at * CHUNK, (at + 1) * CHUNK) for at in range(0, SMALL, 100)]
+    acquired = small.ask(wire.Acquire, matches=leased)
+    large = full_hub.join("large", namespace=namespace("large", layout=LARGE_LAYOUT))
+    for seed in range(2, 30):
+        large.store(tokens(seed, LARGE * CHUNK))
+    full_hub.state.check_integrity()
+    small.check(acquired, text)

@@ -1,0 +1,99 @@
+"""Saves to the store: what they cost the hub, and what is left of a chunk that could not be saved."""
+
+import asyncio
+import threading
+import tracemalloc
+
+import pytest
+from hub_direct import CHUNK, tokens
+
+from blendhub import wire
+from blendhub.contracts import Envelope
+from blendhub.hub import tiers, write_handlers
+from blendhub.hub.index import Saved
+
+LONG = 512
+"""Chunks of a long run."""
+
+
+def a_hub_and_its_store(make_hub, tmp_path, n_slots=LONG):
+    hub = make_hub(n_slots=n_slots, store=tmp_path / "store")
+    hub.tier.store._catalogue.capacity = 2**40
+    return hub, hub.tier.store
+
+
+def test_a_long_run_costs_its_tokens_once(make_hub, tmp_path, monkeypatch):
+    hub, store = a_hub_and_its_store(make_hub, tmp_path)
+    member, text = hub.join(), tokens(1, LONG * CHUNK)
+    threads, save_run = [], store.save_run
+
+    def watched(run):
+        threads.append(threading.current_thread())
+        return save_run(run)
+
+    monkeypatch.setattr(store, "save_run", watched)
+    reserved = member.reserve(text)
+    tracemalloc.start()
+    member.commit(reserved)
+    hub.settle()
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert len(threads) == 1 and threads[0] is not threading.current_thread()
+    assert peak < 32 * text.nbytes, "the tokens were copied for many chunks at a time"
+    (index,) = hub.state.indexes
+    (run,) = index.runs.values()
+    assert run.tokens is None, "they are kept for the store alone"
+    assert hub.tier.saves == LONG
+
+
+@pytest.mark.parametrize("error", [MemoryError("no memory"), KeyError("a fault of the store")])
+def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hub, tmp_path, monkeypatch, error):
+    hub, store = a_hub_and_its_store(make_hub, tmp_path, n_slots=8)
+
+    def fail(*arguments):
+        raise error
+
+    member = hub.join()
+    with monkeypatch.context() as trouble:
+        trouble.setattr(store, "save", fail)
+        member.store(tokens(1, 8 * CHUNK))
+        hub.settle()
+    assert hub.service.stats().counters["store_failures"] == 8
+    assert member.store(tokens(2, 4 * CHUNK)).lease is not None, "four chunks were evicted"
+    hub.settle()
+    member.ask(wire.Clear)
+    assert hub.arena.extents.free_bytes == hub.arena.name.size
+    hub.state.check_integrity()
+
+
+def test_only_so_many_chunks_wait_for_the_store(make_hub, tmp_path, monkeypatch):
+    monkeypatch.setattr(tiers, "MOST_WAITING_SAVES", 3)
+    hub, _ = a_hub_and_its_store(make_hub, tmp_path, n_slots=8)
+    hub.join().store(tokens(1, 8 * CHUNK))
+    (index,) = hub.state.indexes
+    assert [chunk.saved for chunk in index.chunks()] == [Saved.WAITING] * 3 + [Saved.NO] * 5
+    hub.settle()
+    assert hub.service.stats().counters["store_skipped"] == 5 and hub.tier.saves == 3
+    hub.state.check_integrity()
+
+
+def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):
+    monkeypatch.setattr(write_handlers, "AT_ONCE", 64)
+    hub = make_hub(n_slots=LONG)
+    member = hub.join()
+    member.store(tokens(1, LONG * CHUNK))
+    turns = []
+
+    async def count_turns(clearing):
+        while not clearing.done():
+            turns.append(len(hub.state.cache.policy))
+            await asyncio.sleep(0)
+
+    async def both():
+        ids = {"session": member.registered.session, "epoch": member.registered.epoch}
+        clearing = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(wire.Clear(**ids))))
+        await count_turns(clearing)
+
+    hub.run(both())
+    assert turns[-1] == 0 and len(set(turns)) > 3
+    hub.state.check_integrity()
