@@ -6,10 +6,11 @@ For ``hardware_check``, which starts the engine from a plain checkout: ``engine_
 import os
 import tempfile
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ ROUNDING = 1e-2
 """bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
 SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
 """Everything that was asked for is blended, whether it pays or not."""
+SHAPE = {"head_dim": 128, "num_attention_heads": 2, "num_key_value_heads": 1, "torch_dtype": "bfloat16"}
 TEXT_TOKENS, GAP_TOKENS = 300, 5
 START_ID, BLEND_ID = "engine_start", "engine_blend"
 START = "BlendHub: "
@@ -51,10 +53,7 @@ def rows_of(engine: Any) -> Iterator[Row]:
         random.integers(10, 990, n).tolist() for n in (TEXT_TOKENS, TEXT_TOKENS, GAP_TOKENS, GAP_TOKENS)
     )
     engine.one([*first, *second])
-    said = [line.partition(START)[2] for line in engine.log.splitlines() if START in line]
-    passed = any(line.startswith("text is reused anywhere") for line in said)
-    words = "; ".join(said) or "nothing was logged about BlendHub"
-    yield Row(START_ID, f"start-up checks passed: {words}", float(passed), "share", 1.0, "higher", passed, None)
+    yield start_row(START_ID, "start-up checks", engine.log)
     engine.forget()
     prompt = [*second, *gap, *first, *rest]
     expected = engine.full_prefill(prompt)
@@ -67,24 +66,34 @@ def rows_of(engine: Any) -> Iterator[Row]:
     yield Row(BLEND_ID, what, error, "norm", ROUNDING, "lower", error < ROUNDING, None)
 
 
+def start_row(id: str, what: str, log: str) -> Row:
+    """Whether an engine with this log passed its start-up checks, and what it said."""
+    said = [line.partition(START)[2] for line in log.splitlines() if START in line]
+    passed = any(line.startswith("text is reused anywhere") for line in said)
+    words = "; ".join(said) or "nothing was logged about BlendHub"
+    return Row(id, f"{what} passed: {words}", float(passed), "share", 1.0, "higher", passed, None)
+
+
 @contextmanager
 def engine_of_the_checkout(
-    settings: dict[str, Any] = SETTINGS, environment: dict[str, str] | None = None, **options: Any
+    settings: dict[str, Any] = SETTINGS,
+    environment: dict[str, str] | None = None,
+    model: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,
 ) -> Iterator[Engine]:
     """An engine that finds this checkout's packages, whether they are installed or not.
 
     The model is one that attention on NPUs takes, too: 16-bit floats, heads of 128 items, blocks of 128 tokens.
+    ``model`` are changes to its configuration.
     """
     with tempfile.TemporaryDirectory() as place:
         paths = paths_of_the_checkout(Path(place) / "metadata")
         given = environment or {}
         search = [*filter(None, [given.get("PYTHONPATH")]), *map(str, paths)]
-        model = make_tiny_model(
-            Path(place) / "model", head_dim=128, num_attention_heads=2, num_key_value_heads=1, torch_dtype="bfloat16"
-        )
+        made = make_tiny_model(Path(place) / "model", **SHAPE, **model)
         environment = {**given, "PYTHONPATH": os.pathsep.join(search)}
         with Engine(
-            model, settings, environment=environment, **{"dtype": "bfloat16", "block_size": 128, **options}
+            made, settings, environment=environment, **{"dtype": "bfloat16", "block_size": 128, **options}
         ) as engine:
             yield engine
 

@@ -1,4 +1,4 @@
-"""What only a GPU can tell: figures without a bar, beside the device's rates. Rows that need vLLM say so.
+"""What only a GPU can tell: figures without a bar, beside the device's rates.
 
 Most belong to estimates that the design rests on: plugins/cuda/README.md says which.
 """
@@ -28,28 +28,16 @@ FIGURES = {
     "loads_beside_prefill": ("three loads while the GPU multiplies matrices, to the same loads alone", "x the time"),
     "prefill_beside_loads": ("the multiplication beside the loads, to the same alone", "x the time"),
 }
-NEED_VLLM = {
-    "proofs_moe_bf16": "the start-up checks' largest error a layer of a mixture of experts in bfloat16",
-    "proofs_fp8": "the start-up checks' largest error a layer of a model with 8-bit weights",
-    "forward_host_ms": "the host's time for a forward of BlendHub's own",
-    "attention_256_spans": "256 spans of 32 tokens over a context of 32,768, to one span of 8,192 tokens",
-}
-"""Model code, its kernels and vLLM's attention: torch alone has none of them."""
-
 Found = dict[str, list[float]]
 
 
 def rows(make: Callable[[int], Bench], repeats: int) -> list[Row]:
     measured = _measured(make, repeats) if torch.cuda.is_available() else {}
-    found = [
+    return [
         row(id, what, unit, measured[id], better="lower")
         if id in measured
         else missing_row(id, f"not measured here: {what}", unit, None, "lower")
         for id, (what, unit) in FIGURES.items()
-    ]
-    return found + [
-        missing_row(id, f"needs vLLM, which this check does without: {what}", "", None, "lower")
-        for id, what in NEED_VLLM.items()
     ]
 
 

@@ -1,4 +1,4 @@
-"""Small Qwen3-shaped models with random weights, made on the spot: what demos, benchmarks and tests run.
+"""Small models with random weights, made on the spot: what demos, benchmarks and tests run. Qwen3, dense or of experts.
 
 Needs torch and safetensors, which vLLM brings.
 """
@@ -70,10 +70,17 @@ def make_tiny_model(path: Path, seed: int = 0, **changes: Any) -> Path:
             # Sharp attention: averages over many tokens would hide where they stood.
             f"{layer}.self_attn.q_norm.weight": ones(width, 2.0),
             f"{layer}.self_attn.k_norm.weight": ones(width, 2.0),
-            f"{layer}.mlp.gate_proj.weight": matrix(inner, hidden),
-            f"{layer}.mlp.up_proj.weight": matrix(inner, hidden),
-            f"{layer}.mlp.down_proj.weight": matrix(hidden, inner),
         }
+        experts = config.get("num_experts", 0)
+        if experts:
+            weights[f"{layer}.mlp.gate.weight"] = matrix(experts, hidden)
+            inner = config["moe_intermediate_size"]
+        for mlp in [f"{layer}.mlp.experts.{one}" for one in range(experts)] or [f"{layer}.mlp"]:
+            weights |= {
+                f"{mlp}.gate_proj.weight": matrix(inner, hidden),
+                f"{mlp}.up_proj.weight": matrix(inner, hidden),
+                f"{mlp}.down_proj.weight": matrix(hidden, inner),
+            }
     path.mkdir(parents=True, exist_ok=True)
     save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
     written.write_text(json.dumps(config | {"seed": seed}, indent=1))

@@ -52,9 +52,11 @@ class Hostile:
         self.runs: list[int] = []
         self._epoch = epoch
         self._names = 0
-        self._ends: dict[int, int] = {}
+        self._asked: Any = None
+        self._granted: dict[int, tuple[int, int]] = {}
+        """Of each write lease its session, and where its span ends."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
-            (1, self._register),
+            (6, self._register),
             (20, self._lookup),
             (5, self._prefetch),
             (15, self._acquire),
@@ -74,7 +76,9 @@ class Hostile:
     def next(self) -> Request:
         weights = [weight for weight, _ in self._makers]
         (maker,) = self.chance.choices([maker for _, maker in self._makers], weights)
-        return maker() if self.sessions else self._register()
+        request = maker() if self.sessions else self._register()
+        self._asked = request[0]
+        return request
 
     def note(self, reply: Any) -> None:
         """Remember what a reply names."""
@@ -85,7 +89,7 @@ class Hostile:
         self.leases = [*self.leases[-30:], *([lease] if lease is not None else [])]
         self.runs = [*self.runs[-30:], *([run] if run is not None else [])]
         if isinstance(reply, wire.Reserved) and lease is not None:
-            self._ends[lease] = reply.span.end
+            self._granted[lease] = self._asked.session, reply.span.end
 
     def forget_sessions(self) -> None:
         """The hub knows none of them any more."""
@@ -180,9 +184,12 @@ class Hostile:
         return message, self._tokens(min(span.end, 50_000))
 
     def _commit(self) -> Request:
-        lease = self._id(self.leases)
-        upto = self._ends.get(lease, 0) if self.chance.random() < 0.6 else self._position()
-        return wire.Commit(**self._ids(), lease=lease, upto=upto), []
+        lease, ids = self._id(self.leases), self._ids()
+        if lease in self._granted and self.chance.random() < 0.6:
+            ids["session"], upto = self._granted[lease]
+        else:
+            upto = self._position()
+        return wire.Commit(**ids, lease=lease, upto=upto), []
 
     def _abort(self) -> Request:
         return wire.Abort(**self._ids(), lease=self._id(self.leases)), []

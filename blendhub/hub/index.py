@@ -115,7 +115,7 @@ class NamespaceIndex:
         self.runs: dict[int, Run] = {}
         self.by_key: dict[RunKey, Run] = {}
         self.n_chunks = self.n_tokens = 0
-        self.changed: Callable[[], None] = _ignore
+        self.changed: Callable[[NamespaceIndex], None] = _ignore
         """Called when something was stored or dropped."""
         self.lane = Lane(threads, self.base)
         """Does all work on the matchers."""
@@ -195,7 +195,7 @@ class NamespaceIndex:
             run.add(chunk)
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
-        self.changed()
+        self.changed(self)
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
@@ -208,7 +208,7 @@ class NamespaceIndex:
         if not run.chunks:
             del self.runs[run.id]
             del self.by_key[run.key]
-        self.changed()
+        self.changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers:
@@ -247,7 +247,7 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     return whole
 
 
-def _ignore() -> None:
+def _ignore(index: "NamespaceIndex") -> None:
     """For indexes that no table has yet."""
 
 

@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterator
-from functools import partial
 
 from blendhub.hub.index import NamespaceIndex
 from blendhub.layout import Variant
@@ -45,8 +44,8 @@ class IndexTable:
         known = self._by_digest.setdefault(index.digest, index)
         if known is index:
             self._by_base.setdefault(index.base, {})[index.namespace.variant] = index
-            index.changed = partial(self._note, index)
-            index.changed()
+            index.changed = self._note
+            self._note(index)
         return known
 
     def sums(self) -> dict[str, Counter[str]]:

@@ -142,8 +142,8 @@ def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
     "cuda, hip, reason, command",
     [
         (None, None, "for CPUs only", "pip install --force-reinstall 'torch>=2.6'"),
-        ("12.8", None, "finds no GPU", "nvidia-smi"),
-        (None, "6.4", "finds no GPU", "rocm-smi"),
+        ("12.8", None, "finds no GPU", "make one visible; nvidia-smi shows those there are"),
+        (None, "6.4", "finds no GPU", "make one visible; rocm-smi shows those there are"),
     ],
 )
 def test_the_probe_explains_why_the_device_is_unavailable(cuda, hip, reason, command):

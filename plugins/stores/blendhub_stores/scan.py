@@ -4,7 +4,6 @@ import logging
 
 from blendhub.contracts import RunKey
 from blendhub.own_files import NotOurs
-from blendhub.plan import Span
 from blendhub_stores.catalogue import Catalogue
 from blendhub_stores.directory import Directory, File, digest_of
 from blendhub_stores.file_format import Damaged, StoreFile
@@ -31,12 +30,9 @@ def scan(directory: Directory, catalogue: Catalogue) -> int:
             except (NotOurs, OSError) as error:
                 log.warning("skipped %s and the chunks of its run: %s", file.path, error)
                 skipped.add(file.digest)
-    overlapping = _overlapping(files)
     for file in files:
         if file.span is not None and file.digest not in skipped:
             try:
-                if file in overlapping:
-                    raise Damaged("it overlaps another chunk of its run")
                 _catalogue_chunk(file, keys.get(file.digest), catalogue)
             except Damaged as error:
                 damaged.append((file, str(error)))
@@ -51,19 +47,6 @@ def scan(directory: Directory, catalogue: Catalogue) -> int:
         file, reason = damaged[0]
         log.warning("dropped %d damaged files, the first of them %s: %s", len(damaged), file.path, reason)
     return len(damaged)
-
-
-def _overlapping(files: list[File]) -> set[File]:
-    """Chunks that begin before an earlier one of their run ends. No hub stores such chunks."""
-    overlapping: set[File] = set()
-    reached: dict[str, int] = {}
-    for file in sorted((file for file in files if file.span), key=lambda file: file.span or Span(0, 0)):
-        assert file.span
-        if file.span.start < reached.get(file.digest, 0):
-            overlapping.add(file)
-        else:
-            reached[file.digest] = file.span.end
-    return overlapping
 
 
 def _catalogue_run(file: File, catalogue: Catalogue) -> RunKey:

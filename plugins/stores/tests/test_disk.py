@@ -288,13 +288,3 @@ def test_a_folder_of_another_user_is_named_and_skipped(path, caplog):
     as_anothers(file.parent)
     with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
         assert key("a") not in listed(store) and f"skipped {file.parent}" in caplog.text
-
-
-def test_a_chunk_that_overlaps_another_is_damaged(path):
-    _, file = a_store_with_two_runs(path)
-    start, end = chunk(0).start, chunk(0).end
-    overlapping = file.with_name(file.name.replace(f"-{start}-{end}.", f"-{start + 1}-{end + 1}."))
-    shutil.copy(file, overlapping)
-    with contextlib.closing(disk(path)) as store:
-        assert chunks_of(store) == {key("a"): [chunk(0)], key("b"): [chunk(0)]} and store.corrupted == 1
-        assert not overlapping.exists()

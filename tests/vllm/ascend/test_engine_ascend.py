@@ -49,7 +49,9 @@ def test_the_device_is_the_plugin_that_is_named_as_the_platform(engine):
 
 def test_npu_check_reads_the_line_of_the_start_and_compares_moved_text(engine):
     start, blend = engine_check.rows_of(engine)
-    assert start.ok and start.what.startswith("start-up checks passed: text is reused anywhere; embedded hub; arena ")
+    assert start.ok and start.what.startswith(
+        "start-up checks passed: text is reused anywhere; embedded hub in a process; arena "
+    )
     assert blend.ok and 0 < blend.value < ROUNDING
 
 

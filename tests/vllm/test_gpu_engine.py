@@ -1,0 +1,25 @@
+"""The engines of `make gpu-check`, on the CPU: what they measure is measured, and what does not start is said."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="the engines need vLLM; `make setup` installs it")
+
+from benchmarks import gpu_engine
+from benchmarks.engine_check import engine_of_the_checkout
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def test_every_row_is_measured_or_says_why_not():
+    rows = {row.id: row for row in gpu_engine.rows(engine_of_the_checkout, context=1024)}
+    assert list(rows) == [*gpu_engine.CHECKS, *gpu_engine.COSTS]
+    mixture = rows["proofs_moe_bf16"]
+    assert mixture.ok and "text is reused anywhere" in mixture.what
+    # vLLM makes weights of 8 bits on GPUs only.
+    assert rows["proofs_fp8"].ok is None and "no engine with a model" in rows["proofs_fp8"].what
+    assert rows["forward_host_ms"].value > 0 and rows["attention_256_spans"].value > 0
+
+
+def test_without_vllm_rows_say_so(monkeypatch):
+    monkeypatch.setattr(gpu_engine, "find_spec", lambda name: None)
+    assert {row.what for row in gpu_engine.rows(None)} == {"vllm is not installed: no engine was started"}
