@@ -13,7 +13,8 @@ spliced = njit(nogil=True, inline="always")
 """For what takes an index or a search: handing such tuples to a real function costs more than most of them do."""
 
 LOOK_BACK = 64  # tokens that a search may look back, for each token of the prompt
-COMPARED = 64  # tokens of owners that it compares, for each token of the prompt; then only the newest owners
+COMPARED = 64  # tokens of owners that it compares, for each token of the prompt; then only the newest FEW owners
+FEW = 16  # as many as max_candidates is by default
 AT_ONCE = 256  # windows of the prompt that are hashed before they are looked up
 
 START, END, SHIFT, RUN = range(4)
@@ -145,7 +146,7 @@ def _compare_owners(index, search, at, floor, furthest, leftmost):
     for window in range(at, min(at + PAGE, _windows(search))):
         page = owners(tokens, table, prompt, window, np.uint64(tags[window - first]))
         for owner in range(search.max_owners):
-            if page == NONE or (owner and state.compares <= 0):
+            if page == NONE or (owner >= FEW and state.compares <= 0):
                 break
             state.compares -= 1
             record = pages[page]
