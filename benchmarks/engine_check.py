@@ -90,7 +90,7 @@ def engine_of_the_checkout(
         paths = paths_of_the_checkout(Path(place) / "metadata")
         given = environment or {}
         search = [*filter(None, [given.get("PYTHONPATH")]), *map(str, paths)]
-        made = make_tiny_model(Path(place) / "model", **SHAPE, **model)
+        made = make_tiny_model(Path(place) / "model", **{**SHAPE, **model})
         environment = {**given, "PYTHONPATH": os.pathsep.join(search)}
         with Engine(
             made, settings, environment=environment, **{"dtype": "bfloat16", "block_size": 128, **options}
