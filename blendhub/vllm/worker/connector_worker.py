@@ -69,7 +69,8 @@ class ConnectorWorker:
         if plan.hub:
             self._executor = HubExecutor(plan.hub, self._engine_id, self._ranks.number, self._host)
         self._open()
-        self._device.begin_step()
+        if plan.loads or self._loading:
+            self._device.begin_step()
         self._settle_saves(plan.preempted)
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
