@@ -232,7 +232,7 @@ def oracle(given) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500)
 @given(everything)
 def test_what_is_accepted_is_what_vllm_s_start_accepts(blendhub):
     found = mistakes_in_settings({"blendhub": blendhub}, HOST, "cpu")

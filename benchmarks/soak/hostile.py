@@ -1,7 +1,7 @@
 """Messages that decode and mean harm: other sessions' ids, spans that overlap or are huge, values at each limit.
 
-Each is drawn from what a registered client can know or guess. The hub answers every one with a reply or with an error
-of its own types; nothing else notices.
+Each is drawn from what a registered client can know or guess. The hub answers each with a reply or with one of
+BlendHub's error types, and no other client is affected.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Lanes: the work on each namespace's matchers, in order, and never with the event loop waiting for it.
 
-A matcher locks its table while it matches, so whoever calls it meanwhile waits. Therefore each namespace has a lane,
-which does one piece of work at a time. What is short is done on the loop itself, if the lane is idle; what is long is
-done in a thread, and what comes for the same namespace meanwhile queues behind it there.
+A matcher locks its table while it matches, and other callers wait for the lock. Therefore each namespace has a lane,
+which does one piece of work at a time: short work on the loop itself, if the lane is idle, and long work in a thread.
+Work that arrives for the same namespace meanwhile queues behind it there.
 """
 
 import asyncio
@@ -122,7 +122,7 @@ class LaneThreads:
         self.changed.notify()
 
     def close(self) -> None:
-        """Do no more work. What is under way ends, but is not waited for."""
+        """Begin no more work. The threads finish their current work by themselves."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()

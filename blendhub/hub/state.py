@@ -247,7 +247,7 @@ class HubState:
         chunks: set[Chunk] = set()
         self.indexes.check_integrity()
         for index in self.indexes:
-            chunks |= {chunk for run in index.runs.values() for chunk in run.chunks.values()}
+            chunks.update(index.chunks())
         in_arena = {chunk for chunk in chunks if chunk.offset is not None}
         # The store may drop a chunk while it is being read from there.
         away = chunks - in_arena - self.cache.filling.keys()

@@ -97,7 +97,5 @@ class HubMachine(WritingRules):
 
 
 TestAnyHistory = HubMachine.TestCase
-TestAnyHistory.settings = settings(
-    max_examples=150, stateful_step_count=60, deadline=None, suppress_health_check=list(HealthCheck)
-)
+TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))
 TestAnyHistory.pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -37,7 +37,7 @@ class LateTransfer(Transfer):
             print("the engine waited for a copy", flush=True)
         self._copy.wait()
         if self._fails:
-            # As CUDA does, for any earlier fault of its own.
+            # As CUDA does, for any earlier error.
             raise RuntimeError("CUDA error: a copy failed on this rank")
 
 

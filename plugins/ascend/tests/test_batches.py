@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from blendhub_ascend.batches import ALIGNED_TOKENS, POSITION, SLOT, SOURCE, SPAN_BLOCK, SPAN_COUNT, TokenPlanner
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
@@ -77,7 +77,6 @@ def tokens_of(planner, block_size, groups):
     return sorted(found)
 
 
-@settings(deadline=None)
 @given(planners(), st.data(), st.sampled_from([0, 0, 1, 37, 200]))
 def test_each_token_of_each_layer_lies_in_one_batch(made, data, skipped):
     """Holes and skipped tokens are in none."""

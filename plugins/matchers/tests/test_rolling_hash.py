@@ -55,7 +55,7 @@ def check_table(matcher: RollingHashMatcher) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)  # the first one may compile the kernels
+@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.booleans(), st.integers(0, 11), st.integers(1, 8)), max_size=40), st.sampled_from([2, 7, 32])
 )
