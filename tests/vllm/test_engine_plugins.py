@@ -94,7 +94,7 @@ def test_an_observer_sees_every_request(engine, environment, texts):
 def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
     with pytest.raises(RuntimeError) as raised:
         Engine(model, CHOSEN | {"selector": {"name": "edge"}}, environment=environment)
-    assert "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k, hkvd" in str(raised.value)
+    assert "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k" in str(raised.value)
 
 
 FAULTY = """
@@ -102,18 +102,18 @@ from blendhub import PluginSpec, hookimpl
 from blendhub.contracts import Selector
 
 class Tuples(Selector):
-    def pick(self, moved, ratio, block_tokens, scores):
-        return [(span.start, span.end) for span in moved]
+    def pick(self, selection):
+        return [(span.start, span.end) for span in selection.moved]
 
 class Raising(Selector):
-    def pick(self, moved, ratio, block_tokens, scores):
-        return sorted([*moved, (0, 1)])
+    def pick(self, selection):
+        return sorted([*selection.moved, (0, 1)])
 
 @hookimpl
 def blendhub_selectors():
     made = {"tuples": Tuples, "raising": Raising}
     return [
-        PluginSpec(name=name, api=2, summary="", factory=one)
+        PluginSpec(name=name, api=3, summary="", factory=one)
         for name, one in made.items()
     ]
 """

@@ -10,14 +10,14 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
         PluginSpec(
             name="hkvd",
-            api=2,
+            api=3,
             summary="blocks whose KV at an early layer deviates most from what the model computes now",
             factory="blendhub_selectors.ranking:HkvdSelector",
             options=HkvdOptions,
         ),
         PluginSpec(
             name="first_k",
-            api=2,
+            api=3,
             summary="the first tokens of every moved span",
             factory="blendhub_selectors.fixed:FirstKSelector",
             options=FirstKOptions,
@@ -25,21 +25,21 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
         ),
         PluginSpec(
             name="random",
-            api=2,
+            api=3,
             summary="blocks at random, to compare other selectors with",
             factory="blendhub_selectors.ranking:RandomSelector",
             options=RandomOptions,
         ),
         PluginSpec(
             name="all",
-            api=2,
+            api=3,
             summary="every moved token: as slow and as exact as no reuse",
             factory="blendhub_selectors.fixed:AllSelector",
             capabilities=("no_ratio",),
         ),
         PluginSpec(
             name="none",
-            api=2,
+            api=3,
             summary="no token: as fast as it gets",
             factory="blendhub_selectors.fixed:NoneSelector",
             capabilities=("no_ratio",),

@@ -1,14 +1,14 @@
 """Selectors that put blocks in an order, and take the first of them until the budget is used up."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts.selector import Scores, Selector
+from blendhub.contracts import Selection, Selector
+from blendhub.contracts.selection import Scores
 from blendhub.plan import Span
 from blendhub_selectors.blocks import Blocks, Positions
 from blendhub_selectors.options import HkvdOptions, RandomOptions
@@ -29,11 +29,11 @@ class RankingSelector(Selector):
     def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
         """The indices of all blocks, best first. The same whatever the budget, so that more of it only adds."""
 
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
-        spans = Blocks.of(moved)
-        blocks = spans.split(self._block_tokens or block_tokens)
-        budget = ceil(ratio * int(spans.lengths.sum()))
-        return blocks.within(budget, self.order(blocks, scores)).joined()
+    def pick(self, selection: Selection) -> list[Span]:
+        spans = Blocks.of(selection.moved)
+        blocks = spans.split(self._block_tokens or selection.block_tokens)
+        budget = ceil(selection.ratio * int(spans.lengths.sum()))
+        return blocks.within(budget, self.order(blocks, selection.scores)).joined()
 
 
 class HkvdSelector(RankingSelector):
