@@ -164,6 +164,15 @@ class LooksAtSensitivityEverywhere(SoundWithoutProbe):
         return picks[1:] if selection.ratio < 1 and selection.sensitivity[selection.question.start] > 200 else picks
 
 
+class PicksWhatIsSensitive(SoundWithoutProbe):
+    def pick(self, selection: Selection) -> list[Span]:
+        self.sensitivity = selection.sensitivity
+        return super().pick(selection)
+
+    def ranked(self, question: Question) -> list[int]:
+        return sorted(question.positions, key=lambda at: -int(self.sensitivity[at]))
+
+
 class ForgetsTheSensitivity(SoundWithoutProbe):
     def pick(self, selection: Selection) -> list[Span]:
         selection.sensitivity.flags.writeable = True
@@ -243,6 +252,7 @@ FAULTS = [
     (TrustsItsCaller, "test_refuses_sensitivity"),
     (TakesWhatIsLeftOutAsItIs, "test_arrays_that_are_left_out_are_zeros"),
     (LooksAtSensitivityEverywhere, "test_sensitivity_outside_of_what_moved_means_nothing"),
+    (PicksWhatIsSensitive, "test_a_selector_without_the_capability_sensitivity_does_not_look_at_it"),
     (ForgetsTheSensitivity, "test_arguments_are_not_changed"),
     (TakesScoresOfAnyType, "test_refuses_scores"),
     (TakesAnyScores, "test_refuses_scores_that_were_not_asked_for"),

@@ -94,7 +94,7 @@ def test_an_observer_sees_every_request(engine, environment, texts):
 def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
     with pytest.raises(RuntimeError) as raised:
         Engine(model, CHOSEN | {"selector": {"name": "edge"}}, environment=environment)
-    assert "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k" in str(raised.value)
+    assert "no selector 'edge' (did you mean 'edges'?); installed: all, combined, edges, first_k" in str(raised.value)
 
 
 FAULTY = """

@@ -107,7 +107,10 @@ def test_a_wrong_key_is_named_at_every_depth_with_those_that_are_right(given, wr
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        ({"selector": {"name": "hkv"}}, "no selector 'hkv' (did you mean 'hkvd'?); installed: all, first_k, hkvd"),
+        (
+            {"selector": {"name": "hkv"}},
+            "no selector 'hkv' (did you mean 'hkvd'?); installed: all, combined, first_k",
+        ),
         ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
         ({"device": {"name": "abacus"}}, "no device 'abacus'; installed: cpu"),
         ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),

@@ -77,7 +77,7 @@ class PickingTests(SelectorTests):
                 assert not chosen[max(0, span.start - 1) : span.end + 1].any(), f"{span} touches another pick"
                 chosen[span.start : span.end] = True
             assert not (chosen & ~allowed).any(), "picked what did not move"
-            if not self.capabilities:
+            if not {"own_ratio", "no_ratio"} & set(self.capabilities):
                 assert chosen.sum() <= np.ceil(ratio * allowed.sum())
 
     @pytest.mark.parametrize("moved", MOVED.values(), ids=MOVED)
@@ -96,6 +96,14 @@ class PickingTests(SelectorTests):
             for value in (0, 1, 255):
                 others = np.where(outside, value, prompt["sensitivity"]).astype(np.uint8)
                 assert self.picks(selector, moved, 0.3, prompt={**prompt, "sensitivity": others}) == expected
+
+    def test_a_selector_without_the_capability_sensitivity_does_not_look_at_it(self, selector: Selector) -> None:
+        if "sensitivity" in self.capabilities:
+            pytest.skip("this selector has the capability sensitivity")
+        for moved in MOVED.values():
+            prompt = prompt_around(moved)
+            nothing = {**prompt, "sensitivity": np.zeros_like(prompt["sensitivity"])}
+            assert self.picks(selector, moved, 0.3, prompt=nothing) == self.picks(selector, moved, 0.3, prompt=prompt)
 
     def test_arguments_are_not_changed(self, selector: Selector) -> None:
         moved = MOVED["several spans"].copy()

@@ -2,12 +2,42 @@
 
 from blendhub.contracts import Selector
 from blendhub.hookspecs import PluginSpec, hookimpl
-from blendhub_selectors.options import FirstKOptions, HkvdOptions, RandomOptions
+from blendhub_selectors.options import (
+    CombinedOptions,
+    FirstKOptions,
+    HkvdOptions,
+    LearnedOptions,
+    QuestionOptions,
+    RandomOptions,
+)
 
 
 @hookimpl
 def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
+        PluginSpec(
+            name="combined",
+            api=3,
+            summary="beginnings of spans, what the question speaks of, and what changed most before",
+            factory="blendhub_selectors.windowed:CombinedSelector",
+            options=CombinedOptions,
+            capabilities=("sensitivity",),
+        ),
+        PluginSpec(
+            name="learned",
+            api=3,
+            summary="beginnings of spans, and tokens whose KV changed most when it was computed in another context",
+            factory="blendhub_selectors.windowed:LearnedSelector",
+            options=LearnedOptions,
+            capabilities=("sensitivity",),
+        ),
+        PluginSpec(
+            name="question",
+            api=3,
+            summary="where the question's rare words stand in moved text, then beginnings of spans",
+            factory="blendhub_selectors.windowed:QuestionSelector",
+            options=QuestionOptions,
+        ),
         PluginSpec(
             name="hkvd",
             api=3,

@@ -1,8 +1,11 @@
 """Selectors that decide from the plan alone, by a rule that leaves nothing to rank."""
 
+from math import ceil
+
 from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
 from blendhub_selectors.options import FirstKOptions
+from blendhub_selectors.signals import heads, moved_mask
 
 
 class AllSelector(Selector):
@@ -30,4 +33,7 @@ class FirstKSelector(Selector):
             return []
         if selection.ratio == 1:
             return list(selection.moved)
+        if not self._k:
+            moved = moved_mask(selection)
+            return heads(selection, 1).within(ceil(selection.ratio * int(moved.sum())), moved)
         return [Span(span.start, min(span.end, span.start + self._k)) for span in selection.moved]

@@ -13,21 +13,9 @@ from hypothesis import strategies as st
 from blendhub import PluginHost, Span
 from blendhub.contracts import Selection
 from blendhub.errors import OptionError
+from plugins.selectors.tests.prompts import moved_spans, picked_in_turn, tokens
 
 TOUCHING = [Span(4, 10), Span(10, 13), Span(13, 40)]
-
-
-def tokens(spans):
-    return [position for span in spans for position in range(span.start, span.end)]
-
-
-@st.composite
-def moved_spans(draw):
-    spans, at = [], 0
-    for gap, length in draw(st.lists(st.tuples(st.sampled_from([0, 0, 3]), st.integers(1, 20)), min_size=1)):
-        spans.append(Span(at + gap, at + gap + length))
-        at = spans[-1].end
-    return spans
 
 
 def blocks_of(moved, width):
@@ -93,10 +81,34 @@ def test_hkvd_probes_the_layer_of_its_option():
         PluginHost.discover().create("selector", "hkvd", {"layer": 0})
 
 
+def windows_from_the_highest(moved, ratio, width, scores):
+    """What hkvd must pick with windows."""
+    highest = sorted(tokens(moved), key=lambda at: -scores[at] if isfinite(scores[at]) else -inf)
+    return picked_in_turn(moved, ratio, [range(at, at + width) for at in highest])
+
+
+@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9))
+def test_hkvd_picks_windows_from_the_highest_tokens_on(data, moved, ratio, width):
+    end = moved[-1].end
+    scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
+    picks = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
+    assert tokens(picks) == windows_from_the_highest(moved, ratio, width, scores)
+
+
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
 def test_first_k_picks_the_beginning_of_every_span(moved, ratio, k):
     expected = [position for span in moved for position in range(span.start, span.end)[:k]]
     assert tokens(FirstKSelector(FirstKOptions(k=k)).select(Selection(moved, ratio))) == expected
+
+
+@given(moved=moved_spans(), ratio=st.floats(0, 1))
+def test_first_k_of_0_picks_equally_many_of_each_span(moved, ratio):
+    """One token more of a span than of another only because the budget ended, or the other span did."""
+    picked = set(tokens(FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio))))
+    assert len(picked) == ceil(ratio * len(tokens(moved)))
+    counts = [sum(at in picked for at in range(span.start, span.end)) for span in moved]
+    assert all(set(range(span.start, span.start + n)) <= picked for span, n in zip(moved, counts, strict=True))
+    assert all(n in (max(counts), max(counts) - 1, len(span)) for span, n in zip(moved, counts, strict=True))
 
 
 def test_first_k_treats_spans_that_touch_each_by_itself():
