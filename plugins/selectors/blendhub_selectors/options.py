@@ -68,19 +68,19 @@ class LearnedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.2
     learned_share: Annotated[
         Share, Meta(description="what changed most gets of the budget, relative to the other shares; 0: nothing")
-    ] = 0.4
+    ] = 0.3
 
 
 class QuestionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     question_tokens: Annotated[
         WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
-    ] = 8
+    ] = 6
 
 
 class CombinedOptions(LearnedOptions, frozen=True, forbid_unknown_fields=True):
     question_tokens: Annotated[
         WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
-    ] = 8
+    ] = 6
     question_share: Annotated[
         Share, Meta(description="what the question's words get of the budget, relative to the other shares; 0: nothing")
-    ] = 0.4
+    ] = 0.5

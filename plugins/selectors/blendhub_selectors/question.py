@@ -20,29 +20,30 @@ FRONT = 1.5
 many times as many for its length. A template has few of them, and other new text has them far apart."""
 
 Numbers = npt.NDArray[np.int64]
+Worths = npt.NDArray[np.float64]
 
 
-def question(selection: Selection, moved: Mask, width: int) -> Windows:
-    """A window from each rare token of the question on that stands in moved text, the best first.
+def question(selection: Selection, moved: Mask, width: int) -> tuple[Windows, Worths]:
+    """A window from each rare token of the question on that stands in moved text, and its worth.
 
-    A window is the better, the more different ones of these tokens it holds, the rarer they are in the prompt, and the
-    earlier they stand in it: so that what follows them is in it too. There are no windows if the question stands before
-    the moved text, or if the tail is but a template: the words of such a tail stand in the text by chance.
+    A window is worth the more, the more different ones of these tokens it holds, the rarer they are in the prompt, and
+    the earlier they stand in it: so that what follows them is in it too. There are no windows if the question stands
+    before the moved text, or if the tail is but a template: the words of such a tail stand in the text by chance.
     """
     text = selection.tokens[: selection.question.start]
     moved = moved[: len(text)]
     tail, front = _asked(selection, text), _before_moved(selection)
     asked, before = (_RareTokens.of(tokens, text, moved) for tokens in (tail, front))
     if before.worth > asked.worth and before.worth * len(tail) > FRONT * asked.worth * len(front):
-        return Windows.at(np.empty(0, np.int64), width, len(text))
-    return _ranked(np.where(moved, asked.numbers(text), -1), asked.weights, width)
+        return Windows.at(np.empty(0, np.int64), width, len(text)), np.empty(0)
+    return _found(np.where(moved, asked.numbers(text), -1), asked.weights, width)
 
 
 class _RareTokens(msgspec.Struct, frozen=True, eq=False):
     """Tokens that stand in moved text and are rare in the prompt: ascending, each with a weight above 0."""
 
     tokens: Tokens
-    weights: npt.NDArray[np.float64]
+    weights: Worths
 
     @classmethod
     def of(cls, tokens: Tokens, text: Tokens, moved: Mask) -> "_RareTokens":
@@ -95,16 +96,15 @@ def _before_moved(selection: Selection) -> Tokens:
     return together if len(together) <= LONGEST else together[:0]
 
 
-def _ranked(numbers: Numbers, weights: npt.NDArray[np.float64], width: int) -> Windows:
-    """A window from each place on where one of the tokens stands."""
+def _found(numbers: Numbers, weights: Worths, width: int) -> tuple[Windows, Worths]:
+    """A window from each place on where one of the tokens stands, and its worth."""
     starts = np.flatnonzero(numbers >= 0)
     places = starts[:, None] + np.arange(width)
     inside = np.append(numbers, np.full(width, -1))[places]
     # The number -1 is the last one's.
     weight = np.append(weights, 0.0)
-    value = np.zeros(len(starts))
+    worth = np.zeros(len(starts))
     for offset in range(width):
         is_new = (inside[:, :offset] != inside[:, offset : offset + 1]).all(1)
-        value += is_new * weight[inside[:, offset]] * (width - offset) / width
-    order = np.argsort(-value, kind="stable")
-    return Windows.at(starts[order], width, len(numbers))
+        worth += is_new * weight[inside[:, offset]] * (width - offset) / width
+    return Windows.at(starts, width, len(numbers)), worth

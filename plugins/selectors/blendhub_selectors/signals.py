@@ -1,8 +1,10 @@
 """What speaks for computing a token again: its place in a span, and how much its KV changed in another context."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from blendhub.contracts import Selection
 from blendhub.plan import Span
@@ -31,8 +33,7 @@ def heads(selection: Selection, width: int, most: int | None = None, after_hole:
     windows = Blocks(spans.starts, ends).split(width)
     span = np.searchsorted(spans.starts, windows.starts, side="right") - 1
     turns = (windows.starts - spans.starts[span]) // (width * times[span])
-    order = np.argsort(turns, kind="stable")
-    return Windows(windows.starts[order], windows.ends[order])
+    return Windows(windows.starts, windows.ends).ordered(turns)
 
 
 def learned(selection: Selection, moved: Mask, width: int, after_hole: int = 1) -> Windows:
@@ -45,16 +46,23 @@ def learned(selection: Selection, moved: Mask, width: int, after_hole: int = 1) 
     values = selection.sensitivity[known]
     highest = np.argsort(~values, kind="stable")
     above = int((values > values.mean()).sum()) if len(values) else 0
-    unknown = _with_any(moved & (selection.sensitivity == 0), heads(selection, width, None, after_hole))
+    positions = heads(selection, width, None, after_hole)
+    unknown = positions.where(means(moved & (selection.sensitivity == 0), positions) > 0)
     changed, rest = (Windows.at(known[some], width, len(moved)) for some in (highest[:above], highest[above:]))
     return one_after_another([changed, unknown, rest])
 
 
-def _with_any(wanted: Mask, windows: Windows) -> Windows:
-    """The windows that hold a wanted token."""
-    before = np.concatenate([[0], np.cumsum(wanted)])
-    kept = before[windows.ends] > before[windows.starts]
-    return Windows(windows.starts[kept], windows.ends[kept])
+def sensitivity_squared(selection: Selection, moved: Mask) -> npt.NDArray[np.float64]:
+    """For each position the square of its sensitivity against the average: 1 where nothing is known."""
+    known = moved & (selection.sensitivity > 0)
+    average = selection.sensitivity[known].mean() if known.any() else 1.0
+    return np.where(known, selection.sensitivity / average, 1.0) ** 2
+
+
+def means(values: npt.NDArray[Any], windows: Windows) -> npt.NDArray[np.float64]:
+    """The mean of the values in each window."""
+    before = np.concatenate([[0.0], np.cumsum(values)])
+    return (before[windows.ends] - before[windows.starts]) / (windows.ends - windows.starts)
 
 
 def _ends(spans: Sequence[Span]) -> Positions:

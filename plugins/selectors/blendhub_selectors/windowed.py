@@ -7,7 +7,7 @@ from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
 from blendhub_selectors.options import CombinedOptions, LearnedOptions, QuestionOptions
 from blendhub_selectors.question import question
-from blendhub_selectors.signals import heads, learned, moved_mask
+from blendhub_selectors.signals import heads, learned, means, moved_mask, sensitivity_squared
 from blendhub_selectors.windows import Mask, Windows, one_after_another, side_by_side
 
 
@@ -46,7 +46,8 @@ class QuestionSelector(WindowSelector):
         self._options = options
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
-        return question(selection, moved, self._options.question_tokens)
+        windows, worth = question(selection, moved, self._options.question_tokens)
+        return windows.ordered(-worth)
 
 
 class CombinedSelector(WindowSelector):
@@ -57,13 +58,17 @@ class CombinedSelector(WindowSelector):
         self._options = options
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
-        asked = question(selection, moved, self._options.question_tokens)
+        windows, worth = question(selection, moved, self._options.question_tokens)
+        # What the question asks for is right as it is, where no context changes it.
+        asked = windows.ordered(-worth * means(sensitivity_squared(selection, moved), windows))
         parts = [(self._options.question_share, asked), *_known_before(selection, moved, self._options)]
         return side_by_side(parts, moved)
 
 
 def _known_before(selection: Selection, moved: Mask, options: LearnedOptions) -> list[tuple[float, Windows]]:
     """What can be known before the question comes: the signals of places and of learned bytes, with their shares."""
-    first = heads(selection, options.learned_tokens, options.head_tokens, options.after_hole)
+    places = heads(selection, options.learned_tokens, options.head_tokens, options.after_hole)
+    # A beginning that is known to change less than other text needs not be computed for its place.
+    first = places.where(means(sensitivity_squared(selection, moved), places) >= 1)
     changed = learned(selection, moved, options.learned_tokens, options.after_hole)
     return [(options.head_share, first), (options.learned_share, changed)]

@@ -1,6 +1,7 @@
 """Windows: stretches of a prompt that are picked whole, in an order of their worth."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -25,6 +26,14 @@ class Windows(msgspec.Struct, frozen=True, eq=False):
     def at(cls, starts: Positions, width: int, end: int) -> "Windows":
         """Windows of ``width`` tokens, or fewer before the prompt's ``end``."""
         return cls(starts, np.minimum(starts + width, end))
+
+    def ordered(self, keys: npt.NDArray[Any]) -> "Windows":
+        """The same windows in the order of their keys, the lowest first; of equals the earlier stays earlier."""
+        order = np.argsort(keys, kind="stable")
+        return Windows(self.starts[order], self.ends[order])
+
+    def where(self, kept: Mask) -> "Windows":
+        return Windows(self.starts[kept], self.ends[kept])
 
     def costs(self, moved: Mask) -> Positions:
         """How many moved tokens each window adds to those before it."""
@@ -70,12 +79,10 @@ def side_by_side(parts: Iterable[tuple[float, Windows]], moved: Mask) -> Windows
     for share, windows in parts:
         if share:
             costs = windows.costs(moved)
-            adds = costs > 0
-            chosen.append(Windows(windows.starts[adds], windows.ends[adds]))
-            turns.append(np.cumsum(costs[adds]) / share)
-    order = np.argsort(np.concatenate(turns), kind="stable")
+            chosen.append(windows.where(costs > 0))
+            turns.append(np.cumsum(costs[costs > 0]) / share)
     together = one_after_another([Windows(np.empty(0, np.int64), np.empty(0, np.int64)), *chosen])
-    return Windows(together.starts[order], together.ends[order])
+    return together.ordered(np.concatenate(turns))
 
 
 def _least_of_last(numbers: Positions, n: int) -> Positions:

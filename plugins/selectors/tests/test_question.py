@@ -1,14 +1,15 @@
 """The question's rare words are found in moved text, and only where the tail is a question."""
 
 from collections import Counter
+from dataclasses import replace
 from math import log
 
 import numpy as np
 import pytest
-from blendhub_selectors.options import QuestionOptions
+from blendhub_selectors.options import CombinedOptions, QuestionOptions
 from blendhub_selectors.question import COMMON, FRONT, LONGEST, TEMPLATE_TIMES, TEMPLATE_TOKENS, question
 from blendhub_selectors.signals import moved_mask
-from blendhub_selectors.windowed import QuestionSelector
+from blendhub_selectors.windowed import CombinedSelector, QuestionSelector
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,8 @@ from plugins.selectors.tests.prompts import ranges, selections, tokens
 
 def windows_of(asked, width):
     asked = asked.checked()
-    return ranges(question(asked, moved_mask(asked), width))
+    windows, worth = question(asked, moved_mask(asked), width)
+    return ranges(windows.ordered(-worth))
 
 
 def stripped(tail, text):
@@ -174,3 +176,12 @@ def test_a_name_of_the_question_that_stands_in_several_places_is_no_template():
     turns = [document(seed, 200, at_100=name) for seed in range(5)]
     asked = prompt(*(("moved", turn) for turn in turns), ("question", [60, *name]))
     assert windows_of(asked, 8)[:5] == [range(start, start + 8) for start in range(100, 1100, 200)]
+
+
+def test_a_place_that_changes_with_the_context_comes_before_one_that_does_not():
+    asked = prompt(("moved", document(1, 300, at_40=[50, 51], at_80=[50])), ("question", [50, 51]))
+    combined = CombinedSelector(CombinedOptions(head_share=0, learned_share=0))
+    sensitivity = np.full(len(asked.tokens), 10, np.uint8)
+    assert combined.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(40, 46)]
+    sensitivity[82:86] = 200
+    assert combined.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(80, 86)]

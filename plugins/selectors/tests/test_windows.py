@@ -142,6 +142,13 @@ def test_more_of_the_beginning_is_picked_behind_a_hole():
     assert LearnedSelector(LearnedOptions(learned_share=0)).select(asked) == [Span(0, 8), Span(120, 136)]
 
 
+def test_a_beginning_that_is_known_not_to_change_is_not_picked_for_its_place():
+    sensitivity = np.zeros(200, np.uint8)
+    sensitivity[:100], sensitivity[50] = 5, 200
+    asked = Selection([Span(0, 100), Span(100, 200)], 0.04, sensitivity=sensitivity)
+    assert LearnedSelector(LearnedOptions(learned_share=0)).select(asked) == [Span(100, 108)]
+
+
 def test_a_token_of_which_nothing_is_known_counts_as_the_average():
     """Known ones above the average come first, then the beginnings, then those below it."""
     sensitivity = np.zeros(40, np.uint8)
