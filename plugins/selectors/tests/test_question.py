@@ -154,10 +154,10 @@ def test_other_new_text_before_the_documents_is_no_question():
 
 
 def test_a_new_document_before_the_others_is_no_question():
-    """It shares more words with them than a question does, as documents of one subject do."""
-    common = list(range(50, 70))
-    first = document(1, 300, at_100=common)
-    asked = prompt(("hole", first), ("moved", document(2, 300, at_40=common)), ("question", [50, 51]))
+    """It shares more words with them than a question does, as another version of one of them does."""
+    shared = list(range(50, 250))
+    parts = [("hole", document(1, 300, at_50=shared)), ("moved", document(2, 300, at_40=shared))]
+    asked = prompt(*parts, ("question", [50, 51, 900, 901, 902, 903]))
     assert windows_of(asked, 8)[0] == range(340, 348)
 
 
