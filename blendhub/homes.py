@@ -10,7 +10,7 @@ _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "cpu": {"device": ("cpu",)},
         "cuda": {"device": ("cuda",)},
         "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},
-        "selectors": {"selector": ("all", "first_k", "hkvd", "none", "random")},
+        "selectors": {"selector": ("all", "combined", "first_k", "hkvd", "learned", "none", "question", "random")},
         "stores": {"store": ("disk",)},
         "transports": {"transport": ("inproc", "zmq")},
     }

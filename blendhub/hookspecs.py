@@ -16,7 +16,7 @@ from blendhub.plan import Span
 PROJECT = "blendhub"
 """The name of the pluggy project and of the entry-point group."""
 
-API_VERSION = 2
+API_VERSION = 3
 """Raised whenever a plugin written for the version before would break."""
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.contracts import Matcher, RunKey, Selector, Store, StoredRun
+from blendhub.contracts import Matcher, RunKey, Selection, Selector, Store, StoredRun
 from blendhub.errors import BrokenContract, InvalidInput
 
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
@@ -39,8 +39,8 @@ class Picking(Selector):
         self.picks = picks
         self.asked = []
 
-    def pick(self, *asked):
-        self.asked.append(asked)
+    def pick(self, selection):
+        self.asked.append(selection)
         return self.picks
 
 
@@ -71,14 +71,26 @@ class RecordingStore(Recorder, Store):
 
 def test_the_picks_of_a_selector_are_joined_where_they_touch():
     selector = Picking([Span(12, 20), Span(20, 22), Span(22, 30), Span(40, 41)])
-    assert selector.select(MOVED, 0.5) == [Span(12, 30), Span(40, 41)]
-    assert selector.asked == [(MOVED, 0.5, 1, None)]
+    assert selector.select(Selection(MOVED, 0.5)) == [Span(12, 30), Span(40, 41)]
+
+
+def test_a_selector_sees_arrays_as_long_as_the_prompt():
+    selector, tokens = Picking([]), np.arange(70, dtype=np.uint32)
+    selector.select(Selection(MOVED, 0.5))
+    selector.select(Selection(MOVED, 0.5, holes=[Span(30, 40)], question=Span(55, 60)))
+    selector.select(Selection(MOVED, 0.5, tokens=tokens))
+    least, asked, whole = selector.asked
+    assert (least.moved, least.ratio, least.block_tokens, least.scores) == (MOVED, 0.5, 1, None)
+    assert least.tokens.tolist() == least.sensitivity.tolist() == [0] * 50
+    assert (least.tokens.dtype, least.sensitivity.dtype) == (np.uint32, np.uint8)
+    assert len(asked.tokens) == len(asked.sensitivity) == 60
+    assert whole.tokens is tokens and len(whole.sensitivity) == 70
 
 
 @pytest.mark.parametrize("picks, complaint", BAD_PICKS)
 def test_picks_that_break_the_contract_are_refused(picks, complaint):
     with pytest.raises(BrokenContract) as raised:
-        Picking(picks).select(MOVED, 0.5)
+        Picking(picks).select(Selection(MOVED, 0.5))
     assert complaint in str(raised.value)
 
 
@@ -90,12 +102,12 @@ def test_picks_pass_if_and_only_if_every_token_of_them_moved(borders, moved):
     ascending = [Span(at, at + 1) for at in sorted(moved)]
     picked = {at for span in picks for at in range(span.start, span.end)}
     if picked <= moved:
-        chosen = Picking(picks).select(ascending, 0.5)
+        chosen = Picking(picks).select(Selection(ascending, 0.5))
         assert {at for span in chosen for at in range(span.start, span.end)} == picked
         assert all(one.end < other.start for one, other in pairwise(chosen))
     else:
         with pytest.raises(BrokenContract):
-            Picking(picks).select(ascending, 0.5)
+            Picking(picks).select(Selection(ascending, 0.5))
 
 
 @pytest.mark.parametrize(
@@ -107,13 +119,19 @@ def test_picks_pass_if_and_only_if_every_token_of_them_moved(borders, moved):
         {"ratio": float("nan")},
         {"block_tokens": 0},
         {"scores": np.zeros(99, np.float32)},
+        {"holes": [Span(25, 35)]},
+        {"question": Span(49, 60)},
+        {"tokens": np.zeros(49, np.uint32)},
+        {"tokens": [0] * 50},
+        {"sensitivity": np.zeros(49, np.uint8)},
+        {"sensitivity": np.zeros(50, np.int8)},
     ],
     ids=str,
 )
 def test_a_selector_s_method_never_sees_bad_arguments(bad):
     selector = Picking([])
     with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-        selector.select(**{"moved": MOVED, "ratio": 0.5, **bad})
+        selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, **bad}))
     assert not selector.asked
 
 

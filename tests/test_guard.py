@@ -11,7 +11,7 @@ import pytest
 
 from blendhub import Span
 from blendhub.config import HubConfig, StoreChoice
-from blendhub.contracts import RunKey
+from blendhub.contracts import RunKey, Selection
 from blendhub.errors import InvalidInput, PluginError
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
@@ -20,7 +20,6 @@ from blendhub.plugin_choice import PluginChoice
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 
 TOKENS = np.arange(64, dtype=np.uint32)
-SCORES = np.zeros(1, np.float32)
 KV = (np.zeros((1, 1, 1)),) * 2
 
 FAULTY = """
@@ -56,8 +55,8 @@ FAULTY = """
         def deviation(self, fresh, stored):
             return fresh / 0
 
-        def pick(self, moved, ratio, block_tokens, scores):
-            return [1 / ratio]
+        def pick(self, selection):
+            return [1 / selection.ratio]
 
     class LateTransfer(Transfer):
         def done(self):
@@ -103,7 +102,7 @@ FAULTY = """
             raise RuntimeError("no cable")
 
     def spec(factory):
-        return [PluginSpec(name="faulty", api=2, summary="", factory=factory, options=Options)]
+        return [PluginSpec(name="faulty", api=3, summary="", factory=factory, options=Options)]
 
     @hookimpl
     def blendhub_matchers():
@@ -126,10 +125,15 @@ FAULTY = """
         return spec(lambda options: FaultyTransport())
 """
 
+
+def selection(ratio):
+    return Selection([Span(0, 1)], ratio, scores=np.zeros(1, np.float32))
+
+
 CALLS = {
-    "selector.pick": (lambda made: made.select([Span(0, 1)], 0, scores=SCORES), "ZeroDivisionError"),
+    "selector.pick": (lambda made: made.select(selection(0)), "ZeroDivisionError"),
     "selector.select": (
-        lambda made: made.select([Span(0, 1)], 1, scores=SCORES),
+        lambda made: made.select(selection(1)),
         "it should return a list of Span of int, got [1.0]",
     ),
     "selector.deviation": (lambda made: made.score(KV, KV), "TypeError: unsupported operand type(s) for /"),
@@ -185,7 +189,7 @@ def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
     with caplog.at_level(logging.ERROR, logger="blendhub"):
         for _ in range(3):
             with pytest.raises(PluginError):
-                selector.select([Span(0, 1)], 0, scores=SCORES)
+                selector.select(selection(0))
     assert sum("ZeroDivisionError" in (record.exc_text or "") for record in caplog.records) == 1
 
 

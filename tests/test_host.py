@@ -31,7 +31,7 @@ GOOD = """
         pass
 
     def spec(**changes):
-        given = dict(name="mine", api=2, summary="a matcher", factory=make, options=Options)
+        given = dict(name="mine", api=3, summary="a matcher", factory=make, options=Options)
         return PluginSpec(**{**given, **changes})
 """
 
@@ -90,12 +90,12 @@ BROKEN_MODULES = {
     "has no hook": ("x = 1", "offers nothing"),
     "has a misspelt hook": (
         "from blendhub import hookimpl\n@hookimpl\ndef blendhub_matchrs(): return []",
-        r"hooks that plugin API 2 does not have: 'blendhub_matchrs' \(did you mean 'blendhub_matchers'\?\); "
+        r"hooks that plugin API 3 does not have: 'blendhub_matchrs' \(did you mean 'blendhub_matchers'\?\); "
         "the hooks are: blendhub_devices, ",
     ),
     "has the hook of plugin API 1": (
         "from blendhub import hookimpl\n@hookimpl\ndef blendhub_plugins(): return []",
-        "hooks that plugin API 2 does not have: 'blendhub_plugins'",
+        "hooks that plugin API 3 does not have: 'blendhub_plugins'",
     ),
     "writes a kind": (
         offering("[spec(kind='matcher')]"),
@@ -138,8 +138,8 @@ def test_a_broken_module_is_listed_and_harms_no_other(site, source, reason):
 
 BROKEN_SPECS = {
     "a string": ("'mine'", "blendhub_matchers returned 'mine', which is not a blendhub.PluginSpec"),
-    "an older API": ("spec(api=0)", "made for plugin API 0, this BlendHub has 2"),
-    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 2"),
+    "an older API": ("spec(api=0)", "made for plugin API 0, this BlendHub has 3"),
+    "a newer API": ("spec(api=99)", "made for plugin API 99, this BlendHub has 3"),
     "an API that is no number": ("spec(api='1')", "api = '1', which should be an integer"),
     "a name that is empty": ("spec(name='')", "name = '', which should be a string"),
     "a summary that is no text": ("spec(summary=None)", "summary = None"),
@@ -260,7 +260,7 @@ def test_a_factory_may_be_named_and_is_imported_on_first_use(site):
 
 
 def test_a_factory_without_options_is_called_without_arguments(site):
-    site.install("mine-plugin", offering("[PluginSpec(name='bare', api=2, summary='', factory=Bare)]"))
+    site.install("mine-plugin", offering("[PluginSpec(name='bare', api=3, summary='', factory=Bare)]"))
     assert site.host().create("matcher", "bare").reach == "anywhere"
 
 

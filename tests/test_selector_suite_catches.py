@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from blendhub import Span
-from blendhub.contracts import Selector
+from blendhub.contracts import Selection, Selector
 from blendhub.errors import InvalidInput
 from blendhub.testing import SelectorSuite
 from blendhub.testing.selectors.base import joined
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 @dataclass
 class Question:
-    """The arguments of one ``select``."""
+    """What most of these selectors look at of a selection."""
 
     moved: Sequence[Span]
     ratio: float
@@ -41,8 +41,8 @@ class Sound(Selector):
     def deviation(self, fresh: Any, stored: Any) -> Any:
         return sum((new.float() - old.float()).square().sum((1, 2)) for new, old in zip(fresh, stored, strict=True))
 
-    def pick(self, moved: Any, ratio: float, block_tokens: int, scores: Any) -> list[Span]:
-        question = Question(moved, ratio, block_tokens, scores)
+    def pick(self, selection: Selection) -> list[Span]:
+        question = Question(selection.moved, selection.ratio, selection.block_tokens, selection.scores)
         return [Span(at, at + 1) for at in sorted(self.ranked(question)[: self.limit(question)])]
 
     def limit(self, question: Question) -> int:
@@ -79,14 +79,14 @@ class AlwaysPicksOne(Sound):
 
 
 class DoesNotJoin(Sound):
-    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
-        picks = super().select(moved, ratio, block_tokens, scores)
+    def select(self, selection: Selection) -> list[Span]:
+        picks = super().select(selection)
         return [Span(at, at + 1) for span in picks for at in range(span.start, span.end)]
 
 
 class AnswersInNumpy(Sound):
-    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
-        picks = super().select(moved, ratio, block_tokens, scores)
+    def select(self, selection: Selection) -> list[Span]:
+        picks = super().select(selection)
         return [Span(np.int64(span.start), np.int64(span.end)) for span in picks]
 
 
@@ -149,18 +149,45 @@ class CleansTheCallersScores(Sound):
 
 
 class TrustsItsCaller(Sound):
-    def select(self, moved: Any, ratio: float, block_tokens: int = 1, scores: Any = None) -> list[Span]:
-        return joined(self.pick(moved, ratio, block_tokens, scores))
+    def select(self, selection: Selection) -> list[Span]:
+        return joined(self.pick(selection))
+
+
+class TakesWhatIsLeftOutAsItIs(SoundWithoutProbe):
+    def select(self, selection: Selection) -> list[Span]:
+        return joined(self.pick(selection)[:: 1 if len(selection.tokens) else -1][:5])
+
+
+class LooksAtSensitivityEverywhere(SoundWithoutProbe):
+    def pick(self, selection: Selection) -> list[Span]:
+        picks = super().pick(selection)
+        return picks[1:] if selection.ratio < 1 and selection.sensitivity[selection.question.start] > 200 else picks
+
+
+class PicksWhatIsSensitive(SoundWithoutProbe):
+    def pick(self, selection: Selection) -> list[Span]:
+        self.sensitivity = selection.sensitivity
+        return super().pick(selection)
+
+    def ranked(self, question: Question) -> list[int]:
+        return sorted(question.positions, key=lambda at: -int(self.sensitivity[at]))
+
+
+class ForgetsTheSensitivity(SoundWithoutProbe):
+    def pick(self, selection: Selection) -> list[Span]:
+        selection.sensitivity.flags.writeable = True
+        selection.sensitivity[:] = 0
+        return super().pick(selection)
 
 
 class TakesScoresOfAnyType(Sound):
-    def _check_scores(self, scores: Any, end: int) -> None:
-        if scores is None or np.size(scores) < end:
-            raise InvalidInput(f"the scores {scores} are not {end} numbers")
+    def _check_scores(self, selection: Selection) -> None:
+        if selection.scores is None or np.size(selection.scores) < selection.moved[-1].end:
+            raise InvalidInput(f"the scores {selection.scores} are not {selection.moved[-1].end} numbers")
 
 
 class TakesAnyScores(SoundWithoutProbe):
-    def _check_scores(self, scores: Any, end: int) -> None:
+    def _check_scores(self, selection: Selection) -> None:
         pass
 
 
@@ -219,6 +246,14 @@ FAULTS = [
     (TrustsItsCaller, "test_refuses_moved_spans"),
     (TrustsItsCaller, "test_refuses_ratios"),
     (TrustsItsCaller, "test_refuses_block_tokens"),
+    (TrustsItsCaller, "test_refuses_holes"),
+    (TrustsItsCaller, "test_refuses_questions"),
+    (TrustsItsCaller, "test_refuses_tokens"),
+    (TrustsItsCaller, "test_refuses_sensitivity"),
+    (TakesWhatIsLeftOutAsItIs, "test_arrays_that_are_left_out_are_zeros"),
+    (LooksAtSensitivityEverywhere, "test_sensitivity_outside_of_what_moved_means_nothing"),
+    (PicksWhatIsSensitive, "test_a_selector_without_the_capability_sensitivity_does_not_look_at_it"),
+    (ForgetsTheSensitivity, "test_arguments_are_not_changed"),
     (TakesScoresOfAnyType, "test_refuses_scores"),
     (TakesAnyScores, "test_refuses_scores_that_were_not_asked_for"),
     (AveragesHeads, "test_ranks_may_add_up_their_scores"),

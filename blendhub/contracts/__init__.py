@@ -2,6 +2,7 @@
 
 from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.contracts.matcher import Matcher
+from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector
 from blendhub.contracts.store import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
@@ -18,6 +19,7 @@ __all__ = [
     "Rotation",
     "RunKey",
     "Segment",
+    "Selection",
     "Selector",
     "Server",
     "Service",

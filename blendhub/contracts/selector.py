@@ -6,8 +6,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
+from blendhub.contracts.selection import Selection, described
 from blendhub.errors import BrokenContract, InvalidInput, Unsupported
 from blendhub.plan import Span, join_spans
 
@@ -17,22 +17,21 @@ if TYPE_CHECKING:
     KeysAndValues = tuple[torch.Tensor, torch.Tensor]
     """K and V of n tokens, each ``[n, heads, width]``."""
 
-Scores = npt.NDArray[np.float32]
-
 
 class Selector(ABC):
-    """Picks moved tokens to recompute. Holes are recomputed in any case; a selector does not see them.
+    """Picks moved tokens to recompute. Holes are computed in any case; they cannot be picked.
 
     Callers use ``select`` and ``score``, which check arguments and results. A plugin implements ``pick``, and
     ``deviation`` if it probes: their arguments are sound.
 
-    A selector either decides from the plan alone, or first sees how far the stored KV of an early layer is
+    A selector either decides from what is known of the prompt, or first sees how far the stored KV of an early layer is
     from what the model computes now. All ranks of a tensor-parallel group must pick the same tokens, so a selector
     is deterministic: the same input gives the same answer in every object with the same options, in every process,
     whatever was asked before. Scores are summed over the group before they come to ``select``.
 
     *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
-    place of the budget. ``no_ratio``: the ratio plays no part at all, not even 0 and 1.
+    place of the budget. ``no_ratio``: the ratio plays no part at all, not even 0 and 1. ``sensitivity``: the selector
+    looks at the bytes of sensitivity, which an engine asks of the hub for such a selector only.
     """
 
     probe_layer: int = 0
@@ -44,18 +43,12 @@ class Selector(ABC):
     others of the group get their mean as score."""
 
     @abstractmethod
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
-        """Parts of ``moved`` to recompute: a list of spans of int, disjoint, ascending and not empty.
+    def pick(self, selection: Selection) -> list[Span]:
+        """Parts of ``selection.moved`` to recompute: a list of spans of int, disjoint, ascending and not empty.
 
-        ``moved`` is disjoint, ascending and without empty spans. Spans may touch: they come from different places, and
-        a selector that picks by span treats each by itself. ``ratio``, from 0 to 1, is the share of the moved tokens
-        that may be picked: none at 0, all at 1, at most ``ceil(ratio * tokens)`` between. A larger one never picks
-        fewer. The capability ``own_ratio`` lifts the limit between 0 and 1, ``no_ratio`` all three. ``block_tokens``,
-        at least 1, is the number of neighbours that the device prefers to compute together.
-
-        ``scores[p]`` belongs to position ``p`` of the prompt, at least up to the last moved one; None if
-        ``probe_layer`` is 0. The higher it is, the more is gained from picking ``p``; scores that are not
-        finite count as the highest. Outside of ``moved`` scores mean nothing. Arguments are not changed.
+        At a ratio of 0 it picks nothing, at 1 everything that moved, and between at most ``ceil(ratio * tokens)`` of
+        the moved tokens. A larger ratio never picks fewer. The capability ``own_ratio`` lifts the limit between 0 and
+        1, ``no_ratio`` all three.
         """
 
     def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
@@ -67,22 +60,15 @@ class Selector(ABC):
         """
         raise Unsupported(f"{type(self).__name__} asks for no probe, so it has no score")
 
-    def select(
-        self, moved: Sequence[Span], ratio: float, block_tokens: int = 1, scores: Scores | None = None
-    ) -> list[Span]:
+    def select(self, selection: Selection) -> list[Span]:
         """What ``pick`` answers, with spans that touch made one.
 
-        ``scores`` is given if and only if ``probe_layer`` is not 0. Bad input raises InvalidInput. A result that is
+        ``scores`` are given if and only if ``probe_layer`` is not 0. Bad input raises InvalidInput. A result that is
         not what ``pick`` promises raises BrokenContract.
         """
-        end = _checked_end(moved)
-        # Written so that a ratio that is not a number fails too.
-        if not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-            raise InvalidInput(f"ratio is {ratio!r}, but must be a number from 0 to 1")
-        if not isinstance(block_tokens, int) or block_tokens < 1:
-            raise InvalidInput(f"block_tokens is {block_tokens!r}, but must be an integer of at least 1")
-        self._check_scores(scores, end)
-        return _checked_picks(self.pick(moved, ratio, block_tokens, scores), moved)
+        sound = selection.checked()
+        self._check_scores(sound)
+        return _checked_picks(self.pick(sound), sound.moved)
 
     def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         """What ``deviation`` answers; tensors of different shapes raise InvalidInput, for torch would stretch them."""
@@ -94,37 +80,20 @@ class Selector(ABC):
                 )
         return self.deviation(fresh, stored)
 
-    def _check_scores(self, scores: object, end: int) -> None:
+    def _check_scores(self, selection: Selection) -> None:
+        scores, end = selection.scores, selection.moved[-1].end if selection.moved else 0
         if self.probe_layer == 0:
             if scores is not None:
                 raise InvalidInput(f"{type(self).__name__} asks for no probe, but was given scores; leave them out")
         elif not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 1:
             raise InvalidInput(
-                f"scores must be a float32 array of one dimension, got {_described(scores)}; "
+                f"scores must be a float32 array of one dimension, got {described(scores)}; "
                 f"take them at layer {self.probe_layer}"
             )
         elif len(scores) < end:
             raise InvalidInput(
                 f"there are {len(scores)} scores, but moved tokens up to {end}; give one for each position"
             )
-
-
-def _checked_end(moved: Sequence[Span]) -> int:
-    """Where the last of the moved spans ends."""
-    end = 0
-    for span in moved:
-        if not isinstance(span, Span):
-            raise InvalidInput(f"moved has {span!r} in it, but must hold spans only")
-        if span.start < end or not len(span):
-            raise InvalidInput(f"moved has {span} in it, which must not be empty, and start at {end} or later")
-        end = span.end
-    return end
-
-
-def _described(scores: object) -> str:
-    if isinstance(scores, np.ndarray):
-        return f"{scores.dtype} of shape {scores.shape}"
-    return type(scores).__name__
 
 
 def _checked_picks(picks: object, moved: Sequence[Span]) -> list[Span]:

@@ -41,7 +41,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     request: str
     variant: Variant
     tokens: Tokens
-    """The prompt up to the end of the decision."""
+    """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: npt.NDArray[np.int64]
     decision: Decision
 

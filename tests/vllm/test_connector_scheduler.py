@@ -45,6 +45,17 @@ def test_the_plan_names_preempted_requests(engine):
     assert engine.side.plan(output).preempted == {"a", "b"}
 
 
+def test_a_load_carries_the_whole_prompt(engine):
+    """A selector looks at the question too, which comes after what is loaded."""
+    engine.serve("a", text(0, 64))
+    request = engine.request("b", [*text(0, 64), *text(1, 9)])
+    engine.side.arrived(request)
+    engine.side.allocated(request, list(range(5)), engine.side.matched(request, 0)[0])
+    (load,) = engine.side.plan(SchedulerOutput.make_empty()).loads
+    assert load.decision.end == 64 and load.tokens.tolist() == request.prompt_token_ids
+    engine.side.ended(request, list(range(5)))
+
+
 def test_an_aborted_load_is_cancelled(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", text(0, 96))

@@ -96,7 +96,7 @@ def test_an_observer_sees_every_request(engine, environment, texts):
     [
         (
             {"selector": {"name": "edge"}},
-            "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k, hkvd",
+            "no selector 'edge' (did you mean 'edges'?); installed: all, combined, edges, first_k",
         ),
         (
             {"recompute_ration": 0.2},
@@ -116,18 +116,18 @@ from blendhub import PluginSpec, hookimpl
 from blendhub.contracts import Selector
 
 class Tuples(Selector):
-    def pick(self, moved, ratio, block_tokens, scores):
-        return [(span.start, span.end) for span in moved]
+    def pick(self, selection):
+        return [(span.start, span.end) for span in selection.moved]
 
 class Raising(Selector):
-    def pick(self, moved, ratio, block_tokens, scores):
-        return sorted([*moved, (0, 1)])
+    def pick(self, selection):
+        return sorted([*selection.moved, (0, 1)])
 
 @hookimpl
 def blendhub_selectors():
     made = {"tuples": Tuples, "raising": Raising}
     return [
-        PluginSpec(name=name, api=2, summary="", factory=one)
+        PluginSpec(name=name, api=3, summary="", factory=one)
         for name, one in made.items()
     ]
 """

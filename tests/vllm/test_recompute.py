@@ -88,3 +88,15 @@ def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_te
         while blend.result is None:
             blend.step(1000)
         assert list(blend.result.recomputed) == picked
+
+
+def test_a_selector_sees_the_whole_prompt_with_its_holes_and_its_question():
+    selector, tokens = Picking([]), np.arange(70, dtype=np.uint32)
+    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, runs: None)
+    engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=4), selector, ALONE)
+    matches = (Match(Span(0, 10), 1, 0, True), *(Match(span, 2, span.start + 100, False) for span in MOVED))
+    Blend(engine, LoadJob("r", "space", tokens, np.arange(8), Decision(5, 50, matches, 0.5))).step(1000)
+    (asked,) = selector.asked
+    assert (asked.moved, asked.holes, asked.question) == (MOVED, [Span(30, 40)], Span(50, 70))
+    assert (asked.ratio, asked.block_tokens, asked.scores) == (0.5, 4, None)
+    assert asked.tokens is tokens and len(asked.sensitivity) == 70

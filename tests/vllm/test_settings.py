@@ -107,7 +107,10 @@ def test_a_wrong_key_is_named_at_every_depth_with_those_that_are_right(given, wr
 @pytest.mark.parametrize(
     "given, complaint",
     [
-        ({"selector": {"name": "hkv"}}, "no selector 'hkv' (did you mean 'hkvd'?); installed: all, first_k, hkvd"),
+        (
+            {"selector": {"name": "hkv"}},
+            "no selector 'hkv' (did you mean 'hkvd'?); installed: all, combined, first_k",
+        ),
         ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
         ({"device": {"name": "abacus"}}, "no device 'abacus'; installed: cpu"),
         ({"matchers": [{"name": "prefix"}, {"name": "prefixes"}]}, "no matcher 'prefixes' (did you mean 'prefix'?)"),
@@ -152,7 +155,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(given, pa
 
         @hookimpl
         def blendhub_transports():
-            return [PluginSpec(api=2, name="fake", summary="a fake", factory=print)]
+            return [PluginSpec(api=3, name="fake", summary="a fake", factory=print)]
 
         @hookimpl
         def blendhub_devices():

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from blendhub.contracts import Selector
+from blendhub.contracts import Selection, Selector
 from blendhub.host import PluginHost
 from blendhub.plan import Span, gaps
 
@@ -30,6 +30,9 @@ RATIOS = (0.0, 1e-9, 0.1, 0.15, 0.5, 0.99, 1.0)
 BLOCKS = (1, 16, 10**6)
 
 
+QUESTION_TOKENS = 12
+
+
 def tokens_of(spans: Sequence[Span]) -> int:
     return sum(len(span) for span in spans)
 
@@ -41,6 +44,26 @@ def joined(spans: Sequence[Span]) -> list[Span]:
         start = made.pop().start if made and made[-1].end == span.start else span.start
         made.append(Span(start, span.end))
     return made
+
+
+def prompt_around(
+    moved: Sequence[Span], seed: int = 3, words: int = 50, known: float = 0.5, question_tokens: int = QUESTION_TOKENS
+) -> dict[str, Any]:
+    """The rest of a :class:`Selection`: half of the gaps between moved spans are holes, and a question ends the prompt.
+
+    ``words``: how many different tokens there are; ``known``: the share of the tokens that were computed twice.
+    """
+    random = np.random.default_rng(seed)
+    end = moved[-1].end if moved else 0
+    length = end + question_tokens
+    holes = [gap for gap in gaps(Span(0, end), moved) if random.random() < 0.5]
+    sensitivity = random.integers(1, 256, length) * (random.random(length) < known)
+    return {
+        "holes": holes,
+        "question": Span(end, length),
+        "tokens": random.integers(0, words, length).astype(np.uint32),
+        "sensitivity": sensitivity.astype(np.uint8),
+    }
 
 
 def check_picks(picks: Any, moved: Sequence[Span]) -> None:
@@ -95,11 +118,16 @@ class SelectorTests(ABC):
         ratio: float,
         block_tokens: int = 1,
         scores: Scores | None = None,
+        prompt: Mapping[str, Any] | None = None,
     ) -> list[Span]:
-        """The selector's answer, found to be in order, and within the budget if it keeps one."""
+        """The selector's answer, found to be in order, and within the budget if it keeps one.
+
+        ``prompt`` is the rest of the selection; None: one with holes, a question and some sensitivity.
+        """
         if scores is None:
             scores = self.scores(selector, moved)
-        picks = selector.select(moved, ratio, block_tokens, scores)
+        prompt = prompt_around(moved) if prompt is None else prompt
+        picks = selector.select(Selection(moved, ratio, block_tokens, scores, **prompt))
         check_picks(picks, moved)
         if "no_ratio" not in self.capabilities:
             budget = ceil(ratio * tokens_of(moved))

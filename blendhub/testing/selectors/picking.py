@@ -5,9 +5,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from blendhub.contracts import Selector
+from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
-from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, joined, tokens_of
+from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, joined, prompt_around, tokens_of
 
 EQUAL_AND_OTHER_SCORES = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.5, 1e30, float("inf"), float("nan")])
 
@@ -69,7 +69,7 @@ class PickingTests(SelectorTests):
         moved = [Span(at + at // 7 % 2, at + 97) for at in range(0, 200_000, 97)]
         scores = self.scores(selector, moved)
         for ratio in (0.15, 1.0):
-            picks = selector.select(moved, ratio, 16, scores)
+            picks = selector.select(Selection(moved, ratio, 16, scores, **prompt_around(moved, words=5000)))
             chosen, allowed = np.zeros((2, moved[-1].end + 1), bool)
             for span in moved:
                 allowed[span.start : span.end] = True
@@ -77,19 +77,47 @@ class PickingTests(SelectorTests):
                 assert not chosen[max(0, span.start - 1) : span.end + 1].any(), f"{span} touches another pick"
                 chosen[span.start : span.end] = True
             assert not (chosen & ~allowed).any(), "picked what did not move"
-            if not self.capabilities:
+            if not {"own_ratio", "no_ratio"} & set(self.capabilities):
                 assert chosen.sum() <= np.ceil(ratio * allowed.sum())
+
+    @pytest.mark.parametrize("moved", MOVED.values(), ids=MOVED)
+    def test_arrays_that_are_left_out_are_zeros(self, selector: Selector, moved: list[Span]) -> None:
+        end = moved[-1].end
+        zeros = {"tokens": np.zeros(end, np.uint32), "sensitivity": np.zeros(end, np.uint8)}
+        assert self.picks(selector, moved, 0.4, prompt={}) == self.picks(selector, moved, 0.4, prompt=zeros)
+
+    def test_sensitivity_outside_of_what_moved_means_nothing(self, selector: Selector) -> None:
+        for moved in MOVED.values():
+            prompt = prompt_around(moved)
+            expected = self.picks(selector, moved, 0.3, prompt=prompt)
+            outside = np.ones(len(prompt["tokens"]), bool)
+            for span in moved:
+                outside[span.start : span.end] = False
+            for value in (0, 1, 255):
+                others = np.where(outside, value, prompt["sensitivity"]).astype(np.uint8)
+                assert self.picks(selector, moved, 0.3, prompt={**prompt, "sensitivity": others}) == expected
+
+    def test_a_selector_without_the_capability_sensitivity_does_not_look_at_it(self, selector: Selector) -> None:
+        if "sensitivity" in self.capabilities:
+            pytest.skip("this selector has the capability sensitivity")
+        for moved in MOVED.values():
+            prompt = prompt_around(moved)
+            nothing = {**prompt, "sensitivity": np.zeros_like(prompt["sensitivity"])}
+            assert self.picks(selector, moved, 0.3, prompt=nothing) == self.picks(selector, moved, 0.3, prompt=prompt)
 
     def test_arguments_are_not_changed(self, selector: Selector) -> None:
         moved = MOVED["several spans"].copy()
-        scores = self.scores(selector, moved)
+        scores, prompt = self.scores(selector, moved), prompt_around(moved)
+        holes, arrays = prompt["holes"].copy(), [prompt["tokens"], prompt["sensitivity"]]
         if scores is not None:
             scores[::9] = np.nan
-            before = scores.tobytes()
-            scores.flags.writeable = False
-        self.picks(selector, moved, 0.4, 16, scores)
-        assert moved == MOVED["several spans"]
-        assert scores is None or scores.tobytes() == before
+            arrays.append(scores)
+        before = [array.tobytes() for array in arrays]
+        for array in arrays:
+            array.flags.writeable = False
+        self.picks(selector, moved, 0.4, 16, scores, prompt)
+        assert moved == MOVED["several spans"] and prompt["holes"] == holes
+        assert [array.tobytes() for array in arrays] == before
 
     def test_any_moved_spans(self) -> None:
         """Whatever hypothesis thinks up, with scores that are often equal and sometimes broken."""
@@ -111,10 +139,17 @@ class PickingTests(SelectorTests):
                 seed = data.draw(st.integers(0, 2**16), label="seed of scores")
                 values = data.draw(st.lists(EQUAL_AND_OTHER_SCORES, min_size=1, max_size=6), label="scores")
                 scores = np.random.default_rng(seed).choice(np.array(values, np.float32), length)
-            few = suite.picks(selector, moved, low, block_tokens, scores)
-            many = suite.picks(selector, moved, high, block_tokens, scores)
+            prompt = prompt_around(
+                moved,
+                seed=data.draw(st.integers(0, 2**16), label="seed of the prompt"),
+                words=data.draw(st.sampled_from([1, 2, 20, 10**6]), label="words"),
+                known=data.draw(st.sampled_from([0.0, 0.3, 1.0]), label="known"),
+                question_tokens=data.draw(st.sampled_from([0, 1, 8, 300]), label="question tokens"),
+            )
+            few = suite.picks(selector, moved, low, block_tokens, scores, prompt)
+            many = suite.picks(selector, moved, high, block_tokens, scores, prompt)
             assert tokens_of(few) <= tokens_of(many)
-            assert suite.picks(selector, moved, low, block_tokens, scores) == few
+            assert suite.picks(selector, moved, low, block_tokens, scores, prompt) == few
 
         check()
 

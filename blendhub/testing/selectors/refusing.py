@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from blendhub.contracts import Selector
+from blendhub.contracts import Selection, Selector
 from blendhub.errors import InvalidInput
 from blendhub.plan import Span
-from blendhub.testing.selectors.base import MOVED, SelectorTests
+from blendhub.testing.selectors.base import MOVED, SelectorTests, prompt_around
 
 BAD_MOVED: dict[str, Any] = {
     "spans that overlap": [Span(0, 10), Span(9, 20)],
@@ -29,6 +29,34 @@ BAD_SCORES: dict[str, Any] = {
     "two dimensions": np.zeros((250, 1), np.float32),
     "no dimension": np.float32(1),
 }
+BAD_HOLES: dict[str, Any] = {
+    "a hole in what moved": [Span(29, 33)],
+    "holes that overlap": [Span(30, 35), Span(34, 40)],
+    "an empty hole": [Span(30, 30)],
+    "a pair instead of a span": [(30, 40)],
+}
+BAD_QUESTIONS: dict[str, Any] = {
+    "before what moved": Span(0, 5),
+    "in what moved": Span(249, 262),
+    "beyond the prompt": Span(250, 263),
+    "a pair instead of a span": (250, 262),
+    "none": None,
+}
+BAD_TOKENS: dict[str, Any] = {
+    "too few": np.zeros(261, np.uint32),
+    "a list": [0] * 262,
+    "signed": np.zeros(262, np.int64),
+    "two dimensions": np.zeros((262, 1), np.uint32),
+    "none": None,
+}
+BAD_SENSITIVITY: dict[str, Any] = {
+    "too few": np.zeros(261, np.uint8),
+    "too many": np.zeros(263, np.uint8),
+    "a byte string": bytes(262),
+    "float32": np.zeros(262, np.float32),
+    "two dimensions": np.zeros((262, 1), np.uint8),
+    "none": None,
+}
 
 
 class RefusingTests(SelectorTests):
@@ -46,6 +74,22 @@ class RefusingTests(SelectorTests):
     def test_refuses_block_tokens(self, selector: Selector, block_tokens: Any) -> None:
         self.refuses(selector, block_tokens=block_tokens)
 
+    @pytest.mark.parametrize("holes", BAD_HOLES.values(), ids=BAD_HOLES)
+    def test_refuses_holes(self, selector: Selector, holes: Any) -> None:
+        self.refuses(selector, holes=holes)
+
+    @pytest.mark.parametrize("question", BAD_QUESTIONS.values(), ids=BAD_QUESTIONS)
+    def test_refuses_questions(self, selector: Selector, question: Any) -> None:
+        self.refuses(selector, question=question)
+
+    @pytest.mark.parametrize("tokens", BAD_TOKENS.values(), ids=BAD_TOKENS)
+    def test_refuses_tokens(self, selector: Selector, tokens: Any) -> None:
+        self.refuses(selector, tokens=tokens)
+
+    @pytest.mark.parametrize("sensitivity", BAD_SENSITIVITY.values(), ids=BAD_SENSITIVITY)
+    def test_refuses_sensitivity(self, selector: Selector, sensitivity: Any) -> None:
+        self.refuses(selector, sensitivity=sensitivity)
+
     @pytest.mark.parametrize("scores", BAD_SCORES.values(), ids=BAD_SCORES)
     def test_refuses_scores(self, selector: Selector, scores: Any) -> None:
         self.needs_probe(selector)
@@ -61,7 +105,8 @@ class RefusingTests(SelectorTests):
         moved = MOVED["several spans"]
         scores = self.scores(selector, moved)
         good: dict[str, Any] = {"moved": moved, "ratio": 0.4, "block_tokens": 16, "scores": scores}
-        expected = selector.select(**good)
+        good |= prompt_around(moved)
+        expected = selector.select(Selection(**good))
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-            selector.select(**{**good, **bad})
-        assert selector.select(**good) == expected
+            selector.select(Selection(**{**good, **bad}))
+        assert selector.select(Selection(**good)) == expected

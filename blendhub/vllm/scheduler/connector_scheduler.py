@@ -126,8 +126,8 @@ class ConnectorScheduler:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
-        tokens = state.tokens()[: decision.end]
-        self._loads.append(LoadJob(state.id, state.terms.variant, tokens, np.asarray(blocks, np.int64), decision))
+        job = LoadJob(state.id, state.terms.variant, state.tokens(), np.asarray(blocks, np.int64), decision)
+        self._loads.append(job)
         if state.first_approximate != was_approximate_from:
             # It was preempted: its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Selector
+from blendhub.contracts import Device, PagedLayer, Selection, Selector
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.vllm.messages import LoadJob, LoadResult
@@ -75,14 +75,27 @@ class Blend:
                 scores = np.zeros(len(self.job.tokens), np.float32)
                 if 0 < decision.ratio < 1:  # otherwise there is nothing to choose
                     yield from self._probe(scores)
+            selection = self._selection(scores)
             # A plugin may fail on one rank only, and the others must not begin a forward without it.
-            chosen = self._context.ranks.together(
-                lambda: selector.select(decision.moved, decision.ratio, self._context.device.block_tokens, scores)
-            )
+            chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
             model.forward(self.job.tokens, self.job.blocks, batch)
             yield total(batch)
+
+    def _selection(self, scores: npt.NDArray[np.float32] | None) -> Selection:
+        """What the selector decides from; nothing in it differs between ranks."""
+        decision, tokens = self.job.decision, self.job.tokens
+        return Selection(
+            moved=decision.moved,
+            ratio=decision.ratio,
+            block_tokens=self._context.device.block_tokens,
+            scores=scores,
+            holes=decision.holes,
+            question=Span(decision.end, len(tokens)),
+            tokens=tokens,
+            sensitivity=np.zeros(len(tokens), np.uint8),
+        )
 
     def _batches_within_budget(self, spans: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
         """Batches within the budget that is left when each is taken. ``weight`` is the cost of a token."""

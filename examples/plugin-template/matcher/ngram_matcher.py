@@ -156,7 +156,7 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="ngram",
-            api=2,
+            api=3,
             summary="reuse at any offset, with a dictionary and no compiled code",
             factory=NgramMatcher,
             options=NgramOptions,

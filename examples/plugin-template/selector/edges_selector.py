@@ -3,13 +3,12 @@
 The first ones miss the text before them most. What follows the span attends to the last ones most.
 """
 
-from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
 
 from blendhub import PluginSpec, Span, hookimpl
-from blendhub.contracts.selector import Scores, Selector
+from blendhub.contracts import Selection, Selector
 
 
 class EdgesOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -20,10 +19,12 @@ class EdgesSelector(Selector):
     def __init__(self, options: EdgesOptions) -> None:
         self._k = options.k
 
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
-        if ratio == 0:
+    def pick(self, selection: Selection) -> list[Span]:
+        if selection.ratio == 0:
             return []
-        return list(moved) if ratio == 1 else [edge for span in moved for edge in self._edges(span)]
+        if selection.ratio == 1:
+            return list(selection.moved)
+        return [edge for span in selection.moved for edge in self._edges(span)]
 
     def _edges(self, span: Span) -> list[Span]:
         if len(span) <= 2 * self._k:
@@ -36,7 +37,7 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
         PluginSpec(
             name="edges",
-            api=2,
+            api=3,
             summary="the first and the last tokens of every moved span",
             factory=EdgesSelector,
             options=EdgesOptions,

@@ -11,7 +11,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="npu",
-            api=2,
+            api=3,
             summary="copies and rotates KV between host and NPU memory, beside the engine's work",
             factory="blendhub_ascend.factory:create",
             options=AscendOptions,

@@ -19,7 +19,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="cpu",
-            api=2,
+            api=3,
             summary="copies and rotates KV in host memory, on its own threads",
             factory="blendhub_cpu.device:CpuDevice",
             options=CpuOptions,

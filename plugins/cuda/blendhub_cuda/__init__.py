@@ -35,7 +35,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="cuda",
-            api=2,
+            api=3,
             summary="copies and rotates KV between host and GPU memory, beside the engine's work",
             factory="blendhub_cuda.device:CudaDevice",
             options=CudaOptions,

@@ -1,23 +1,24 @@
 """Selectors that decide from the plan alone, by a rule that leaves nothing to rank."""
 
-from collections.abc import Sequence
+from math import ceil
 
-from blendhub.contracts.selector import Scores, Selector
+from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
 from blendhub_selectors.options import FirstKOptions
+from blendhub_selectors.signals import heads, moved_mask
 
 
 class AllSelector(Selector):
     """Everything, whatever the ratio."""
 
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
-        return list(moved)
+    def pick(self, selection: Selection) -> list[Span]:
+        return list(selection.moved)
 
 
 class NoneSelector(Selector):
     """Nothing, whatever the ratio."""
 
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
+    def pick(self, selection: Selection) -> list[Span]:
         return []
 
 
@@ -27,9 +28,12 @@ class FirstKSelector(Selector):
     def __init__(self, options: FirstKOptions) -> None:
         self._k = options.k
 
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
-        if ratio == 0:
+    def pick(self, selection: Selection) -> list[Span]:
+        if selection.ratio == 0:
             return []
-        if ratio == 1:
-            return list(moved)
-        return [Span(span.start, min(span.end, span.start + self._k)) for span in moved]
+        if selection.ratio == 1:
+            return list(selection.moved)
+        if not self._k:
+            moved = moved_mask(selection)
+            return heads(selection, 1).within(ceil(selection.ratio * int(moved.sum())), moved)
+        return [Span(span.start, min(span.end, span.start + self._k)) for span in selection.moved]

@@ -21,12 +21,66 @@ class HkvdOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float, Meta(gt=0, le=1, description="how much of the moved text is probed; less is sooner done, and less sure")
     ] = 0.25
     block_tokens: BlockTokens = 0
+    window_tokens: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=4096,
+            description="a token that deviates is picked with what follows it, so many in all; "
+            "0: blocks are picked instead",
+        ),
+    ] = 0
 
 
 class FirstKOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    k: Annotated[int, Meta(ge=1, le=2**31, description="tokens of each moved span, if it has as many")] = 16
+    k: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=2**31,
+            description="tokens of each moved span, if it has as many; "
+            "0: as many as the ratio pays for, equally many of each",
+        ),
+    ] = 16
 
 
 class RandomOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seed: Annotated[int, Meta(ge=0, description="another seed picks other blocks")] = 0
     block_tokens: BlockTokens = 0
+
+
+WindowTokens: TypeAlias = Annotated[int, Meta(ge=1, le=256)]
+Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
+
+
+class LearnedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    head_tokens: Annotated[
+        int, Meta(ge=0, le=65536, description="the most of each span's beginning that is picked for its place alone")
+    ] = 8
+    after_hole: Annotated[
+        int, Meta(ge=1, le=64, description="times as much of the beginning is picked where a span follows a hole")
+    ] = 2
+    learned_tokens: Annotated[
+        WindowTokens, Meta(description="a token whose KV changed is picked with what follows it, so many in all")
+    ] = 4
+    head_share: Annotated[
+        Share, Meta(description="what beginnings get of the budget, relative to the other shares; 0: nothing")
+    ] = 0.2
+    learned_share: Annotated[
+        Share, Meta(description="what changed most gets of the budget, relative to the other shares; 0: nothing")
+    ] = 0.3
+
+
+class QuestionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    question_tokens: Annotated[
+        WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
+    ] = 6
+
+
+class CombinedOptions(LearnedOptions, frozen=True, forbid_unknown_fields=True):
+    question_tokens: Annotated[
+        WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
+    ] = 6
+    question_share: Annotated[
+        Share, Meta(description="what the question's words get of the budget, relative to the other shares; 0: nothing")
+    ] = 0.5

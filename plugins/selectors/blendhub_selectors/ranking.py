@@ -1,17 +1,19 @@
 """Selectors that put blocks in an order, and take the first of them until the budget is used up."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from math import ceil
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts.selector import Scores, Selector
+from blendhub.contracts import Selection, Selector
+from blendhub.contracts.selection import Scores
 from blendhub.plan import Span
 from blendhub_selectors.blocks import Blocks, Positions
 from blendhub_selectors.options import HkvdOptions, RandomOptions
+from blendhub_selectors.signals import moved_mask
+from blendhub_selectors.windows import Windows
 
 if TYPE_CHECKING:
     import torch
@@ -29,11 +31,11 @@ class RankingSelector(Selector):
     def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
         """The indices of all blocks, best first. The same whatever the budget, so that more of it only adds."""
 
-    def pick(self, moved: Sequence[Span], ratio: float, block_tokens: int, scores: Scores | None) -> list[Span]:
-        spans = Blocks.of(moved)
-        blocks = spans.split(self._block_tokens or block_tokens)
-        budget = ceil(ratio * int(spans.lengths.sum()))
-        return blocks.within(budget, self.order(blocks, scores)).joined()
+    def pick(self, selection: Selection) -> list[Span]:
+        spans = Blocks.of(selection.moved)
+        blocks = spans.split(self._block_tokens or selection.block_tokens)
+        budget = ceil(selection.ratio * int(spans.lengths.sum()))
+        return blocks.within(budget, self.order(blocks, selection.scores)).joined()
 
 
 class HkvdSelector(RankingSelector):
@@ -44,6 +46,10 @@ class HkvdSelector(RankingSelector):
         self.probe_layer = options.layer
         self.probe_share = options.probe_share
         self._signal = options.signal
+        self._window_tokens = options.window_tokens
+
+    def pick(self, selection: Selection) -> list[Span]:
+        return self._windows(selection) if self._window_tokens else super().pick(selection)
 
     def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         compared = (pair for name, *pair in zip("kv", fresh, stored, strict=True) if name in self._signal)
@@ -52,6 +58,14 @@ class HkvdSelector(RankingSelector):
     def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
         assert scores is not None, "Selector.select refuses calls without scores"
         return np.argsort(-_means(blocks, scores), kind="stable")
+
+    def _windows(self, selection: Selection) -> list[Span]:
+        assert selection.scores is not None, "Selector.select refuses calls without scores"
+        moved = moved_mask(selection)
+        at = np.flatnonzero(moved)
+        best_first = at[np.argsort(-_finite_or_highest(selection.scores[at]), kind="stable")]
+        windows = Windows.at(best_first, self._window_tokens, len(moved))
+        return windows.within(ceil(selection.ratio * len(at)), moved)
 
 
 class RandomSelector(RankingSelector):
@@ -73,9 +87,11 @@ def _means(blocks: Blocks, scores: Scores) -> npt.NDArray[np.float64]:
     first = np.cumsum(lengths) - lengths
     # The tokens between blocks are left out: reduceat adds up to where the next block begins.
     positions = np.arange(lengths.sum()) + np.repeat(blocks.starts - first, lengths)
-    moved = scores[positions].astype(np.float64)
-    moved[~np.isfinite(moved)] = np.inf
-    return np.add.reduceat(moved, first) / lengths
+    return np.add.reduceat(_finite_or_highest(scores[positions]), first) / lengths
+
+
+def _finite_or_highest(scores: Scores) -> npt.NDArray[np.float64]:
+    return np.where(np.isfinite(scores), scores, np.inf).astype(np.float64)
 
 
 def _squared_distance(fresh: "torch.Tensor", stored: "torch.Tensor") -> "torch.Tensor":

@@ -14,6 +14,39 @@ class TestHkvd(SelectorSuite):
         return HOST.create("selector", "hkvd")
 
 
+class TestCombined(SelectorSuite):
+    capabilities = ("sensitivity",)
+
+    def create(self) -> Selector:
+        return HOST.create("selector", "combined")
+
+
+@pytest.mark.slow
+class TestLearned(SelectorSuite):
+    capabilities = ("sensitivity",)
+
+    def create(self) -> Selector:
+        return HOST.create("selector", "learned", {"learned_tokens": 7, "head_share": 1.0})
+
+
+@pytest.mark.slow
+class TestQuestion(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "question")
+
+
+@pytest.mark.slow
+class TestHkvdInWindows(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "hkvd", {"window_tokens": 4, "probe_share": 1.0})
+
+
+@pytest.mark.slow
+class TestFirstKOfTheRatio(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "first_k", {"k": 0})
+
+
 @pytest.mark.slow
 class TestHkvdOfKeys(SelectorSuite):
     def create(self) -> Selector:

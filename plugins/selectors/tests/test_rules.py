@@ -11,22 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import PluginHost, Span
+from blendhub.contracts import Selection
 from blendhub.errors import OptionError
+from plugins.selectors.tests.prompts import moved_spans, picked_in_turn, tokens
 
 TOUCHING = [Span(4, 10), Span(10, 13), Span(13, 40)]
-
-
-def tokens(spans):
-    return [position for span in spans for position in range(span.start, span.end)]
-
-
-@st.composite
-def moved_spans(draw):
-    spans, at = [], 0
-    for gap, length in draw(st.lists(st.tuples(st.sampled_from([0, 0, 3]), st.integers(1, 20)), min_size=1)):
-        spans.append(Span(at + gap, at + gap + length))
-        at = spans[-1].end
-    return spans
 
 
 def blocks_of(moved, width):
@@ -56,12 +45,13 @@ def test_hkvd_picks_the_highest_blocks(data, moved, ratio, width):
     end = moved[-1].end
     scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
     expected = highest_blocks(moved, ratio, width, scores)
-    assert tokens(HkvdSelector(HkvdOptions()).select(moved, ratio, width, scores)) == expected
-    assert tokens(HkvdSelector(HkvdOptions(block_tokens=width)).select(moved, ratio, 5, scores)) == expected
+    assert tokens(HkvdSelector(HkvdOptions()).select(Selection(moved, ratio, width, scores))) == expected
+    in_blocks = HkvdSelector(HkvdOptions(block_tokens=width))
+    assert tokens(in_blocks.select(Selection(moved, ratio, 5, scores))) == expected
 
 
 def test_hkvd_takes_the_earlier_of_equals():
-    picks = HkvdSelector(HkvdOptions()).select(TOUCHING, 0.2, 4, np.ones(40, np.float32))
+    picks = HkvdSelector(HkvdOptions()).select(Selection(TOUCHING, 0.2, 4, np.ones(40, np.float32)))
     assert picks == [Span(4, 12)]
 
 
@@ -69,7 +59,7 @@ def test_blocks_end_where_their_span_does():
     """The block [8, 10) is short, and [10, 13) begins anew though it touches."""
     scores = np.zeros(40, np.float32)
     scores[10:13] = 1
-    assert HkvdSelector(HkvdOptions()).select(TOUCHING, 3 / 36, 4, scores) == [Span(10, 13)]
+    assert HkvdSelector(HkvdOptions()).select(Selection(TOUCHING, 3 / 36, 4, scores)) == [Span(10, 13)]
 
 
 @pytest.mark.parametrize("signal", ["k", "v", "kv"])
@@ -91,25 +81,49 @@ def test_hkvd_probes_the_layer_of_its_option():
         PluginHost.discover().create("selector", "hkvd", {"layer": 0})
 
 
+def windows_from_the_highest(moved, ratio, width, scores):
+    """What hkvd must pick with windows."""
+    highest = sorted(tokens(moved), key=lambda at: -scores[at] if isfinite(scores[at]) else -inf)
+    return picked_in_turn(moved, ratio, [range(at, at + width) for at in highest])
+
+
+@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9))
+def test_hkvd_picks_windows_from_the_highest_tokens_on(data, moved, ratio, width):
+    end = moved[-1].end
+    scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
+    picks = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
+    assert tokens(picks) == windows_from_the_highest(moved, ratio, width, scores)
+
+
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
 def test_first_k_picks_the_beginning_of_every_span(moved, ratio, k):
     expected = [position for span in moved for position in range(span.start, span.end)[:k]]
-    assert tokens(FirstKSelector(FirstKOptions(k=k)).select(moved, ratio)) == expected
+    assert tokens(FirstKSelector(FirstKOptions(k=k)).select(Selection(moved, ratio))) == expected
+
+
+@given(moved=moved_spans(), ratio=st.floats(0, 1))
+def test_first_k_of_0_picks_equally_many_of_each_span(moved, ratio):
+    """One token more of a span than of another only because the budget ended, or the other span did."""
+    picked = set(tokens(FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio))))
+    assert len(picked) == ceil(ratio * len(tokens(moved)))
+    counts = [sum(at in picked for at in range(span.start, span.end)) for span in moved]
+    assert all(set(range(span.start, span.start + n)) <= picked for span, n in zip(moved, counts, strict=True))
+    assert all(n in (max(counts), max(counts) - 1, len(span)) for span, n in zip(moved, counts, strict=True))
 
 
 def test_first_k_treats_spans_that_touch_each_by_itself():
-    assert FirstKSelector(FirstKOptions(k=4)).select(TOUCHING, 0.5) == [Span(4, 8), Span(10, 17)]
+    assert FirstKSelector(FirstKOptions(k=4)).select(Selection(TOUCHING, 0.5)) == [Span(4, 8), Span(10, 17)]
 
 
 def test_all_and_none_do_not_look_at_the_ratio():
     for ratio in (0.0, 0.3, 1.0):
-        assert AllSelector().select(TOUCHING, ratio) == [Span(4, 40)]
-        assert NoneSelector().select(TOUCHING, ratio) == []
+        assert AllSelector().select(Selection(TOUCHING, ratio)) == [Span(4, 40)]
+        assert NoneSelector().select(Selection(TOUCHING, ratio)) == []
 
 
 @given(moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9), seed=st.integers(0, 5))
 def test_random_picks_whole_blocks_but_for_one(moved, ratio, width, seed):
-    picked = set(tokens(RandomSelector(RandomOptions(seed=seed)).select(moved, ratio, width)))
+    picked = set(tokens(RandomSelector(RandomOptions(seed=seed)).select(Selection(moved, ratio, width))))
     assert len(picked) == ceil(ratio * len(tokens(moved)))
     blocks = [
         set(range(start, min(start + width, span.end)))
@@ -121,6 +135,6 @@ def test_random_picks_whole_blocks_but_for_one(moved, ratio, width, seed):
 
 def test_random_picks_otherwise_with_another_seed_and_everywhere():
     moved = [Span(0, 2000)]
-    picks = [set(tokens(RandomSelector(RandomOptions(seed=seed)).select(moved, 0.1))) for seed in range(40)]
+    picks = [set(tokens(RandomSelector(RandomOptions(seed=seed)).select(Selection(moved, 0.1)))) for seed in range(40)]
     assert len({frozenset(picked) for picked in picks}) == len(picks)
     assert len(set.union(*picks)) > 1900

@@ -18,14 +18,14 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
             name="inproc",
-            api=2,
+            api=3,
             summary="requests within one process, passed by reference",
             factory="blendhub_transports.inproc:InprocTransport",
             options=InprocOptions,
         ),
         PluginSpec(
             name="zmq",
-            api=2,
+            api=3,
             summary="requests between processes of one machine, or between machines with keys",
             factory="blendhub_transports.zmq_transport:ZmqTransport",
             options=ZmqOptions,

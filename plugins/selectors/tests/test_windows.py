@@ -1,0 +1,157 @@
+"""Windows are picked whole and in order; held against twins that go through the tokens one by one."""
+
+from math import ceil
+
+import numpy as np
+import pytest
+from blendhub_selectors.options import CombinedOptions, LearnedOptions, QuestionOptions
+from blendhub_selectors.signals import heads, learned, moved_mask
+from blendhub_selectors.windowed import CombinedSelector, LearnedSelector, QuestionSelector
+from blendhub_selectors.windows import Windows, one_after_another, side_by_side
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import Span
+from blendhub.contracts import Selection
+from plugins.selectors.tests.prompts import picked_in_turn, ranges, selections, tokens
+
+WIDTHS = st.sampled_from([1, 2, 4, 7])
+
+
+@st.composite
+def some_windows(draw, end):
+    windows = [(start, start + draw(st.integers(1, 9))) for start in draw(st.lists(st.integers(0, end - 1)))]
+    starts, ends = np.array(windows, np.int64).reshape(-1, 2).T
+    return Windows(starts, np.minimum(ends, end))
+
+
+@given(data=st.data(), asked=selections())
+def test_windows_are_taken_whole_until_one_is_too_dear(data, asked):
+    windows = data.draw(some_windows(len(asked.tokens)))
+    budget = ceil(asked.ratio * len(tokens(asked.moved)))
+    picked = windows.within(budget, moved_mask(asked))
+    assert tokens(picked) == picked_in_turn(asked.moved, asked.ratio, ranges(windows))
+
+
+@given(data=st.data(), asked=selections())
+def test_a_window_costs_the_moved_tokens_that_no_earlier_one_holds(data, asked):
+    windows, seen = data.draw(some_windows(len(asked.tokens))), set()
+    for window, cost in zip(ranges(windows), windows.costs(moved_mask(asked)), strict=True):
+        assert cost == len(set(window) & set(tokens(asked.moved)) - seen)
+        seen |= set(window)
+
+
+@given(data=st.data(), asked=selections())
+def test_parts_side_by_side_have_their_shares_of_every_beginning(data, asked):
+    """No part is ahead of another by more than a window, as long as the other has windows left."""
+    moved = moved_mask(asked)
+    parts = [(share, data.draw(some_windows(len(moved)))) for share in (0.5, 0.25)]
+    useful = [ranges(part) for _, part in parts]
+    together = ranges(side_by_side([*parts, (0.0, heads(asked, 3))], moved))
+    done, seen = [0, 0], [set(), set()]
+    lists = [[window for window in useful[n] if adds(window, seen[n], asked)] for n in (0, 1)]
+    assert sorted(map(str, together)) == sorted(map(str, lists[0] + lists[1]))
+    at, worth = [0, 0], [cost_of(lists[n], asked) for n in (0, 1)]
+    for window in together:
+        turns = [(done[n] + worth[n][at[n]]) / parts[n][0] if at[n] < len(lists[n]) else float("inf") for n in (0, 1)]
+        n = turns.index(min(turns))
+        assert window == lists[n][at[n]]
+        done[n] += worth[n][at[n]]
+        at[n] += 1
+
+
+def adds(window, seen, asked):
+    more = set(window) & set(tokens(asked.moved)) - seen
+    seen |= set(window)
+    return more
+
+
+def cost_of(windows, asked):
+    seen = set()
+    return [len(adds(window, seen, asked)) for window in windows]
+
+
+@given(asked=selections(), width=WIDTHS, most=st.sampled_from([None, 0, 1, 4, 6]), times=st.sampled_from([1, 2, 3]))
+def test_heads_grow_from_the_beginnings_of_spans(asked, width, most, times):
+    holes = {hole.end for hole in asked.holes}
+    expected = []
+    for span in asked.moved:
+        n = times if span.start in holes else 1
+        end = span.end if most is None else min(span.end, span.start + n * most)
+        for number, start in enumerate(range(span.start, end, width)):
+            expected.append((number // n, start, min(start + width, end)))
+    assert ranges(heads(asked, width, most, times)) == [range(start, end) for _, start, end in sorted(expected)]
+
+
+@given(asked=selections(), width=WIDTHS)
+def test_learned_windows_are_those_of_the_highest_bytes(asked, width):
+    moved, known = tokens(asked.moved), asked.sensitivity.tolist()
+    bytes_of = [known[at] for at in moved if known[at]]
+    average = sum(bytes_of) / len(bytes_of) if bytes_of else 0
+    # Of equals the unknown ones come first.
+    expected = [(-known[at], len(known), at, min(at + width, len(known))) for at in moved if known[at]]
+    for span in asked.moved:
+        for turn, start in enumerate(range(span.start, span.end, width)):
+            end = min(start + width, span.end)
+            if not all(known[start:end]):
+                expected.append((-average, turn, start, end))
+    found = ranges(learned(asked, moved_mask(asked), width))
+    assert found == [range(start, end) for _, _, start, end in sorted(expected)]
+
+
+SELECTORS = {
+    "learned": lambda width, share: LearnedSelector(LearnedOptions(learned_tokens=width, head_share=share)),
+    "question": lambda width, share: QuestionSelector(QuestionOptions(question_tokens=width)),
+    "combined": lambda width, share: CombinedSelector(
+        CombinedOptions(learned_tokens=width, question_tokens=2 * width, question_share=share)
+    ),
+    "combined of nothing": lambda width, share: CombinedSelector(
+        CombinedOptions(head_share=0, question_share=0, learned_share=0)
+    ),
+}
+
+
+@pytest.mark.parametrize("create", SELECTORS.values(), ids=SELECTORS)
+@given(asked=selections(), width=WIDTHS, share=st.sampled_from([0.0, 0.3, 1.0]))
+def test_a_selector_picks_whole_windows_within_its_budget(create, asked, width, share):
+    selector = create(width, share)
+    order = one_after_another([selector.order(asked, moved_mask(asked)), heads(asked, selector._rest_tokens)])
+    assert tokens(selector.select(asked)) == picked_in_turn(asked.moved, asked.ratio, ranges(order))
+
+
+@pytest.mark.parametrize("create", SELECTORS.values(), ids=SELECTORS)
+@given(asked=selections(), ratio=st.floats(0, 1))
+def test_a_larger_budget_only_adds(create, asked, ratio):
+    few, many = (
+        set(tokens(create(4, 0.3).select(Selection(asked.moved, one, tokens=asked.tokens, question=asked.question,
+                                                   sensitivity=asked.sensitivity))))
+        for one in sorted([ratio, asked.ratio])
+    )  # fmt: skip
+    assert few <= many
+
+
+def test_windows_reach_across_the_borders_of_spans():
+    sensitivity = np.zeros(40, np.uint8)
+    sensitivity[[18, 30]] = 255, 1
+    asked = Selection([Span(0, 20), Span(20, 40)], 0.1, sensitivity=sensitivity)
+    assert LearnedSelector(LearnedOptions(head_share=0)).select(asked) == [Span(18, 22)]
+
+
+def test_more_of_the_beginning_is_picked_behind_a_hole():
+    asked = Selection([Span(0, 100), Span(120, 220)], 0.12, holes=[Span(100, 120)])
+    assert LearnedSelector(LearnedOptions(learned_share=0)).select(asked) == [Span(0, 8), Span(120, 136)]
+
+
+def test_a_beginning_that_is_known_not_to_change_is_not_picked_for_its_place():
+    sensitivity = np.zeros(200, np.uint8)
+    sensitivity[:100], sensitivity[50] = 5, 200
+    asked = Selection([Span(0, 100), Span(100, 200)], 0.04, sensitivity=sensitivity)
+    assert LearnedSelector(LearnedOptions(learned_share=0)).select(asked) == [Span(100, 108)]
+
+
+def test_a_token_of_which_nothing_is_known_counts_as_the_average():
+    """Known ones above the average come first, then the beginnings, then those below it."""
+    sensitivity = np.zeros(40, np.uint8)
+    sensitivity[[30, 35]] = 200, 10
+    windows = ranges(learned(Selection([Span(0, 40)], 0.5, sensitivity=sensitivity), np.ones(40, bool), 4))
+    assert windows[0] == range(30, 34) and windows[1] == range(4) and windows[-1] == range(35, 39)
