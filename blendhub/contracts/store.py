@@ -36,8 +36,8 @@ class Store(ABC):
     """A second tier. All methods block, and may be called from several threads at once.
 
     Callers use ``save_run``, ``save``, ``load`` and ``save_note``, which check their arguments. A plugin implements
-    ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers are flat views of bytes, those to
-    fill can be written.
+    ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers are flat views of bytes, and
+    those to fill can be written.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
@@ -146,9 +146,7 @@ class Store(ABC):
         """``write_note``. One that has not one byte for each token is refused."""
         flat = _flat(note)
         if not len(span) or len(flat) != len(span):
-            raise InvalidInput(
-                f"a note has one byte for each token of {span}, at least one, got {len(flat)} bytes"
-            )
+            raise InvalidInput(f"a note has one byte for each token of {span}, at least one, got {len(flat)} bytes")
         self.write_note(run, span, flat)
 
 

@@ -54,6 +54,7 @@ class ConnectorScheduler:
         self._settings = settings
         self._admission = admission
         self._n_positions = facts.max_model_len
+        self._uses_sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
         place = HubPlace(address, admission.namespace)
         self._unsent_place: HubPlace | None = place
         """Sent to the workers in the first plan after the hub was reached."""
@@ -127,7 +128,9 @@ class ConnectorScheduler:
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
         tokens = state.tokens()[: decision.end]
-        self._loads.append(LoadJob(state.id, state.terms.variant, tokens, np.asarray(blocks, np.int64), decision))
+        self._loads.append(
+            LoadJob(state.id, state.terms.variant, tokens, np.asarray(blocks, np.int64), decision, state.sensitivity)
+        )
         if state.first_approximate != was_approximate_from:
             # It was preempted: its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
@@ -156,6 +159,8 @@ class ConnectorScheduler:
         """Take note of what the workers have done."""
         self._closed_ranks -= report.opened
         self.counters["saved_tokens"] += report.saved_tokens
+        self.counters["learned_tokens"] += report.learned_tokens
+        self.counters["unlearned_tokens"] += report.unlearned_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
         self.saves.settle(report.settled)
@@ -210,7 +215,15 @@ class ConnectorScheduler:
     # Lookups and decisions.
 
     def _look_up(self, state: RequestState) -> None:
-        state.look_up(Lookup(self.executor, state.terms.variant, state.tokens(), self._settings.lookup_timeout_s))
+        state.look_up(
+            Lookup(
+                self.executor,
+                state.terms.variant,
+                state.tokens(),
+                self._settings.lookup_timeout_s,
+                sensitivity=self._uses_sensitivity and state.terms.mode == "blend",
+            )
+        )
         if state.lookup and not state.lookup.is_sent:
             self._unsent.append(state)
 
@@ -235,7 +248,7 @@ class ConnectorScheduler:
             self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
         if found is None:
             return False
-        state.answered(found)
+        state.answered(found, state.lookup.sensitivity)
         return True
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:

@@ -60,6 +60,8 @@ class RequestState:
         """Present while its lease is needed: until the load has ended."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
+        self.sensitivity = b""
+        """What came with it."""
         self.decision: Decision | None = None
         """What is being loaded, or was loaded."""
         self.result: LoadResult | None = None
@@ -80,9 +82,9 @@ class RequestState:
         self.found = self.decision = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
 
-    def answered(self, found: Found) -> None:
+    def answered(self, found: Found, sensitivity: bytes = b"") -> None:
         assert self.stage is Stage.LOOKING_UP
-        self.found, self.stage = found, Stage.FOUND
+        self.found, self.sensitivity, self.stage = found, sensitivity, Stage.FOUND
 
     def decided(self, decision: Decision) -> None:
         """May be called again: vLLM asks in each step until it can allocate."""

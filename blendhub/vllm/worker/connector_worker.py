@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -16,6 +17,7 @@ from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
+from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext
@@ -56,6 +58,7 @@ class ConnectorWorker:
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
+        self._learning = Learning(self._run)
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._unsettled: set[str] = set()
@@ -101,6 +104,7 @@ class ConnectorWorker:
         """The requests whose blocks can be freed, and the requests whose KV is loaded."""
         self._advance()
         self._agree()
+        self._learning.advance()
         waiting = {save.job.request for save in self._waiting}
         saved = {request for request in self._ending - waiting if not self._saves.is_copying(request)}
         self._ending -= saved
@@ -120,6 +124,7 @@ class ConnectorWorker:
             self._saves.forget(request)
         report.settled = dict.fromkeys(settled, 1)
         report.saved_tokens, report.failed_saves = self._saves.take_numbers()
+        report.learned_tokens, report.unlearned_tokens = self._learning.take_numbers()
         return report if report != WorkerReport() else None
 
     def close(self) -> None:
@@ -147,6 +152,7 @@ class ConnectorWorker:
                 loading.blend = Blend(self._context, loading.job)
             if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
                 self._finish(loading, loading.blend.result)
+                self._learn(loading, loading.blend)
 
     def _compute(self, loading: LoadTask, blend: Blend, budget: int) -> int:
         """Recompute for a load; returns the cost in tokens."""
@@ -181,6 +187,12 @@ class ConnectorWorker:
         del self._loading[loading.job.request]
         self._loaded.add(loading.job.request)
         self._report.loads[loading.job.request] = result
+
+    def _learn(self, loading: LoadTask, blend: Blend) -> None:
+        """Report what recomputation has shown, once for all ranks, which have measured the same."""
+        if blend.comparisons and self._ranks.number == 0:
+            assert loading.epoch is not None
+            self._learning.add(loading.job, blend.comparisons, loading.epoch)
 
     def _begin_load(self, job: LoadJob, client: HubClient, acquired: Acquired) -> Transfer:
         segments = [
@@ -284,3 +296,7 @@ class ConnectorWorker:
     def _run_later(self, work: Callable[[], None]) -> None:
         assert self._executor
         self._executor.run_later(work)
+
+    def _run(self, work: Callable[[HubClient], None]) -> "Future[None]":
+        assert self._executor
+        return self._executor.run(work)
