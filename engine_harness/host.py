@@ -121,12 +121,15 @@ class Host:
             "ended_s": ended_s,
         }
 
-    def sensitivity(self, prompt: list[int]) -> bytes:
+    def sensitivity(self, prompt: list[int], salt: str = "") -> bytes:
         """What the hub knows of a prompt's tokens, a byte for each up to the last that it has."""
         import numpy as np
 
+        from blendhub.layout import Variant
+
         client = self._scheduler.connector._scheduler.executor.client()
-        asked = client.submit_lookup(np.asarray(prompt, np.uint32), acquire=False, sensitivity=True)
+        variant = Variant(cache_salt=salt)
+        asked = client.submit_lookup(np.asarray(prompt, np.uint32), variant, acquire=False, sensitivity=True)
         asked.result()
         return b"".join(asked.payload())
 

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from blendhub.layout import Namespace, Variant
-from blendhub.plan import Span
+from blendhub.plan import Match, Span
 from blendhub.plugin_choice import PluginChoice
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision
@@ -56,6 +56,20 @@ class LoadJob(msgspec.Struct, frozen=True):
         return known
 
 
+class CopiesJob(msgspec.Struct, frozen=True):
+    """Compare what is stored twice of a request's prompt: it was computed anew, and stored again."""
+
+    request: str
+    variant: Variant
+    tokens: Tokens
+    earlier: tuple[Match, ...]
+    """The moved text that was stored before: the copies to compare with."""
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(match.span) for match in self.earlier)
+
+
 class SaveJob(msgspec.Struct, frozen=True):
     """Store the KV of ``span``, which this step computes; slots that it completes are committed."""
 
@@ -76,6 +90,7 @@ class StepPlan(KVConnectorMetadata):
     """Set in one plan only: the first after the scheduler has reached the hub."""
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
+    copies: list[CopiesJob] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
     preempted: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""What the hub is told of tokens' sensitivity: merged, given out with lookups, kept through a restart."""
+"""What engines report of tokens' sensitivity: merged, given out with lookups, kept through a restart."""
 
 import numpy as np
 import pytest

@@ -82,7 +82,7 @@ def blended(ratio: float, ranks=ALONE, pages=lambda shape: torch.ones(shape)) ->
     for name in model.layer_names:
         model.layer(name).kv_cache[:] = pages((BLOCKS, HEADS, BLOCK, 2 * WIDTH))
     layers = [paged_layer(model, index) for index in range(2)]
-    compared = ComparedLayer(model, layers[1], LAYOUT, ranks)
+    compared = ComparedLayer(model, 1, layers[1], LAYOUT, ranks)
     device = SimpleNamespace(block_tokens=1)
     selector = HOST.create("selector", "random", {})
     context = BlendContext(model, layers, LAYOUT, device, selector, ranks, compared)
@@ -132,7 +132,7 @@ def test_kv_that_is_computed_as_it_was_stored_has_the_lowest_byte():
 def test_ranks_find_the_same_bytes_and_the_first_one_reports_them():
     def work(ranks):
         """The other rank's heads have not changed."""
-        compared = ComparedLayer(Constant(1.0 if ranks.number else 2.0), LAYER, LAYOUT, ranks)
+        compared = ComparedLayer(Constant(1.0 if ranks.number else 2.0), 0, LAYER, LAYOUT, ranks)
         one = Comparison(compared, np.arange(BLOCKS), [Span(0, 3)])
         LAYER.tensors[0].fill_(1.0)
         return one._measured().tolist()
@@ -164,6 +164,6 @@ class Meta:
 
 def test_a_comparison_waits_for_nothing():
     pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.float32, device="meta")
-    compared = ComparedLayer(Meta(), PagedLayer("layer", "packed_heads", (pages,)), LAYOUT, ALONE)
+    compared = ComparedLayer(Meta(), 0, PagedLayer("layer", "packed_heads", (pages,)), LAYOUT, ALONE)
     measured = Comparison(compared, np.arange(BLOCKS), [Span(0, 3), Span(7, 50)])._measured()
     assert measured.device.type == "meta" and measured.shape == (46,) and measured.dtype is torch.uint8

@@ -18,11 +18,11 @@ RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 ON_TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
-def known(engine: Engine, prompt: list[int], n: int) -> np.ndarray:
+def known(engine: Engine, prompt: list[int], n: int, salt: str = "") -> np.ndarray:
     """What the hub knows of a prompt's tokens, of which it has learned so many: engines do not wait for it."""
     until = time.monotonic() + 20
     while time.monotonic() < until:
-        found = np.frombuffer(engine.call("sensitivity", prompt), np.uint8)
+        found = np.frombuffer(engine.call("sensitivity", prompt, salt), np.uint8)
         if np.count_nonzero(found) >= n:
             break
         time.sleep(0.05)
@@ -71,19 +71,43 @@ def test_nothing_is_learned_where_that_is_switched_off(model, texts):
         assert engine.call("sensitivity", prompt) == b""
 
 
+def learned_by(engine: Engine, document: list[int], before: list[int], prompt: list[int]) -> list[np.ndarray]:
+    """The bytes of a document, computed alone and then in a prompt: by recomputing what was stored, and, under another
+    salt, by storing it twice. The last ones are those of the second copy.
+    """
+    recomputed = {"recompute_ratio": 1.0, "store": False}
+    engine.one(document)
+    engine.forget()
+    assert engine.one(prompt, **recomputed).report["recomputed_tokens"] == 300
+    found = [known(engine, prompt, 300)]
+    engine.one(document, cache_salt="twice")
+    engine.one(prompt, mode="off", cache_salt="twice")
+    found.append(known(engine, prompt, 300, "twice"))
+    start = len(before)
+    return [one[start : start + 300].astype(int) for one in found]
+
+
 @pytest.mark.alone
-def test_two_ranks_learn_what_one_learns(model, texts):
-    """Each has half of the heads."""
-    document = texts.new(300)
-    prompt = [*texts.new(40), *document, *texts.new(9)]
+def test_all_ways_and_two_ranks_learn_the_same(model, texts):
+    """Each rank has half of the heads. A request that reuses nothing stores its text again, in another context."""
+    document, before = texts.new(300), texts.new(40)
+    prompt = [*before, *document, *texts.new(9)]
     learned = []
-    for options in ({"environment": ON_TWO_CORES, **RANKS}, {}):
+    for options in ({}, {"environment": ON_TWO_CORES, **RANKS}):
         with Engine(model, SETTINGS, **options) as engine:
-            engine.one(document)
-            engine.forget()
-            assert engine.one(prompt, recompute_ratio=1.0, store=False).report["recomputed_tokens"] == 300
-            learned.append(known(engine, prompt, 300).astype(int))
-    assert np.abs(learned[0] - learned[1]).max() <= 1
+            learned += learned_by(engine, document, before, prompt)
+    assert all(np.abs(learned[0] - one).max() <= 1 for one in learned[1:])
+    assert np.median(learned[0]) > 60
+
+
+def test_both_copies_of_a_text_that_is_stored_twice_have_bytes(model, texts):
+    document, before = texts.new(300), texts.new(40)
+    with Engine(model, SETTINGS) as engine:
+        engine.one(document)
+        engine.forget()
+        engine.one([*before, *document, *texts.new(9)], mode="off")
+        for prompt in ([*document, *texts.new(70)], [*before, *document, *texts.new(70)]):
+            assert known(engine, prompt, 300).any(), "both are found exactly"
 
 
 def test_what_one_engine_learned_outlives_its_hub_and_serves_another(model, texts, tmp_path):

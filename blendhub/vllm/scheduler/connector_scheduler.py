@@ -6,6 +6,7 @@ Only ``matched`` waits for the hub, for at most ``lookup_wait_ms`` a step.
 import logging
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,13 +15,14 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from blendhub.client import HubClient
 from blendhub.errors import BlendHubError
 from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
 from blendhub.observers import Observers
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
+from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
@@ -70,6 +72,7 @@ class ConnectorScheduler:
         self._wait_left_s = settings.lookup_wait_ms / 1000
         """How long ``matched`` may still wait in this step."""
         self._loads: list[LoadJob] = []
+        self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
         self._logged: set[str] = set()
         """Reasons that were logged: once each is enough."""
@@ -89,6 +92,8 @@ class ConnectorScheduler:
         state = self._requests[request.request_id] = RequestState(request, terms)
         if refusal:
             self._refuse(state, refusal)
+            if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
+                self._look_for_copies(state)
         else:
             self._look_up(state)
 
@@ -148,6 +153,7 @@ class ConnectorScheduler:
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         plan.loads, self._loads = self._loads, []
+        plan.copies, self._copies = self._copies, []
         plan.cancelled, self._cancelled = self._cancelled, set()
         plan.preempted = set(step.preempted_req_ids or ())
         self.saves.plan_step(step, self._requests, plan)
@@ -163,7 +169,8 @@ class ConnectorScheduler:
         self.counters["unlearned_tokens"] += report.unlearned_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
-        self.saves.settle(report.settled)
+        for state in self.saves.settle(report.settled):
+            self._compare_copies(state)
         for name, result in report.loads.items():
             state = self._requests.get(name)
             if state and state.stage is Stage.LOADING:
@@ -195,7 +202,7 @@ class ConnectorScheduler:
     @property
     def has_work(self) -> bool:
         """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
-        return self.saves.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
+        return self.saves.is_busy or bool(self._copies) or (self._closed_ranks > 0 and self.executor.is_up)
 
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
@@ -226,6 +233,17 @@ class ConnectorScheduler:
         )
         if state.lookup and not state.lookup.is_sent:
             self._unsent.append(state)
+
+    def _look_for_copies(self, state: RequestState) -> None:
+        """Ask what is stored of a prompt that is going to be computed and stored again."""
+        look_up = partial(HubClient.lookup, tokens=state.tokens(), variant=state.terms.variant, acquire=False)
+        state.stored_before = self.executor.run(look_up)
+
+    def _compare_copies(self, state: RequestState) -> None:
+        """What was stored before, too, was computed in two contexts: have a worker compare them."""
+        tokens, earlier = state.tokens()[: state.request.num_prompt_tokens], state.earlier_copies
+        if earlier and self._settings.learn_sensitivity:
+            self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
 
     def _send_lookups(self) -> None:
         """Send the lookups that waited for a session: vLLM calls ``matched`` only for requests that it schedules."""

@@ -1,5 +1,6 @@
 """The scheduler's state of one request, from its arrival to its end."""
 
+from concurrent.futures import Future
 from enum import Enum, auto
 from typing import Any
 
@@ -67,6 +68,8 @@ class RequestState:
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.stored_before: Future[Found] | None = None
+        """What was stored of the prompt of a request that is not looked up in order to reuse it."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
         self._approximate_before: int | None = None
@@ -123,6 +126,14 @@ class RequestState:
     def matches(self) -> tuple[Match, ...]:
         """What the last lookup found, and may be loaded."""
         return self.found.matches if self.found else ()
+
+    @property
+    def earlier_copies(self) -> tuple[Match, ...]:
+        """Moved text that was stored before, where all of the prompt was computed nevertheless."""
+        before, found = self.stored_before, self.found
+        if before and before.done() and not before.exception():
+            found = before.result()
+        return tuple(match for match in found.matches if not match.exact) if found and not self.decision else ()
 
     @property
     def first_approximate(self) -> int | None:

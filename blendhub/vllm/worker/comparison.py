@@ -41,11 +41,13 @@ def compared_layer(n_layers: int, probe_layer: int) -> int | None:
 class ComparedLayer:
     """The layer at which a worker compares tokens."""
 
-    def __init__(self, model: EngineModel, layer: PagedLayer, layout: KVLayout, ranks: Ranks) -> None:
+    def __init__(self, model: EngineModel, index: int, layer: PagedLayer, layout: KVLayout, ranks: Ranks) -> None:
         self.model = model
+        self.index = index
         self.layer = layer
         self.layout = layout
         self.ranks = ranks
+        self.least = LEAST_OF_BYTES if ITEM_SIZES[layout.dtype] == 1 else LEAST
 
     def read(self, slots: torch.Tensor) -> Tensors:
         return read_as_computed(self.model, self.layer, self.layout, slots)
@@ -83,7 +85,7 @@ class Comparison:
                 pieces.append(squares(self._compared.read(self._slots[piece]), (keys[piece], values[piece])))
             del self._stored
             sums = self._compared.ranks.sum(torch.cat(pieces, 1))
-            return as_bytes(sums, LEAST_OF_BYTES if ITEM_SIZES[self._compared.layout.dtype] == 1 else LEAST)
+            return as_bytes(sums, self._compared.least)
 
 
 class OnTheWay:

@@ -22,6 +22,7 @@ from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
+from blendhub.vllm.worker.stored_copies import StoredCopies
 from blendhub.wire import Acquired
 
 log = logging.getLogger(__name__)
@@ -59,6 +60,7 @@ class ConnectorWorker:
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
         self._learning = Learning(self._run)
+        self._copies = StoredCopies(context.compared, self._unpinned_client, self._learning) if context.compared else None
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._unsettled: set[str] = set()
@@ -99,6 +101,9 @@ class ConnectorWorker:
         self._waiting += [WaitingSave(job, until) for job in plan.saves]
         self._begin_saves()
         self._ending |= plan.ending
+        if self._copies and self._ranks.number == 0:  # which sees the shards of all ranks
+            for job in plan.copies:
+                self._copies.add(job)
 
     def finished(self) -> tuple[set[str], set[str]]:
         """The requests whose blocks can be freed, and the requests whose KV is loaded."""
@@ -269,8 +274,12 @@ class ConnectorWorker:
 
     def _client(self) -> HubClient | None:
         """The client, with its arena pinned; None while one of both is still to come. Raises if that failed."""
-        client = self._executor.client() if self._executor else None
+        client = self._unpinned_client()
         return client if client and self._pin(client) else None
+
+    def _unpinned_client(self) -> HubClient | None:
+        """The client, for threads that use no device. Raises if the hub is known not to answer."""
+        return self._executor.client() if self._executor else None
 
     def _pin(self, client: HubClient) -> bool:
         """Have the device use the client's arena; returns False while it still copies in an earlier arena."""

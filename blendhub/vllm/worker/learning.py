@@ -49,9 +49,10 @@ class Learning:
         """Report the comparisons of a load that has succeeded."""
         report = _Report(job, comparisons, epoch)
         with self._state:
-            if len(self._arriving) + self._sending >= MOST_WAITING:
-                self._unlearned += report.n_tokens
-                return
+            is_full = len(self._arriving) + self._sending >= MOST_WAITING
+        if is_full:
+            self.count(unlearned=report.n_tokens)
+            return
         self._arriving.append(report)
         self.advance()
 
@@ -70,19 +71,28 @@ class Learning:
             self._learned = self._unlearned = 0
         return learned, unlearned
 
-    def _sent(self, report: _Report, sent: "Future[None]") -> None:
-        error = sent.exception()
+    def count(self, *, learned: int = 0, unlearned: int = 0) -> None:
+        """Count tokens of which the hub took note, and such of which it did not. For any thread."""
         with self._state:
-            self._sending -= 1
-            if error is None:
-                self._learned += report.n_tokens
-                return
-            self._unlearned += report.n_tokens
+            self._learned += learned
+            self._unlearned += unlearned
+
+    def failed(self, request: str, n_tokens: int, error: BaseException) -> None:
+        """A report of so many tokens failed. For any thread."""
+        with self._state:
+            self._unlearned += n_tokens
             is_first, self._logged = not self._logged, True
         if is_first:
-            log.warning(
-                "the hub did not learn how sensitive the tokens of request %s are: %s", report.job.request, error
-            )
+            log.warning("the hub did not learn how sensitive the tokens of request %s are: %s", request, error)
+
+    def _sent(self, report: _Report, sent: "Future[None]") -> None:
+        with self._state:
+            self._sending -= 1
+        error = sent.exception()
+        if error is None:
+            self.count(learned=report.n_tokens)
+        else:
+            self.failed(report.job.request, report.n_tokens, error)
 
 
 def _send(report: _Report, client: HubClient) -> None:

@@ -98,7 +98,7 @@ class WorkerStart:
         compared = None
         at = compared_layer(layout.layers, selector.probe_layer) if self._settings.learn_sensitivity else None
         if at is not None and check.support.blends:
-            compared = ComparedLayer(model, layers[at], layout, ranks)
+            compared = ComparedLayer(model, at, layers[at], layout, ranks)
         context = BlendContext(model, layers, layout, device, selector, ranks, compared)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
