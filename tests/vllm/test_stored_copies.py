@@ -120,7 +120,7 @@ def test_a_copy_that_is_gone_costs_the_comparison_alone(caplog):
         store(made, TEXT, 0, 0)
         earlier = made[0].lookup(PROMPT, acquire=False).matches
         made[0].clear()
-        copies, learning = copies_of(made[0])
+        copies, _ = copies_of(made[0])
         copies.add(CopiesJob("r", Variant(), PROMPT, earlier))
         copies.add(CopiesJob("r", Variant(), PROMPT, earlier))
         while copies._jobs.qsize():

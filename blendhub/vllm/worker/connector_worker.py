@@ -60,7 +60,9 @@ class ConnectorWorker:
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
         self._learning = Learning(self._run)
-        self._copies = StoredCopies(context.compared, self._unpinned_client, self._learning) if context.compared else None
+        self._copies = (
+            StoredCopies(context.compared, self._unpinned_client, self._learning) if context.compared else None
+        )
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._unsettled: set[str] = set()
