@@ -169,8 +169,8 @@ class ConnectorScheduler:
         self.counters["unlearned_tokens"] += report.unlearned_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
-        for state in self.saves.settle(report.settled):
-            self._compare_copies(state)
+        for stored in self.saves.settle(report.settled):
+            self._compare_copies(stored)
         for name, result in report.loads.items():
             state = self._requests.get(name)
             if state and state.stage is Stage.LOADING:
@@ -236,8 +236,9 @@ class ConnectorScheduler:
 
     def _look_for_copies(self, state: RequestState) -> None:
         """Ask what is stored of a prompt that is going to be computed and stored again."""
-        look_up = partial(HubClient.lookup, tokens=state.tokens(), variant=state.terms.variant, acquire=False)
-        state.stored_before = self.executor.run(look_up)
+        # Not a lookup: nothing is going to be loaded, and it says nothing of how often reuse succeeds.
+        look = partial(HubClient.prefetch, tokens=state.tokens(), variant=state.terms.variant)
+        state.stored_before = self.executor.run(look)
 
     def _compare_copies(self, state: RequestState) -> None:
         """What was stored before, too, was computed in two contexts: have a worker compare them."""

@@ -310,3 +310,13 @@ def test_files_of_an_earlier_release_are_read_and_keep_no_notes(store: Store, pa
     again.save_note(key("a"), chunk(0), note(0))
     assert again.note(key("a"), chunk(0)) == note(0)
     again.close()
+
+
+def test_a_note_does_not_change_the_order_of_use_that_a_restart_finds(store: Store, path: Path) -> None:
+    store.save(key("a"), chunk(1), [content(1)])
+    held = store.nbytes
+    store.save_note(key("a"), chunk(0), note(0))
+    store.close()
+    again = disk(path, capacity_gib=(held + 100) / 2**30)
+    assert again.save(key("a"), chunk(2), [content(2)]) == [(key("a"), chunk(0))]
+    again.close()
