@@ -44,5 +44,5 @@ def learn(chunk_matches: Sequence[ChunkMatch], measured: bytes) -> list[Chunk]:
 
 def merge(known: np.ndarray, measured: np.ndarray) -> np.ndarray:
     """The largest counts, and decays: by an eighth, rounded up, each time that a token is measured again."""
-    decayed = known - (known // 8 + (known % 8 > 0))
-    return np.where(measured, np.maximum(measured, decayed), known).astype(np.uint8)
+    decayed = known - (known >> 3) - ((known & 7) > 0)
+    return np.where(measured, np.maximum(measured, decayed), known).astype(np.uint8, copy=False)
