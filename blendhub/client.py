@@ -65,11 +65,20 @@ class HubClient(HubSession):
         acquire: bool = True,
         skip_prefix: int = 0,
         wait_s: float = 0.0,
+        sensitivity: bool = False,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
-        """The same without waiting for the reply."""
+        """The same without waiting for the reply.
+
+        ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``.
+        """
         message = wire.Lookup(
-            **self._ids(), variant=variant, acquire=acquire, skip_prefix_n_tokens=skip_prefix, wait_s=wait_s
+            **self._ids(),
+            variant=variant,
+            acquire=acquire,
+            skip_prefix_n_tokens=skip_prefix,
+            wait_s=wait_s,
+            sensitivity=sensitivity,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
@@ -93,6 +102,13 @@ class HubClient(HubSession):
         """The same without waiting for the reply."""
         message = wire.Acquire(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
         return self._submit(wire.Acquired, message, (), timeout)
+
+    def learn(self, matches: Sequence[Match], measured: Buffer, variant: Variant = BASE) -> None:
+        """Have the hub take note of how sensitive the tokens of matches are.
+
+        One byte for each position up to where the last match ends; 0: not measured.
+        """
+        self._call(wire.Done, wire.Learn(**self._ids(), variant=variant, matches=tuple(matches)), [measured])
 
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""

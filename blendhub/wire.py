@@ -18,7 +18,7 @@ from blendhub.layout import Namespace, Text, Variant
 from blendhub.plan import Match, Span
 from blendhub.processes import ProcessId
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
@@ -112,6 +112,8 @@ class Lookup(InNamespace, frozen=True):
     acquire: bool = True
     skip_prefix_n_tokens: Position = 0
     wait_s: Seconds = 0.0
+    sensitivity: bool = False
+    """Answer with what is known of the sensitivity of the matches' tokens, too."""
 
 
 class Prefetch(InNamespace, frozen=True):
@@ -123,6 +125,16 @@ class Acquire(InNamespace, frozen=True, kw_only=True):
 
     matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)]
     skip_prefix_n_tokens: Position = 0
+
+
+class Learn(InNamespace, frozen=True, kw_only=True):
+    """These matches' tokens were computed again, and compared with what is stored. The bytes come as a payload.
+
+    One byte for each position of the prompt up to where the last match ends. 0: the token was not compared. Otherwise
+    the higher the more its KV differed. Where the matches name a stored token twice, the last byte counts.
+    """
+
+    matches: Annotated[tuple[Match, ...], Meta(min_length=1, max_length=MOST_MATCHES)]
 
 
 class Release(FromSession, frozen=True):
@@ -188,6 +200,7 @@ Request: TypeAlias = (
     | Lookup
     | Prefetch
     | Acquire
+    | Learn
     | Release
     | Reserve
     | Commit
@@ -226,7 +239,11 @@ class Pong(Message, frozen=True):
 
 
 class Found(Message, frozen=True):
-    """``matches`` are in the arena: ascending, disjoint, and covered by the lease if there is one."""
+    """``matches`` are in the arena: ascending, disjoint, and covered by the lease if there is one.
+
+    If the lookup asked for sensitivity and any is known, a payload has one byte for each position of the prompt up to
+    where the last match ends, 0 where nothing is known.
+    """
 
     matches: tuple[Match, ...] = ()
     lease: Id | None = None

@@ -66,7 +66,7 @@ class RecordingMatcher(Recorder, Matcher):
 
 class RecordingStore(Recorder, Store):
     capacity = corrupted = 1
-    write_run = write = read = discard = runs = close = Recorder.record
+    write_run = write = read = write_note = note = discard = runs = close = Recorder.record
 
 
 def test_the_picks_of_a_selector_are_joined_where_they_touch():

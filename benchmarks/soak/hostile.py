@@ -60,6 +60,7 @@ class Hostile:
             (20, self._lookup),
             (5, self._prefetch),
             (15, self._acquire),
+            (8, self._learn),
             (20, self._reserve),
             (15, self._commit),
             (5, self._abort),
@@ -154,13 +155,14 @@ class Hostile:
             acquire=self.chance.random() < 0.5,
             skip_prefix_n_tokens=self._position() if self.chance.random() < 0.3 else 0,
             wait_s=self.chance.choice(SECONDS[:-1]),
+            sensitivity=self.chance.random() < 0.5,
         )
         return message, self._tokens()
 
     def _prefetch(self) -> Request:
         return wire.Prefetch(**self._ids(), variant=self._variant()), self._tokens()
 
-    def _acquire(self) -> Request:
+    def _matches(self) -> tuple[Match, ...]:
         matches, at = [], 0
         for _ in range(self.chance.choice((0, 1, 2, 50, 4096))):
             at += self.chance.choice((0, 0, 0, 1, 1000))
@@ -168,7 +170,18 @@ class Hostile:
             source = self._position()
             matches.append(Match(Span(at, at + length), self._id(self.runs), source, self.chance.random() < 0.5))
             at += length if self.chance.random() < 0.999 else 0
-        return wire.Acquire(**self._ids(), variant=self._variant(), matches=tuple(matches)), []
+        return tuple(matches)
+
+    def _acquire(self) -> Request:
+        return wire.Acquire(**self._ids(), variant=self._variant(), matches=self._matches()), []
+
+    def _learn(self) -> Request:
+        matches = self._matches()
+        end = matches[-1].span.end if matches else 0
+        size = self.chance.choice((end, end, end, end + 1, 0))
+        measured = self.chance.choice((bytes(size), bytes([255]) * size))
+        payload = [measured] * self.chance.choice((0, 1, 1, 1, 1, 2))
+        return wire.Learn(**self._ids(), variant=self._variant(), matches=matches), payload
 
     def _reserve(self) -> Request:
         span = Span(0, self.chance.choice(LENGTHS)) if self.chance.random() < 0.6 else self._span()

@@ -35,12 +35,18 @@ class StoredRun(msgspec.Struct, frozen=True):
 class Store(ABC):
     """A second tier. All methods block, and may be called from several threads at once.
 
-    Callers use ``save_run``, ``save`` and ``load``, which check their arguments. A plugin implements ``write_run``,
-    ``write`` and ``read``: spans are not empty, buffers are flat views of bytes, and those to fill can be written.
+    Callers use ``save_run``, ``save``, ``load`` and ``save_note``, which check their arguments. A plugin implements
+    ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers are flat views of bytes, and
+    those to fill can be written.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
     its chunks go with it.
+
+    *Notes.* Beside a chunk's bytes, which never change, a store keeps a note of one byte a token, which does: what
+    is known of the tokens' sensitivity. A note is a hint: it may be lost in a crash, but one that is not what
+    ``save_note`` was given is never returned. It goes with its chunk, and when the chunk is saved again. Reading
+    and writing notes are no uses.
 
     *Durability.* A chunk is catalogued only after its bytes and its run's tokens are complete; a crash at any
     moment leaves each chunk whole or absent. A run none of whose chunks was saved need not outlive the store
@@ -77,6 +83,14 @@ class Store(ABC):
         """Fill the buffers, one a rank, with a chunk's bytes. False: it is not there or no longer whole;
         what the buffers hold then is undefined. Their sizes must be those that were saved.
         """
+
+    @abstractmethod
+    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
+        """Keep a note beside a chunk; replaces an earlier one. Nothing happens where the chunk is not stored."""
+
+    @abstractmethod
+    def note(self, run: RunKey, span: Span) -> bytes | None:
+        """The note of a chunk; None if it has none, or is not stored."""
 
     @abstractmethod
     def discard(self, run: RunKey, span: Span) -> None:
@@ -127,6 +141,13 @@ class Store(ABC):
         if any(view.readonly for view in views):
             raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
         return self.read(run, span, views)
+
+    def save_note(self, run: RunKey, span: Span, note: Buffer) -> None:
+        """``write_note``. One that has not one byte for each token is refused."""
+        flat = _flat(note)
+        if not len(span) or len(flat) != len(span):
+            raise InvalidInput(f"a note has one byte for each token of {span}, at least one, got {len(flat)} bytes")
+        self.write_note(run, span, flat)
 
 
 def _flat(buffer: Buffer) -> memoryview:

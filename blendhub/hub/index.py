@@ -32,7 +32,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
+    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -43,6 +43,8 @@ class Chunk:
         """How many leases read it, and transfers between arena and store use it. A pinned chunk is not evicted."""
         self.saved = Saved.NO
         self.content = content
+        self.sensitivity: bytearray | None = None
+        """One byte a token; see :mod:`blendhub.hub.sensitivity`. None while nothing is known of any."""
 
 
 class Run:
@@ -103,6 +105,11 @@ class ChunkMatch(msgspec.Struct, frozen=True):
     end: int
     chunk: Chunk
 
+    @property
+    def slot_token(self) -> int:
+        """Which token of the chunk the first one is."""
+        return self.match.source_start + self.start - self.match.span.start - self.chunk.span.start
+
 
 class NamespaceIndex:
     """The runs of one namespace, and the matchers that find them."""
@@ -115,6 +122,8 @@ class NamespaceIndex:
         self.runs: dict[int, Run] = {}
         self.by_key: dict[RunKey, Run] = {}
         self.n_chunks = self.n_tokens = 0
+        self.sensitivity_bytes = 0
+        """The memory that the chunks' sensitivity takes."""
         self.changed: Callable[[NamespaceIndex], None] = _ignore
         """Called when something was stored or dropped."""
         self.lane = Lane(threads, self.base)
@@ -202,12 +211,21 @@ class NamespaceIndex:
         run = chunk.run
         self.lane.update(partial(self._discard, run.id, chunk.span), 0)
         run.remove(chunk)
+        self.sensitivity_bytes -= len(chunk.sensitivity or b"")
+        chunk.sensitivity = None
         chunk.saved = Saved.NO
         self.n_chunks -= 1
         self.n_tokens -= len(chunk.span)
         if not run.chunks:
             del self.runs[run.id]
             del self.by_key[run.key]
+        self.changed(self)
+
+    def keep_sensitivity(self, chunk: Chunk, sensitivity: bytearray) -> None:
+        """Keep one byte for each token of a chunk of which nothing was known."""
+        assert chunk.sensitivity is None
+        chunk.sensitivity = sensitivity
+        self.sensitivity_bytes += len(sensitivity)
         self.changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
@@ -225,6 +243,9 @@ class NamespaceIndex:
         chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
+        learned = [chunk for chunk in chunks if chunk.sensitivity is not None]
+        assert all(len(chunk.sensitivity or b"") == len(chunk.span) for chunk in learned)
+        assert self.sensitivity_bytes == sum(len(chunk.span) for chunk in learned)
         if self.lane.is_idle:
             known = [len(matcher) for matcher in self._matchers]
             assert known == [self.n_tokens] * len(known), "a matcher knows other tokens than the index"

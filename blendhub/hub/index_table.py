@@ -55,7 +55,12 @@ class IndexTable:
         """
         for index in list(self._changed):
             new = Counter(
-                variants=1, runs=len(index.runs), chunks=index.n_chunks, tokens=len(index), nbytes=index.nbytes
+                variants=1,
+                runs=len(index.runs),
+                chunks=index.n_chunks,
+                tokens=len(index),
+                matcher_bytes=index.nbytes,
+                sensitivity_bytes=index.sensitivity_bytes,
             )
             self._count(index, new)
             if index.lane.is_idle:

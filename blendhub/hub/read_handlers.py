@@ -7,9 +7,11 @@ from functools import partial
 from blendhub import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
+from blendhub.errors import InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, whole_matches
 from blendhub.hub.reads import ReadLease
+from blendhub.hub.sensitivity import known_sensitivity, learn
 from blendhub.hub.sessions import Session
 from blendhub.plan import Match, check_tiling
 
@@ -22,6 +24,7 @@ class ReadHandlers(Handlers):
             wire.Lookup: self._lookup,
             wire.Prefetch: self._prefetch,
             wire.Acquire: self._acquire,
+            wire.Learn: self._learn,
             wire.Release: self._release,
             wire.Fetch: self._fetch,
         }
@@ -77,17 +80,19 @@ class ReadHandlers(Handlers):
         chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         return self._found(session, message, chunk_matches)
 
-    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> wire.Found:
+    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> Answer:
         """The reply to a lookup, with a lease if it asks for one; what only the store has is fetched."""
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         lease = self._grant(session, ready) if message.acquire else None
-        return wire.Found(
+        answer = wire.Found(
             matches=tuple(whole_matches(ready)),
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
             on_the_way_tokens=self._fetch_missing(chunk_matches) if len(ready) < len(chunk_matches) else 0,
         )
+        known = known_sensitivity(ready) if message.sensitivity else None
+        return Envelope(answer, [known]) if known else answer
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
         exact = moved = 0
@@ -123,6 +128,23 @@ class ReadHandlers(Handlers):
         if lease is None:
             return wire.Acquired()
         return wire.Acquired(pieces=lease.pieces, lease=lease.id, expires_s=self.config.read_lease_s)
+
+    def _learn(self, session: Session, message: wire.Learn, payload: Sequence[Buffer]) -> Answer:
+        end = message.matches[-1].span.end
+        check_tiling(end, message.matches)
+        measured = b"".join(payload) if len(payload) == 1 else b""
+        if len(measured) != end or end > self.config.max_prompt_tokens:
+            raise InvalidInput(
+                f"sensitivity comes as one payload of a byte for each of the {end} positions up to the last match, at "
+                f"most {self.config.max_prompt_tokens} (max_prompt_tokens), but this request has "
+                f"{[memoryview(part).nbytes for part in payload]} bytes in its payloads"
+            )
+        index = self.state.find_index(session, message.variant)
+        changed = learn(index.cut_at_chunks(message.matches), measured) if index else []
+        self.counters.totals["tokens_learned"] += end - measured.count(0)
+        if self.tier:
+            self.tier.notes.write_soon(changed)
+        return DONE
 
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
         self.state.release(session, message.lease)

@@ -56,7 +56,7 @@ class Reads:
 
 def _piece(found: ChunkMatch) -> Piece:
     match, chunk = found.match, found.chunk
-    source = match.source_start + found.start - match.span.start
+    at = found.slot_token
     # A leased chunk stays in its slot.
     assert chunk.offset is not None
-    return Piece(Span(found.start, found.end), match.run, source, chunk.offset, source - chunk.span.start, match.exact)
+    return Piece(Span(found.start, found.end), match.run, chunk.span.start + at, chunk.offset, at, match.exact)

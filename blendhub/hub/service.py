@@ -99,10 +99,12 @@ class HubService(Service):
 
     def _finish(self, kind: str, started: float, answer: Answer) -> Envelope:
         self.counters.record(kind, self._clock() - started)
+        envelope = answer if isinstance(answer, Envelope) else Envelope(answer)
+        found = envelope.message
         # Not for prefetches: they usually belong to a lookup that is counted.
-        if kind == LOOKUP and isinstance(answer, wire.Found) and (answer.matches or answer.on_the_way_tokens):
+        if kind == LOOKUP and isinstance(found, wire.Found) and (found.matches or found.on_the_way_tokens):
             self.counters.totals["lookups_that_found"] += 1
-        return answer if isinstance(answer, Envelope) else Envelope(answer)
+        return envelope
 
     def _count_refusal(self, kind: str, error: BlendHubError) -> None:
         self.counters.totals[f"refused_{type(error).__name__}"] += 1

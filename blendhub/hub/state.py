@@ -131,7 +131,7 @@ class HubState:
     def _check_index_bytes(self) -> None:
         """Tokens that are kept for a chunk may be many times the chunk, where what stands before it is not stored."""
         stored = self.cache.arena.name.size - self.cache.arena.extents.free_bytes + self.stored_bytes()
-        used = sum(of_base["nbytes"] for of_base in self.indexes.sums().values())
+        used = sum(of_base["matcher_bytes"] + of_base["sensitivity_bytes"] for of_base in self.indexes.sums().values())
         if used > stored + FREE_INDEX_BYTES:
             raise ArenaFull(
                 f"the index takes {used / 2**20:.0f} MiB for {stored / 2**20:.0f} MiB of KV: too little KV was stored "

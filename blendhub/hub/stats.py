@@ -14,7 +14,8 @@ def collect_stats(state: HubState, tier: Tier | None, counters: Counters) -> Hub
         gauges={
             **_gauges(state, tier),
             "chunks": sum(of_base["chunks"] for of_base in sums.values()),
-            "matcher_bytes": sum(of_base["nbytes"] for of_base in sums.values()),
+            "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
+            "sensitivity_bytes": sum(of_base["sensitivity_bytes"] for of_base in sums.values()),
             **counters.latencies(),
         },
         namespaces={

@@ -22,6 +22,7 @@ from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, NamespaceIndex, Run, Saved, content_of
 from blendhub.hub.index_table import IndexTable
 from blendhub.hub.limits import MOST_WAITING_SAVES
+from blendhub.hub.notes import Notes
 from blendhub.layout import Namespace
 from blendhub.plan import Span
 from blendhub.tokens import Tokens, as_tokens
@@ -55,6 +56,7 @@ class Tier:
         self._saving: asyncio.Task[None] | None = None
         self._saved = asyncio.Event()
         """Set when a chunk was saved, and then replaced."""
+        self.notes = Notes(store, partial(_in, self._saver), self._failed)
         self.saves = self.loads = self.failures = self.skipped = 0
 
     @property
@@ -116,6 +118,7 @@ class Tier:
         """Finish what is being saved, and close the store."""
         tasks = [*self._loading.values(), *([self._saving] if self._saving else [])]
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self.notes.finish()
         self._saver.shutdown()
         self._readers.shutdown()
         self.store.close()
@@ -124,6 +127,7 @@ class Tier:
         while self._to_save:
             chunk = self._to_save[0]
             chunk.saved = await self._save(chunk)
+            self.notes.write_soon([chunk])
             self._to_save.popleft()
             self._waiting[chunk.run] -= 1
             if not self._waiting[chunk.run]:
@@ -155,21 +159,27 @@ class Tier:
             dropped = self.store.save_run(StoredRun(run.key, run.tokens.tobytes(), about, ()))
             return dropped + self.store.save(run.key, chunk.span, shards)
 
+    def _read(self, chunk: Chunk, shards: list[memoryview]) -> tuple[bool, bytes | None]:
+        found = self.store.load(chunk.run.key, chunk.span, shards)
+        return found, self.notes.read(chunk) if found else None
+
     async def _load(self, chunk: Chunk) -> None:
         # The chunk may have been dropped since the load was requested.
         offset = self._cache.begin_filling(chunk) if chunk.saved is Saved.YES else None
         if offset is None:
             return
         found = gone = False
+        note: bytes | None = None
         try:
             shards = self._shards(chunk, offset)
-            found = await _in(self._readers, self.store.load, chunk.run.key, chunk.span, shards)
+            found, note = await _in(self._readers, self._read, chunk, shards)
             gone = not found
         except Exception as error:
             # The store may still have the chunk, so it stays matchable.
             self._failed("load", error)
         finally:
             self._cache.end_filling(chunk, whole=found)
+        self.notes.restore(chunk, note)
         if found:
             self.loads += 1
         elif gone or chunk.saved is not Saved.YES:

@@ -12,7 +12,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from blendhub.layout import Namespace, Variant
-from blendhub.plan import Span
+from blendhub.plan import Match, Span
 from blendhub.plugin_choice import PluginChoice
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision
@@ -44,6 +44,30 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: npt.NDArray[np.int64]
     decision: Decision
+    sensitivity: bytes = b""
+    """What the hub knows of it: a byte for each token up to where the last match ends, or nothing."""
+
+    @property
+    def known_sensitivity(self) -> npt.NDArray[np.uint8]:
+        """A byte for each token; 0 where nothing is known."""
+        known = np.zeros(len(self.tokens), np.uint8)
+        given = np.frombuffer(self.sensitivity, np.uint8)[: len(known)]
+        known[: len(given)] = given
+        return known
+
+
+class CopiesJob(msgspec.Struct, frozen=True):
+    """Compare what is stored twice of a request's prompt: it was computed anew, and stored again."""
+
+    request: str
+    variant: Variant
+    tokens: Tokens
+    earlier: tuple[Match, ...]
+    """The moved text that was stored before: the copies to compare with."""
+
+    @property
+    def n_tokens(self) -> int:
+        return sum(len(match.span) for match in self.earlier)
 
 
 class SaveJob(msgspec.Struct, frozen=True):
@@ -66,6 +90,7 @@ class StepPlan(KVConnectorMetadata):
     """Set in one plan only: the first after the scheduler has reached the hub."""
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
+    copies: list[CopiesJob] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
     preempted: set[str] = field(default_factory=set)
@@ -98,6 +123,10 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """The number of failed saves, by reason."""
     settled: dict[str, int] = field(default_factory=dict)
     """For requests that have ended: the number of ranks on which every commit is done."""
+    learned_tokens: int = 0
+    """Tokens whose sensitivity the hub took note of. One rank of a group reports it."""
+    unlearned_tokens: int = 0
+    """Tokens whose sensitivity was measured and did not reach the hub."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
 
@@ -115,7 +144,15 @@ class WorkerReport(KVConnectorWorkerMetadata):
             settled[request] = settled.get(request, 0) + ranks
         # Every rank saves its shard of the same tokens.
         saved_tokens = max(self.saved_tokens, other.saved_tokens)
-        return WorkerReport(loads, saved_tokens, failed, settled, self.opened + other.opened)
+        return WorkerReport(
+            loads=loads,
+            saved_tokens=saved_tokens,
+            failed_saves=failed,
+            settled=settled,
+            learned_tokens=self.learned_tokens + other.learned_tokens,
+            unlearned_tokens=self.unlearned_tokens + other.unlearned_tokens,
+            opened=self.opened + other.opened,
+        )
 
 
 @dataclass

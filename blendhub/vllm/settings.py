@@ -69,6 +69,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0.15
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
+    learn_sensitivity: Annotated[
+        bool, Meta(description="tell the hub how much recomputed tokens' KV has changed, for selectors that use that")
+    ] = True
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
     blend_tokens_per_step: Annotated[
         int,

@@ -24,6 +24,20 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     return result
 
 
+def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
+    """What ascending, disjoint spans and others like them have in common."""
+    result: list[Span] = []
+    first = 0
+    for span in some:
+        while first < len(others) and others[first].end <= span.start:
+            first += 1
+        for other in others[first:]:
+            if other.start >= span.end:
+                break
+            result.append(clipped(other, span))
+    return result
+
+
 def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:
     """Of every ``group_tokens`` neighbours the first ones, so many that they are the share."""
     if share == 1:

@@ -22,6 +22,8 @@ COUNTERS: dict[str, str] = {
     "tokens_in_holes": "Tokens between reused ones that were computed.",
     "blend_microseconds": "Time spent on choosing and recomputing tokens, in microseconds.",
     "saved_tokens": "Tokens whose KV was stored.",
+    "learned_tokens": "Tokens computed anew of which the hub learned how much their KV had changed.",
+    "unlearned_tokens": "Tokens computed anew of which the hub did not learn it, though that was meant to be.",
 }
 """The counters without a label."""
 

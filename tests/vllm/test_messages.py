@@ -14,6 +14,7 @@ from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
+    CopiesJob,
     HubAddress,
     HubPlace,
     LoadJob,
@@ -40,6 +41,8 @@ reports = st.builds(
     loads=st.dictionaries(st.sampled_from("abc"), outcomes),
     saved_tokens=st.integers(0, 9),
     failed_saves=st.dictionaries(st.sampled_from(["Busy", "HubError"]), st.integers(1, 3)),
+    learned_tokens=st.integers(0, 9),
+    unlearned_tokens=st.integers(0, 9),
     opened=st.integers(0, 1),
 )
 
@@ -56,7 +59,8 @@ def test_the_reports_of_all_ranks_become_one(ranks):
         results = [report.loads[request] for report in ranks if request in report.loads]
         assert result in results
         assert bool(result.error) == any(one.error for one in results)
-    assert whole.opened == sum(report.opened for report in ranks)
+    for number in ("opened", "learned_tokens", "unlearned_tokens"):
+        assert getattr(whole, number) == sum(getattr(report, number) for report in ranks)
     # Ranks save their shards of the same tokens, but each fails by itself.
     assert whole.saved_tokens == max(report.saved_tokens for report in ranks)
     for reason in ("Busy", "HubError"):
@@ -68,7 +72,9 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     blocks = np.arange(3, dtype=np.int64)
     space = Namespace(model="m", layout=LAYOUT)
     plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"linger_s": 1.0})), space), budget=64)
-    plan.loads.append(LoadJob("r", Variant("adapter", "salt"), np.arange(12, dtype=np.uint32), blocks, decision))
+    tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
+    plan.loads.append(LoadJob("r", variant, tokens, blocks, decision, b"\3\2\1"))
+    plan.copies.append(CopiesJob("c", variant, tokens, decision.matches))
     right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
     plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
     plan.cancelled.add("gone")
@@ -76,7 +82,10 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     given = pickle.loads(pickle.dumps(plan))
     assert (given.hub, given.budget, given.cancelled, given.ending) == (plan.hub, 64, {"gone"}, {"done"})
     (load,), (save,) = given.loads, given.saves
-    assert load.variant == Variant("adapter", "salt")
+    assert load.variant == variant and load.sensitivity == b"\3\2\1"
+    (copies,) = given.copies
+    assert (copies.request, copies.variant, copies.earlier) == ("c", variant, decision.matches)
+    assert np.array_equal(copies.tokens, tokens) and copies.n_tokens == 10
     assert load.decision == decision and load.tokens.dtype == np.uint32
     assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks, blocks)
     assert save.right == plan.saves[0].right

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.vllm.spans import batches, joined, total
+from blendhub.vllm.spans import batches, common, joined, total
 
 LENGTH = 30
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
@@ -44,3 +44,10 @@ def test_a_run_is_cut_only_where_a_batch_ends(given_runs, max_tokens, max_spans)
 @given(st.lists(spans, max_size=8))
 def test_total_counts_tokens(given_spans):
     assert total(given_spans) == len(positions(given_spans))
+
+
+@given(runs, runs)
+def test_common_runs_are_the_tokens_that_are_in_both(some, others):
+    result = common(some, others)
+    assert positions(result) == sorted(set(positions(some)) & set(positions(others)))
+    assert all(map(len, result))

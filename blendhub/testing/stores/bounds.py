@@ -13,6 +13,7 @@ from blendhub.testing.stores.base import (
     key,
     listed,
     loaded,
+    note,
     now_and_reopened,
     run,
 )
@@ -73,6 +74,11 @@ class BoundsTests(StoreTests):
 
     def test_listing_is_no_use(self, full: Store) -> None:
         listed(full)
+        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
+
+    def test_notes_are_no_use(self, full: Store) -> None:
+        full.save_note(key("a"), chunk(0), note(0))
+        full.note(key("a"), chunk(0))
         assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
 
     def test_the_order_of_use_survives_a_restart(self, full: Store, open: Open) -> None:

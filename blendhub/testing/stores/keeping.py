@@ -7,7 +7,19 @@ import pytest
 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.plan import Span
-from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, now_and_reopened, run
+from blendhub.testing.stores.base import (
+    CHUNK_TOKENS,
+    Open,
+    StoreTests,
+    chunk,
+    content,
+    key,
+    listed,
+    loaded,
+    note,
+    now_and_reopened,
+    run,
+)
 
 SHARDS = {
     "one": (4096,),
@@ -147,6 +159,53 @@ class KeepingTests(StoreTests):
         assert [loaded(store, hostile, chunk(0)) for hostile in names] == [[content(seed)] for seed in range(3)]
         assert [file.name for file in tmp_path.iterdir() if file.name != "store"] == []
         assert not Path("/escaped").exists()
+
+    def test_a_note_comes_back_and_is_replaced(self, open: Open) -> None:
+        store = open()
+        store.save_run(run("a"))
+        store.save(key("a"), chunk(0), [content(0)])
+        assert store.note(key("a"), chunk(0)) is None
+        held = store.nbytes
+        for seed in range(2):
+            store.save_note(key("a"), chunk(0), note(seed))
+            for reader in now_and_reopened(store, open):
+                assert reader.note(key("a"), chunk(0)) == note(seed)
+                assert loaded(reader, key("a"), chunk(0)) == [content(0)]
+                assert reader.nbytes - held <= CHUNK_TOKENS + 1024
+            store = reader
+        assert store.corrupted == 0
+
+    def test_notes_of_chunks_are_apart(self, store: Store) -> None:
+        for name in ("a", "b"):
+            store.save_run(run(name))
+            for index in range(2):
+                store.save(key(name), chunk(index), [content(index)])
+        store.save_note(key("a"), chunk(1), note(1))
+        store.save_note(key("b"), chunk(0), note(2))
+        found = [store.note(key(name), chunk(index)) for name in ("a", "b") for index in range(2)]
+        assert found == [None, note(1), note(2), None]
+
+    def test_a_note_goes_with_its_chunk(self, open: Open) -> None:
+        store = open()
+        store.save_run(run("a"))
+        for index in range(2):
+            store.save(key("a"), chunk(index), [content(index)])
+            store.save_note(key("a"), chunk(index), note(index))
+        store.discard(key("a"), chunk(0))
+        store.save(key("a"), chunk(1), [content(5)])
+        for reader in now_and_reopened(store, open):
+            assert [reader.note(key("a"), chunk(index)) for index in range(2)] == [None, None]
+        reader.save(key("a"), chunk(0), [content(0)])
+        assert reader.note(key("a"), chunk(0)) is None
+
+    def test_a_note_without_a_chunk_is_nothing(self, store: Store) -> None:
+        store.save_run(run("a"))
+        store.save(key("a"), chunk(0), [content(0)])
+        held = store.nbytes
+        for name, span in (("a", chunk(1)), ("b", chunk(0)), ("a", Span(1, CHUNK_TOKENS + 1))):
+            store.save_note(key(name), span, note(1))
+            assert store.note(key(name), span) is None
+        assert store.nbytes == held and store.corrupted == 0
 
     def test_a_discarded_chunk_is_gone_for_good(self, open: Open) -> None:
         store = open()

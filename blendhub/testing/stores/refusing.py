@@ -18,6 +18,7 @@ from blendhub.testing.stores.base import (
     key,
     listed,
     loaded,
+    note,
     now_and_reopened,
     run,
 )
@@ -38,6 +39,10 @@ BAD_CALLS: dict[str, Callable[[Store], Any]] = {
     "a buffer too many": lambda store: loaded(store, key("a"), chunk(0), (4096, 0)),
     "the bytes cut differently": lambda store: loaded(store, key("a"), chunk(0), (2048, 2048)),
     "a buffer that cannot be written": lambda store: store.load(key("a"), chunk(0), [memoryview(bytes(4096))]),
+    "a note of a byte too few": lambda store: store.save_note(key("a"), chunk(0), note(0)[1:]),
+    "a note of a byte too many": lambda store: store.save_note(key("a"), chunk(0), note(0) + b"1"),
+    "a note of no tokens": lambda store: store.save_note(key("a"), Span(4, 4), b""),
+    "a note with gaps": lambda store: store.save_note(key("a"), chunk(0), memoryview(2 * note(0))[::2]),
     "a buffer with gaps": lambda store: store.load(key("a"), chunk(0), [memoryview(bytearray(8192))[::2]]),
 }
 
@@ -45,6 +50,8 @@ CALLS: dict[str, Callable[[Store], Any]] = {
     "save_run": lambda store: store.save_run(run("a")),
     "save": lambda store: store.save(key("a"), chunk(0), [content(0)]),
     "load": lambda store: loaded(store, key("a"), chunk(0)),
+    "save_note": lambda store: store.save_note(key("a"), chunk(0), note(0)),
+    "note": lambda store: store.note(key("a"), chunk(0)),
     "discard": lambda store: store.discard(key("a"), chunk(0)),
     "runs": lambda store: list(store.runs()),
 }

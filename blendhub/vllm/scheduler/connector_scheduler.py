@@ -6,6 +6,7 @@ Only ``matched`` waits for the hub, for at most ``lookup_wait_ms`` a step.
 import logging
 import time
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,13 +15,14 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from blendhub.client import HubClient
 from blendhub.errors import BlendHubError
 from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
 from blendhub.observers import Observers
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
+from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
@@ -54,6 +56,7 @@ class ConnectorScheduler:
         self._settings = settings
         self._admission = admission
         self._n_positions = facts.max_model_len
+        self._uses_sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
         place = HubPlace(address, admission.namespace)
         self._unsent_place: HubPlace | None = place
         """Sent to the workers in the first plan after the hub was reached."""
@@ -69,6 +72,7 @@ class ConnectorScheduler:
         self._wait_left_s = settings.lookup_wait_ms / 1000
         """How long ``matched`` may still wait in this step."""
         self._loads: list[LoadJob] = []
+        self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
         self._logged: set[str] = set()
         """Reasons that were logged: once each is enough."""
@@ -88,6 +92,8 @@ class ConnectorScheduler:
         state = self._requests[request.request_id] = RequestState(request, terms)
         if refusal:
             self._refuse(state, refusal)
+            if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
+                self._look_for_copies(state)
         else:
             self._look_up(state)
 
@@ -126,8 +132,10 @@ class ConnectorScheduler:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
-        job = LoadJob(state.id, state.terms.variant, state.tokens(), np.asarray(blocks, np.int64), decision)
-        self._loads.append(job)
+        blocks_here = np.asarray(blocks, np.int64)
+        self._loads.append(
+            LoadJob(state.id, state.terms.variant, state.tokens(), blocks_here, decision, state.sensitivity)
+        )
         if state.first_approximate != was_approximate_from:
             # It was preempted: its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
@@ -145,6 +153,7 @@ class ConnectorScheduler:
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         plan.loads, self._loads = self._loads, []
+        plan.copies, self._copies = self._copies, []
         plan.cancelled, self._cancelled = self._cancelled, set()
         plan.preempted = set(step.preempted_req_ids or ())
         self.saves.plan_step(step, self._requests, plan)
@@ -156,9 +165,12 @@ class ConnectorScheduler:
         """Take note of what the workers have done."""
         self._closed_ranks -= report.opened
         self.counters["saved_tokens"] += report.saved_tokens
+        self.counters["learned_tokens"] += report.learned_tokens
+        self.counters["unlearned_tokens"] += report.unlearned_tokens
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
-        self.saves.settle(report.settled)
+        for stored in self.saves.settle(report.settled):
+            self._compare_copies(stored)
         for name, result in report.loads.items():
             state = self._requests.get(name)
             if state and state.stage is Stage.LOADING:
@@ -190,7 +202,7 @@ class ConnectorScheduler:
     @property
     def has_work(self) -> bool:
         """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
-        return self.saves.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
+        return self.saves.is_busy or bool(self._copies) or (self._closed_ranks > 0 and self.executor.is_up)
 
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
@@ -210,9 +222,29 @@ class ConnectorScheduler:
     # Lookups and decisions.
 
     def _look_up(self, state: RequestState) -> None:
-        state.look_up(Lookup(self.executor, state.terms.variant, state.tokens(), self._settings.lookup_timeout_s))
+        state.look_up(
+            Lookup(
+                self.executor,
+                state.terms.variant,
+                state.tokens(),
+                self._settings.lookup_timeout_s,
+                sensitivity=self._uses_sensitivity and state.terms.mode == "blend",
+            )
+        )
         if state.lookup and not state.lookup.is_sent:
             self._unsent.append(state)
+
+    def _look_for_copies(self, state: RequestState) -> None:
+        """Ask what is stored of a prompt that is going to be computed and stored again."""
+        # Not a lookup: nothing is going to be loaded, and it says nothing of how often reuse succeeds.
+        look = partial(HubClient.prefetch, tokens=state.tokens(), variant=state.terms.variant)
+        state.stored_before = self.executor.run(look)
+
+    def _compare_copies(self, state: RequestState) -> None:
+        """What was stored before, too, was computed in two contexts: have a worker compare them."""
+        tokens, earlier = state.tokens()[: state.request.num_prompt_tokens], state.earlier_copies
+        if earlier and self._settings.learn_sensitivity:
+            self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
 
     def _send_lookups(self) -> None:
         """Send the lookups that waited for a session: vLLM calls ``matched`` only for requests that it schedules."""
@@ -235,7 +267,7 @@ class ConnectorScheduler:
             self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
         if found is None:
             return False
-        state.answered(found)
+        state.answered(found, state.lookup.sensitivity)
         return True
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:

@@ -22,13 +22,17 @@ class Lookup:
     The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
     """
 
-    def __init__(self, executor: HubExecutor, variant: Variant, tokens: Tokens, timeout_s: float) -> None:
+    def __init__(
+        self, executor: HubExecutor, variant: Variant, tokens: Tokens, timeout_s: float, *, sensitivity: bool
+    ) -> None:
+        """``sensitivity``: ask for what is known of it, too."""
         self._executor = executor
         self._submit = partial(
             HubClient.submit_lookup,
             tokens=tokens,
             variant=variant,
             wait_s=timeout_s * STORE_SHARE,
+            sensitivity=sensitivity,
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s
@@ -36,6 +40,8 @@ class Lookup:
         self._client: HubClient | None = None
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
+        self.sensitivity = b""
+        """What came with the answer: a byte for each token up to where the last match ends, or nothing."""
         self._error: BlendHubError | None = None
         self.send()
 
@@ -71,7 +77,9 @@ class Lookup:
         assert self._reply and self._client
         if self._reply.done():
             try:
-                return self._reply.result()
+                found = self._reply.result()
+                self.sensitivity = b"".join(self._reply.payload())
+                return found
             except DeadlineExceeded as error:
                 raise DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}") from error
         if not self._client.is_up:

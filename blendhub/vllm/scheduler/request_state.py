@@ -1,5 +1,6 @@
 """The scheduler's state of one request, from its arrival to its end."""
 
+from concurrent.futures import Future
 from enum import Enum, auto
 from typing import Any
 
@@ -60,11 +61,15 @@ class RequestState:
         """Present while its lease is needed: until the load has ended."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
+        self.sensitivity = b""
+        """What came with it."""
         self.decision: Decision | None = None
         """What is being loaded, or was loaded."""
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.stored_before: Future[Found] | None = None
+        """What was stored of the prompt of a request that is not looked up in order to reuse it."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
         self._approximate_before: int | None = None
@@ -80,9 +85,9 @@ class RequestState:
         self.found = self.decision = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
 
-    def answered(self, found: Found) -> None:
+    def answered(self, found: Found, sensitivity: bytes = b"") -> None:
         assert self.stage is Stage.LOOKING_UP
-        self.found, self.stage = found, Stage.FOUND
+        self.found, self.sensitivity, self.stage = found, sensitivity, Stage.FOUND
 
     def decided(self, decision: Decision) -> None:
         """May be called again: vLLM asks in each step until it can allocate."""
@@ -121,6 +126,14 @@ class RequestState:
     def matches(self) -> tuple[Match, ...]:
         """What the last lookup found, and may be loaded."""
         return self.found.matches if self.found else ()
+
+    @property
+    def earlier_copies(self) -> tuple[Match, ...]:
+        """Moved text that was stored before, where all of the prompt was computed nevertheless."""
+        before, found = self.stored_before, self.found
+        if before and before.done() and not before.exception():
+            found = before.result()
+        return tuple(match for match in found.matches if not match.exact) if found and not self.decision else ()
 
     @property
     def first_approximate(self) -> int | None:

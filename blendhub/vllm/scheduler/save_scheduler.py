@@ -102,13 +102,17 @@ class SaveScheduler:
         self._ending[request.id] = EndedRequest(saves, saves.plan, computed, blocks, self._ranks)
         return True
 
-    def settle(self, requests: Mapping[str, int]) -> None:
-        """On so many more ranks every commit of these requests is done."""
+    def settle(self, requests: Mapping[str, int]) -> list[RequestState]:
+        """On so many more ranks every commit of these requests is done; returns those that are stored on all."""
+        stored = []
         for name, ranks in requests.items():
             ended = self._announced[name]
             ended.unsettled_ranks -= ranks
             if not ended.unsettled_ranks:
-                self._abandon(self._announced.pop(name).saves)
+                saves = self._announced.pop(name).saves
+                self._abandon(saves)
+                stored.append(saves.request)
+        return stored
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
@@ -16,10 +17,12 @@ from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
+from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
+from blendhub.vllm.worker.stored_copies import StoredCopies
 from blendhub.wire import Acquired
 
 log = logging.getLogger(__name__)
@@ -56,6 +59,10 @@ class ConnectorWorker:
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
+        self._learning = Learning(self._run)
+        self._copies = (
+            StoredCopies(context.compared, self._unpinned_client, self._learning) if context.compared else None
+        )
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._unsettled: set[str] = set()
@@ -96,11 +103,15 @@ class ConnectorWorker:
         self._waiting += [WaitingSave(job, until) for job in plan.saves]
         self._begin_saves()
         self._ending |= plan.ending
+        if self._copies and self._ranks.number == 0:  # which sees the shards of all ranks
+            for job in plan.copies:
+                self._copies.add(job)
 
     def finished(self) -> tuple[set[str], set[str]]:
         """The requests whose blocks can be freed, and the requests whose KV is loaded."""
         self._advance()
         self._agree()
+        self._learning.advance()
         waiting = {save.job.request for save in self._waiting}
         saved = {request for request in self._ending - waiting if not self._saves.is_copying(request)}
         self._ending -= saved
@@ -120,6 +131,7 @@ class ConnectorWorker:
             self._saves.forget(request)
         report.settled = dict.fromkeys(settled, 1)
         report.saved_tokens, report.failed_saves = self._saves.take_numbers()
+        report.learned_tokens, report.unlearned_tokens = self._learning.take_numbers()
         return report if report != WorkerReport() else None
 
     def close(self) -> None:
@@ -147,6 +159,7 @@ class ConnectorWorker:
                 loading.blend = Blend(self._context, loading.job)
             if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
                 self._finish(loading, loading.blend.result)
+                self._learn(loading, loading.blend)
 
     def _compute(self, loading: LoadTask, blend: Blend, budget: int) -> int:
         """Recompute for a load; returns the cost in tokens."""
@@ -181,6 +194,12 @@ class ConnectorWorker:
         del self._loading[loading.job.request]
         self._loaded.add(loading.job.request)
         self._report.loads[loading.job.request] = result
+
+    def _learn(self, loading: LoadTask, blend: Blend) -> None:
+        """Report what recomputation has shown, once for all ranks, which have measured the same."""
+        if blend.comparisons and self._ranks.number == 0:
+            assert loading.epoch is not None
+            self._learning.add(loading.job, blend.comparisons, loading.epoch)
 
     def _begin_load(self, job: LoadJob, client: HubClient, acquired: Acquired) -> Transfer:
         segments = [
@@ -257,8 +276,12 @@ class ConnectorWorker:
 
     def _client(self) -> HubClient | None:
         """The client, with its arena pinned; None while one of both is still to come. Raises if that failed."""
-        client = self._executor.client() if self._executor else None
+        client = self._unpinned_client()
         return client if client and self._pin(client) else None
+
+    def _unpinned_client(self) -> HubClient | None:
+        """The client, for threads that use no device. Raises if the hub is known not to answer."""
+        return self._executor.client() if self._executor else None
 
     def _pin(self, client: HubClient) -> bool:
         """Have the device use the client's arena; returns False while it still copies in an earlier arena."""
@@ -284,3 +307,7 @@ class ConnectorWorker:
     def _run_later(self, work: Callable[[], None]) -> None:
         assert self._executor
         self._executor.run_later(work)
+
+    def _run(self, work: Callable[[HubClient], None]) -> "Future[None]":
+        assert self._executor
+        return self._executor.run(work)

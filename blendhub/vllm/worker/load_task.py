@@ -40,6 +40,8 @@ class LoadTask:
         self.blend: Blend | None = None
         self.error: Exception | None = None
         self.is_cancelled = False
+        self.epoch: int | None = None
+        """Of the hub whose KV is loaded."""
         self._open = open
         self._copy = copy
         self._release_late = release_late
@@ -113,7 +115,7 @@ class LoadTask:
             return
         self._acquiring = None
         acquired = acquiring.result()
-        self._lease = acquired.lease
+        self._lease, self.epoch = acquired.lease, self._client.epoch
         self._transfer = self._copy(self._client, acquired)
         self.advance()
 

@@ -12,7 +12,8 @@ from blendhub.contracts import Device, PagedLayer, Selection, Selector
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.vllm.messages import LoadJob, LoadResult
-from blendhub.vllm.spans import batches, joined, sampled, total
+from blendhub.vllm.spans import batches, common, joined, sampled, total
+from blendhub.vllm.worker.comparison import ComparedLayer, Comparison
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.model.pages import read_as_computed
 from blendhub.vllm.worker.ranks import Ranks
@@ -29,13 +30,16 @@ class BlendContext:
         device: Device,
         selector: Selector,
         ranks: Ranks,
+        compared: ComparedLayer | None = None,
     ) -> None:
+        """``compared``: None where nothing is to be learned of tokens' sensitivity."""
         self.model = model
         self.layers = layers
         self.layout = layout
         self.device = device
         self.selector = selector
         self.ranks = ranks
+        self.compared = compared
 
 
 class Blend:
@@ -49,6 +53,8 @@ class Blend:
         self.job = job
         needs_nothing = not job.decision.moved and not job.decision.holes
         self.result: LoadResult | None = LoadResult() if needs_nothing else None
+        self.comparisons: list[Comparison] = []
+        """Of the moved tokens that were recomputed, with what was stored of them."""
         self._context = context
         self._budget = 0
         self._seconds = 0.0
@@ -80,7 +86,10 @@ class Blend:
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
+            comparison = self._comparison(common(chosen, sorted(batch)))
             model.forward(self.job.tokens, self.job.blocks, batch)
+            if comparison:
+                comparison.finish()
             yield total(batch)
 
     def _selection(self, scores: npt.NDArray[np.float32] | None) -> Selection:
@@ -94,8 +103,15 @@ class Blend:
             holes=decision.holes,
             question=Span(decision.end, len(tokens)),
             tokens=tokens,
-            sensitivity=np.zeros(len(tokens), np.uint8),
+            sensitivity=self.job.known_sensitivity,
         )
+
+    def _comparison(self, spans: list[Span]) -> Comparison | None:
+        """Of tokens that are going to be recomputed, before they are."""
+        if not spans or not self._context.compared:
+            return None
+        self.comparisons.append(Comparison(self._context.compared, self.job.blocks, spans))
+        return self.comparisons[-1]
 
     def _batches_within_budget(self, spans: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
         """Batches within the budget that is left when each is taken. ``weight`` is the cost of a token."""

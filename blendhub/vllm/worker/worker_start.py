@@ -13,6 +13,7 @@ from blendhub.layout import KVLayout
 from blendhub.vllm.messages import WorkerHandshake
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.worker.comparison import ComparedLayer, compared_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.model.device_memory import DeviceMemory
 from blendhub.vllm.worker.model.engine_model import EngineModel
@@ -94,7 +95,11 @@ class WorkerStart:
         except BaseException:
             device.close()
             raise
-        context = BlendContext(model, layers, layout, device, selector, ranks)
+        compared = None
+        at = compared_layer(layout.layers, selector.probe_layer) if self._settings.learn_sensitivity else None
+        if at is not None and check.support.blends:
+            compared = ComparedLayer(model, at, layers[at], layout, ranks)
+        context = BlendContext(model, layers, layout, device, selector, ranks, compared)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:

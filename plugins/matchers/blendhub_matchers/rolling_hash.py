@@ -15,6 +15,7 @@ from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_hashing import MODULUS, PAGE
 from blendhub_matchers.rolling_pages import (
+    CONTEXT,
     COUNTERS,
     ENTRIES,
     FREE_PAGE,
@@ -24,7 +25,7 @@ from blendhub_matchers.rolling_pages import (
     RUN_RECORD,
     Index,
 )
-from blendhub_matchers.rolling_search import START
+from blendhub_matchers.rolling_search import COLUMNS, START
 from blendhub_matchers.rolling_storage import GrowingArray
 
 HASH_BITS = 32
@@ -66,7 +67,7 @@ class RollingHashMatcher(Matcher):
             self._make_room(len(span) // PAGE + 2)
             slot = self._slots.get(run)
             if slot is None:
-                slot = self._open_run(run, span.start)
+                slot = self._open_run(run, tokens[: span.start])
             added = tokens[span.start : span.end]
             if not kernels.store(*self._index, slot, added, span.start, exact, self._base, self._tag_mask):
                 end = self._runs.view[slot]["end"]
@@ -91,7 +92,7 @@ class RollingHashMatcher(Matcher):
     def find(self, tokens: Tokens) -> list[Match]:
         if tokens.size < PAGE:
             return []
-        candidates = np.empty((tokens.size + 2, 4), np.int64)
+        candidates = np.empty((tokens.size + 2, COLUMNS), np.int64)
         with self._lock:
             found = kernels.find_candidates(
                 *self._index,
@@ -119,14 +120,14 @@ class RollingHashMatcher(Matcher):
         chosen = np.empty_like(ordered)
         count = kernels.choose(ordered, self._options.min_match_tokens, chosen)
         matches = []
-        for start, end, shift, slot in chosen[:count].tolist():
+        for start, end, shift, slot, _ in chosen[:count].tolist():
             run = self._runs.view[slot]
             exact = start == shift == 0 and end <= run["exact_until"]
             matches.append(Match(Span(start, end), int(run["id"]), start + shift, bool(exact)))
         return join(matches)
 
     def _clear(self) -> None:
-        self._stored = 0
+        self._stored = self._begun = 0
         self._slots: dict[int, int] = {}
         self._free_slots: list[int] = []
         self._tokens = GrowingArray(np.uint32, FIRST_PAGES, PAGE)
@@ -149,7 +150,7 @@ class RollingHashMatcher(Matcher):
         """See to it that so many pages can be stored and anchored."""
         missing = new_pages - int(self._counters[FREE_PAGES])
         if missing > 0:
-            capacity = self._capacity + max(missing, self._capacity // 32)
+            capacity = self._capacity + max(missing, self._capacity // 64)
             self._grow(self._tokens, capacity)
             self._grow(self._pages, capacity)
             kernels.free_new_pages(self._pages.view, self._counters, self._capacity, capacity)
@@ -170,7 +171,8 @@ class RollingHashMatcher(Matcher):
         array.grow(rows)
         self._collect_views()
 
-    def _open_run(self, run: int, start: int) -> int:
+    def _open_run(self, run: int, before: Tokens) -> int:
+        """The slot of a new run, whose first token stands behind these."""
         if self._free_slots:
             slot = self._free_slots.pop()
         else:
@@ -178,7 +180,11 @@ class RollingHashMatcher(Matcher):
             if slot == len(self._runs):
                 self._grow(self._runs, slot + max(slot // 32, FIRST_RUNS))
         self._slots[run] = slot
-        self._runs.view[slot] = (run, start, start, MAX_POSITION, 0, NONE, NONE)
+        context = np.zeros(CONTEXT, np.uint32)
+        last = before[-CONTEXT:]
+        context[CONTEXT - last.size :] = last
+        self._runs.view[slot] = (run, before.size, before.size, MAX_POSITION, 0, NONE, NONE, self._begun, context)
+        self._begun += 1
         return slot
 
     def _warm_up(self) -> None:

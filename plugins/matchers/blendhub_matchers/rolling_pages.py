@@ -10,6 +10,9 @@ FULL = np.uint32(0xFFFFFFFF)
 NONE = -1
 FOLLOWING = 4  # pages of a run that are fetched before a prompt that goes on with it needs them
 
+CONTEXT = 16
+"""How many of the tokens before a stored stretch are looked at when its owners are compared."""
+
 PAGE_RECORD = np.dtype(
     [
         ("next", np.int32),  # the page after this one in its run, or in the list of free pages
@@ -31,6 +34,8 @@ RUN_RECORD = np.dtype(
         ("count", np.int64),  # stored tokens
         ("first", np.int32),
         ("last", np.int32),
+        ("begun", np.int64),  # how many runs were begun before
+        ("before", np.uint32, (CONTEXT,)),  # the tokens before the start, as many as there are, the last one last
     ]
 )
 COUNTERS = 3
@@ -129,6 +134,16 @@ def is_stored(pages, run, page, at, stop):
         at += PAGE - at % PAGE
         page = pages[page].next
     return True
+
+
+@inlined
+def extend_before(run, prompt, at, floor):
+    """``prompt[at:]`` begins as the run does; how far back, at most to ``floor``, is what stood before it alike too?"""
+    most = min(CONTEXT, run.start, at - floor)
+    for k in range(most):
+        if run.before[CONTEXT - 1 - k] != prompt[at - 1 - k]:
+            return at - k
+    return at - most
 
 
 @inlined

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 from blendhub_matchers.rolling_hashing import PAGE, hash_of, hash_windows, inlined, power
-from blendhub_matchers.rolling_pages import NONE, extend_left, extend_right
+from blendhub_matchers.rolling_pages import CONTEXT, NONE, extend_before, extend_left, extend_right
 from blendhub_matchers.rolling_table import collect_possible, owners
 
 spliced = njit(nogil=True, inline="always")
@@ -17,12 +17,15 @@ COMPARED = 64  # tokens of owners that it compares, for each token of the prompt
 FEW = 16  # as many as max_candidates is by default
 AT_ONCE = 256  # windows of the prompt that are hashed before they are looked up
 
-START, END, SHIFT, RUN = range(4)
-"""Columns of a candidate for a match: its range in the prompt, source position less prompt position, the run's slot."""
+COLUMNS = 5
+START, END, SHIFT, RUN, BEFORE = range(COLUMNS)
+"""Columns of a candidate for a match: its range in the prompt, source position less prompt position, the run's slot,
+and how many of the CONTEXT tokens before the range are alike in prompt and run."""
 
-Search = namedtuple("Search", "prompt base leaving tag_mask max_owners min_tokens tags possible state")
+Search = namedtuple("Search", "prompt base leaving tag_mask max_owners min_tokens tags possible tried state")
 """What a search is given; the tags of the windows ``[state.first, state.hashed)``; of these windows those that may be
-stored, as offsets from ``state.first``; and how far it is, a STATE_RECORD in an array of one."""
+stored, as offsets from ``state.first``; the candidate that is looked at; and how far it is, a STATE_RECORD in an array
+of one."""
 
 STATE_RECORD = np.dtype(
     [
@@ -54,6 +57,7 @@ def find_candidates(index, prompt, base, tag_mask, max_owners, min_tokens, candi
         min_tokens,
         np.empty(AT_ONCE, np.uint32),
         np.empty(AT_ONCE, np.int64),
+        np.empty(COLUMNS, np.int64),
         np.zeros(1, STATE_RECORD),
     )
     search.state[0].hashed = NONE
@@ -142,7 +146,7 @@ def _compare_owners(index, search, at, floor, furthest, leftmost):
     furthest[END] = leftmost[END] = 0
     leftmost[START] = search.prompt.size
     tokens, table, pages, runs = index.tokens, index.table, index.pages, index.runs
-    prompt, tags, first = search.prompt, search.tags, search.state[0].first
+    prompt, tags, tried, first = search.prompt, search.tags, search.tried, search.state[0].first
     for window in range(at, min(at + PAGE, _windows(search))):
         page = owners(tokens, table, prompt, window, np.uint64(tags[window - first]))
         for owner in range(search.max_owners):
@@ -152,13 +156,14 @@ def _compare_owners(index, search, at, floor, furthest, leftmost):
             record = pages[page]
             shift = runs[record.run].start + record.ordinal * PAGE - window
             if not (_holds(furthest, window, shift, record.run) or _holds(leftmost, window, shift, record.run)):
-                start, end = _extend(index, search, page, window, floor)
-                state.compares -= end - start
-                if end - start >= search.min_tokens:
-                    if _reaches_further(start, end, shift, furthest):
-                        _set(furthest, start, end, shift, record.run)
-                    if start < leftmost[START]:
-                        _set(leftmost, start, end, shift, record.run)
+                tried[SHIFT], tried[RUN] = shift, record.run
+                _extend(index, search, page, window, floor)
+                state.compares -= tried[END] - tried[START]
+                if tried[END] - tried[START] >= search.min_tokens:
+                    if _reaches_further(tried, furthest, runs):
+                        furthest[:] = tried
+                    if _begins_earlier(tried, leftmost, runs):
+                        leftmost[:] = tried
             page = record.older
 
 
@@ -170,29 +175,51 @@ def _holds(candidate, window, shift, run):
 
 @spliced
 def _extend(index, search, page, window, floor):
-    """How far the prompt and the run agree to both sides of a window.
+    """How far the prompt and the tried candidate's run agree to both sides of a window.
 
     Looking back over what is covered already makes spans longer, not coverage better, so it has a budget: without
     one, a prompt that repeats a single token would take quadratic time.
     """
-    state = search.state[0]
+    state, tried = search.state[0], search.tried
     nearest = floor if state.budget > 0 else max(floor, window - PAGE)
-    start = extend_left(index.tokens, index.pages, page, search.prompt, window, nearest)
-    state.budget -= window - start
-    return start, extend_right(index.tokens, index.pages, page, search.prompt, window + PAGE)
+    limit = max(nearest - CONTEXT, 0)
+    alike = extend_left(index.tokens, index.pages, page, search.prompt, window, limit)
+    state.budget -= window - alike
+    start = max(alike, nearest)
+    run = index.runs[tried[RUN]]
+    if alike + tried[SHIFT] == run.start:
+        alike = extend_before(run, search.prompt, alike, limit)
+    tried[START], tried[BEFORE] = start, min(start - alike, CONTEXT)
+    tried[END] = extend_right(index.tokens, index.pages, page, search.prompt, window + PAGE)
 
 
 @spliced
-def _reaches_further(start, end, shift, furthest):
-    """Of candidates that end alike the longer one counts, and of equal ones that which did not move."""
-    if end != furthest[END]:
-        return end > furthest[END]
-    return start < furthest[START] or (start == furthest[START] and shift == 0)
+def _reaches_further(tried, held, runs):
+    """Of candidates that end alike the longer one counts, and of equal ones the better donor."""
+    if tried[END] != held[END]:
+        return tried[END] > held[END]
+    return tried[START] < held[START] or (tried[START] == held[START] and _is_better_donor(tried, held, runs))
 
 
 @spliced
-def _set(candidate, start, end, shift, run):
-    candidate[START], candidate[END], candidate[SHIFT], candidate[RUN] = start, end, shift, run
+def _begins_earlier(tried, held, runs):
+    """Of candidates that begin alike the longer one counts, and of equal ones the better donor."""
+    if tried[START] != held[START]:
+        return tried[START] < held[START]
+    return tried[END] > held[END] or (tried[END] == held[END] and _is_better_donor(tried, held, runs))
+
+
+@spliced
+def _is_better_donor(tried, held, runs):
+    """Of owners of one text: the KV of which was computed more as the prompt asks for it?
+
+    Behind what the prompt has before it too, then nearest to where the prompt has it, then last.
+    """
+    if tried[BEFORE] != held[BEFORE]:
+        return tried[BEFORE] > held[BEFORE]
+    if abs(tried[SHIFT]) != abs(held[SHIFT]):
+        return abs(tried[SHIFT]) < abs(held[SHIFT])
+    return runs[tried[RUN]].begun > runs[held[RUN]].begun
 
 
 @inlined

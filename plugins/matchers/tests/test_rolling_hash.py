@@ -87,12 +87,12 @@ def best_cover(candidates: np.ndarray) -> tuple[int, int]:
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 30)), min_size=1, max_size=7))
 def test_chosen_spans_cover_all_with_the_fewest_pieces(drawn):
-    candidates = np.array(sorted((start, start + size, 0, n) for n, (start, size) in enumerate(drawn)), np.int64)
+    candidates = np.array(sorted((start, start + size, 0, n, 0) for n, (start, size) in enumerate(drawn)), np.int64)
     chosen = np.empty_like(candidates)
     count = kernels.choose(candidates, 1, chosen)
     pieces = chosen[:count]
     assert all(later[START] >= earlier[END] for earlier, later in itertools.pairwise(pieces))
-    for start, end, _, n in pieces.tolist():
+    for start, end, _, n, _ in pieces.tolist():
         assert candidates[[row[RUN] for row in candidates.tolist()].index(n)][START] <= start < end
     covered = int((pieces[:, END] - pieces[:, START]).sum())
     assert (covered, count) == best_cover(candidates)

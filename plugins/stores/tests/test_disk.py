@@ -13,11 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blendhub_stores.file_format import PREAMBLE
 
 from blendhub import PluginHost
 from blendhub.contracts import Store
 from blendhub.errors import OptionError, StoreFailed
-from blendhub.testing.stores.base import chunk, content, key, listed, loaded, run
+from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
 
 HOST = PluginHost.discover()
 
@@ -188,7 +189,7 @@ import sys
 from pathlib import Path
 from blendhub import PluginHost
 from blendhub.errors import StoreFailed
-from blendhub.testing.stores.base import chunk, content, key, listed, loaded, run
+from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
 
 path = Path(sys.argv[1]) / "store"
 create = lambda: PluginHost.discover().create("store", "disk", {"path": str(path), "capacity_gib": 1})
@@ -288,3 +289,34 @@ def test_a_folder_of_another_user_is_named_and_skipped(path, caplog):
     as_anothers(file.parent)
     with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
         assert key("a") not in listed(store) and f"skipped {file.parent}" in caplog.text
+
+
+def test_files_of_an_earlier_release_are_read_and_keep_no_notes(store: Store, path: Path) -> None:
+    """Format 1 had no room for notes between the header and the sections."""
+    store.close()
+    for file in path.glob("*/*"):
+        whole = file.read_bytes()
+        assert whole[7] == 2
+        at = PREAMBLE.size + PREAMBLE.unpack_from(whole)[2]
+        room = 16 + len(chunk(0)) if file.suffix == ".kv" else 0
+        assert whole[at : at + room] == bytes(room)
+        file.write_bytes(whole[:7] + b"\1" + whole[8:at] + whole[at + room :])
+    again = disk(path)
+    assert loaded(again, key("a"), chunk(0)) == [content(0)]
+    again.save_note(key("a"), chunk(0), note(0))
+    assert again.note(key("a"), chunk(0)) is None
+    assert loaded(again, key("a"), chunk(0)) == [content(0)] and again.corrupted == 0
+    again.save(key("a"), chunk(0), [content(0)])
+    again.save_note(key("a"), chunk(0), note(0))
+    assert again.note(key("a"), chunk(0)) == note(0)
+    again.close()
+
+
+def test_a_note_does_not_change_the_order_of_use_that_a_restart_finds(store: Store, path: Path) -> None:
+    store.save(key("a"), chunk(1), [content(1)])
+    held = store.nbytes
+    store.save_note(key("a"), chunk(0), note(0))
+    store.close()
+    again = disk(path, capacity_gib=(held + 100) / 2**30)
+    assert again.save(key("a"), chunk(2), [content(2)]) == [(key("a"), chunk(0))]
+    again.close()
