@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | str,
         blendhub: dict[str, Any] | None = None,
         *,
         kv_role: str = "kv_both",
@@ -76,7 +76,7 @@ class Engine:
     ) -> list[Answer]:
         """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
 
-        ``cache_salt`` and ``lora``, an adapter's directory, go to vLLM itself.
+        ``cache_salt``, ``lora``, an adapter's directory, and ``stop_token_ids``, which end an answer, go to vLLM itself.
 
         What was aborted before it had an answer is left out.
         """

@@ -38,6 +38,7 @@ class Host:
         """All prompts at once; None in place of what was aborted before it had an answer."""
         started = time.perf_counter()
         first: dict[str, float] = {}
+        last: dict[str, float] = {}
         finished: dict[str, Any] = {}
         ids = [self._add(prompt, one, tokens) for prompt, one in zip(prompts, asked, strict=True)]
         while self._engine.has_unfinished_requests():
@@ -48,8 +49,9 @@ class Host:
                 first.setdefault(output.request_id, time.perf_counter() - started)
                 if output.finished:
                     finished[output.request_id] = output
+                    last[output.request_id] = time.perf_counter() - started
         self.settle()
-        return [self._told(finished.get(id), first.get(id)) for id in ids]
+        return [self._told(finished.get(id), first.get(id), last.get(id)) for id in ids]
 
     def settle(self) -> None:
         """Step until everything that has ended is saved, and its blocks are free."""
@@ -166,11 +168,12 @@ class Host:
 
         self._number += 1
         asked = dict(asked)
-        salt, lora = asked.pop("cache_salt", None), asked.pop("lora", None)
+        salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
         sampling = SamplingParams(
             max_tokens=tokens,
             temperature=0,
             ignore_eos=True,
+            stop_token_ids=stop,
             logprobs=20,
             extra_args={"kv_transfer_params": {"blendhub": asked}} if asked else None,
         )
@@ -214,7 +217,7 @@ class Host:
 
         return timed
 
-    def _told(self, output: Any, first_token_s: float | None) -> dict[str, Any] | None:
+    def _told(self, output: Any, first_token_s: float | None, ended_s: float | None = None) -> dict[str, Any] | None:
         if output is None or not output.outputs[0].token_ids:
             return None
         answer = output.outputs[0]
@@ -224,6 +227,7 @@ class Host:
             "logprobs": [{token: one.logprob for token, one in likely.items()} for likely in answer.logprobs],
             "report": (output.kv_transfer_params or {}).get("blendhub", {}),
             "first_token_s": first_token_s,
+            "ended_s": ended_s,
             "cached": output.num_cached_tokens,
         }
 
