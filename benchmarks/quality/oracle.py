@@ -26,14 +26,15 @@ NAME = "oracle"
 
 
 class OracleOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    file: Annotated[str, Meta(description="what `write_answers` wrote")]
+    file: Annotated[str, Meta(description="what `write_answers` wrote")] = ""
 
 
 class OracleSelector(Selector):
     """Whole facts, in an order drawn at random, then what follows each, as long as the budget lasts."""
 
     def __init__(self, options: OracleOptions) -> None:
-        self._known: dict[str, list[tuple[int, int]]] = json.loads(Path(options.file).read_text())
+        known = json.loads(Path(options.file).read_text()) if options.file else {}
+        self._known: dict[str, list[tuple[int, int]]] = known
 
     def pick(self, selection: Selection) -> list[Span]:
         if selection.ratio == 1:

@@ -83,7 +83,11 @@ class LoadResult(msgspec.Struct, frozen=True):
     recomputed: tuple[Span, ...] = ()
     """The moved tokens that were recomputed."""
     holes: int = 0
-    seconds: float = 0.0
+    load_seconds: float = 0.0
+    """Until the KV was copied."""
+    probe_seconds: float = 0.0
+    """For choosing what to recompute."""
+    recompute_seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
 
@@ -100,6 +104,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """For requests that have ended: the number of ranks on which every commit is done."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
+    save_seconds: float = 0.0
+    """How long the saves took that ended in this step, together."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -115,7 +121,14 @@ class WorkerReport(KVConnectorWorkerMetadata):
             settled[request] = settled.get(request, 0) + ranks
         # Every rank saves its shard of the same tokens.
         saved_tokens = max(self.saved_tokens, other.saved_tokens)
-        return WorkerReport(loads, saved_tokens, failed, settled, self.opened + other.opened)
+        return WorkerReport(
+            loads=loads,
+            saved_tokens=saved_tokens,
+            failed_saves=failed,
+            settled=settled,
+            opened=self.opened + other.opened,
+            save_seconds=max(self.save_seconds, other.save_seconds),
+        )
 
 
 @dataclass

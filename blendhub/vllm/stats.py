@@ -20,8 +20,12 @@ COUNTERS: dict[str, str] = {
     "tokens_moved": "Tokens reused at another position than where they were computed.",
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
-    "blend_microseconds": "Time spent on choosing and recomputing tokens, in microseconds.",
+    "lookup_microseconds": "Time from the begin of lookups until their answers were used, in microseconds.",
+    "load_microseconds": "Time from the begin of loads until their KV was copied, in microseconds.",
+    "probe_microseconds": "Time spent on choosing the tokens to recompute, in microseconds.",
+    "recompute_microseconds": "Time spent on computing them and the holes, in microseconds.",
     "saved_tokens": "Tokens whose KV was stored.",
+    "save_microseconds": "Time from the begin of saves until the hub had committed them, in microseconds.",
 }
 """The counters without a label."""
 
