@@ -7,6 +7,7 @@ it also works with an interpreter that has vLLM but not BlendHub.
 import importlib
 import time
 import zlib
+from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ class Host:
         self._preempted = 0
         self._hook_s = 0.0
         self._number = 0
+        self._counts: Counter[str] = Counter()
         self._remember_blocks()
+        self._keep_counts()
         self._time_hooks()
 
     def ask(
@@ -156,6 +159,11 @@ class Host:
         """The result of a function, given as ``module:function``, called in this process."""
         return _called(function, *arguments)
 
+    def counts(self) -> dict[str, int]:
+        """What BlendHub has counted since the engine's start."""
+        self._scheduler.connector.get_kv_connector_stats()
+        return dict(self._counts)
+
     def close(self) -> float:
         """End the engine; how many seconds that took."""
         started = _own_time()
@@ -196,6 +204,20 @@ class Host:
             free(request)
 
         manager.free = remember
+
+    def _keep_counts(self) -> None:
+        """vLLM takes what was counted, and drops it where it logs no statistics."""
+        connector = self._scheduler.connector
+        if type(connector).__name__ != "BlendHubConnector":
+            return
+        take = connector.get_kv_connector_stats
+
+        def taken() -> Any:
+            stats = take()
+            self._counts.update(stats.data if stats else {})
+            return stats
+
+        connector.get_kv_connector_stats = taken
 
     def _time_hooks(self) -> None:
         """Count the time that vLLM's worker spends in the connector."""

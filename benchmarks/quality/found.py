@@ -28,6 +28,12 @@ class Found:
         return self.all["reuse", "", 0.0]
 
     @property
+    def panels(self) -> list[tuple[str, list[int]]]:
+        """What is shown: the mean that counts, and each column."""
+        mean = [] if len(self.main) == 1 else [(self.main_name, self.main)]
+        return [*mean, *((name, [number]) for number, name in enumerate(self.columns))]
+
+    @property
     def labels(self) -> list[str]:
         """The selectors, in the order in which they were asked."""
         return list(dict.fromkeys(label for label, _, _ in self.all if label not in ("full", "reuse")))

@@ -11,7 +11,6 @@ from benchmarks.quality.workload import Case, Hole, Tokens
 from engine_harness import Answer, Engine
 
 OFF = {"mode": "off", "store": False}
-BATCH = 64
 
 Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]
 """Goes through a sequence and shows how far it is."""
@@ -32,11 +31,7 @@ class Answering(msgspec.Struct, frozen=True):
 
     def all(self, engine: Engine, prompts: Sequence[Tokens], asked: dict[str, Any]) -> list[Answer]:
         stop = {"stop_token_ids": list(self.stop)} if self.stop else {}
-        return [
-            answer
-            for start in range(0, len(prompts), BATCH)
-            for answer in engine.ask(*prompts[start : start + BATCH], tokens=self.tokens, **stop, **asked)
-        ]
+        return engine.ask(*prompts, tokens=self.tokens, **stop, **asked)
 
 
 def store(engine: Engine, visits: Sequence[Tokens], steps: Steps, hole: Hole | None = None) -> None:

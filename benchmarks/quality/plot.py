@@ -33,12 +33,13 @@ SOONER = Cost(
 
 
 def draw(found: Found, file: Path, cost: Cost) -> None:
-    panels = [(found.main_name, found.main), *((name, [number]) for number, name in enumerate(found.columns))]
-    rows = -(-len(panels) // COLUMNS)
-    figure = Figure(figsize=(3.6 * COLUMNS, 3.0 * rows + 0.6), layout="constrained")
+    panels = found.panels
+    across = min(COLUMNS, len(panels))
+    rows = -(-len(panels) // across)
+    figure = Figure(figsize=(3.6 * across, 3.0 * rows + 0.6), layout="constrained")
     FigureCanvasAgg(figure)
     for number, (title, columns) in enumerate(panels):
-        _draw_panel(figure.add_subplot(rows, COLUMNS, number + 1), found, title, columns, cost)
+        _draw_panel(figure.add_subplot(rows, across, number + 1), found, title, columns, cost)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1, frameon=False)
     figure.supxlabel(cost.label)

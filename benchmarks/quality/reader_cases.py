@@ -8,6 +8,9 @@ from itertools import count
 
 from benchmarks.quality.reader import task
 from benchmarks.quality.reader.task import STRATA, Prompt, make_prompt
+from benchmarks.quality.reader.words import WORDS
+from benchmarks.quality.scores import f1, rouge_l
+from benchmarks.quality.text_cases import score
 from benchmarks.quality.workload import Case, Question, Scores, Tokens
 
 MOST_OF_A_PROMPT = 6
@@ -36,6 +39,22 @@ def make_prompts(questions: int, block_tokens: int) -> Iterator[tuple[Prompt, Ca
             yield prompt, Case(prompt.header, prompt.documents, questions_asked)
         if not any(missing.values()):
             return
+
+
+def make_text_cases(number: int) -> list[Case]:
+    """So many test prompts with one question each, whose answers are scored as text: by F1 and ROUGE-L."""
+    cases = []
+    for seed in range(number):
+        prompt = make_prompt(seed, "test")
+        asked = random.Random(seed).choice(prompt.questions)
+        score_text = partial(score, _text, (f1, rouge_l), [WORDS[asked.answer]])
+        cases.append(Case(prompt.header, prompt.documents, [Question(asked.tokens, score_text)]))
+    return cases
+
+
+def _text(answer: Tokens) -> str:
+    """Models may have more tokens than there are words."""
+    return " ".join(WORDS[token] for token in answer if token < len(WORDS))
 
 
 def headers(seed: int) -> Iterator[Tokens]:

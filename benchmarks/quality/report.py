@@ -38,7 +38,7 @@ def page(found: Found) -> str:
 
 
 def _table(found: Found, ratio: float) -> list[str]:
-    names = ["", *found.columns, found.main_name, "computed", "first token, s"]
+    names = ["", *(name for name, _ in found.panels), "computed", "first token, s"]
     rows = [names, ["---"] * len(names), _cells("full prefill", found, found.full), _cells("reuse", found, found.reuse)]
     for outcome in found.all.values():
         if outcome.ratio == ratio or (outcome.selector == "reuse" and outcome.state):
@@ -47,11 +47,9 @@ def _table(found: Found, ratio: float) -> list[str]:
 
 
 def _cells(name: str, found: Found, outcome: Outcome) -> list[str]:
-    scores = accuracy(outcome)
-    shown = [*(([number], float(score)) for number, score in enumerate(scores))]
-    shown.append((found.main, float(scores[found.main].mean())))
     cells = [name]
-    for columns, score in shown:
+    for _, columns in found.panels:
+        score = float(accuracy(outcome)[columns].mean())
         baseline = outcome.selector in ("full", "reuse")
         share = None if baseline else found.compared(outcome).share(columns)
         cells.append(f"{100 * score:.1f}" + ("" if share is None else f" ({100 * share:.0f})"))
