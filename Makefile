@@ -23,7 +23,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format bench gpu-check npu-check soak demo clean
+.PHONY: help setup test test-fast lint format bench quality gpu-check npu-check soak demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.matchers --json build/bench/matchers.json
 	$(BIN)/python -m benchmarks.hub --json build/bench/hub.json
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
+
+quality: setup ## What reuse costs in right answers, and what selectors win back; results go to build/quality
+	$(BIN)/python -m benchmarks.quality
 
 gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -23,11 +23,13 @@ class Row(msgspec.Struct, frozen=True):
     spread: tuple[float, float] | None
 
 
-class Report(msgspec.Struct):
+class Report(msgspec.Struct, omit_defaults=True):
     benchmark: str
     machine: dict[str, str | int]
     versions: dict[str, str]
     rows: list[Row]
+    details: Any = None
+    """What the rows were made from, where a benchmark keeps it."""
 
 
 def arguments(description: str) -> argparse.Namespace:
@@ -57,11 +59,11 @@ def missing_row(id: str, why: str, unit: str, bar: float | None, better: Literal
     return Row(id, why, None, unit, bar, better, None, None)
 
 
-def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path | None) -> None:
+def finish(benchmark: str, rows: list[Row], packages: Sequence[str], json: Path | None, details: Any = None) -> None:
     """Print the table, last of all, and write the JSON file."""
     if json:
         json.parent.mkdir(parents=True, exist_ok=True)
-        report = Report(benchmark, _machine(), {name: _version(name) for name in packages}, rows)
+        report = Report(benchmark, _machine(), {name: _version(name) for name in packages}, rows, details)
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     # Plain text: some benchmarks run on machines that have little installed.
     lines = [("id", "value", "bar", "ok", "spread", "what"), *map(_cells, rows)]

@@ -23,6 +23,8 @@ class Answer:
         self.report: dict[str, Any] = answer["report"]
         """BlendHub's report."""
         self.first_token_s: float = answer["first_token_s"]
+        self.ended_s: float = answer["ended_s"]
+        """After which time the answer was whole, of prompts that were asked with ``ask``."""
 
     def kv(self, n: int) -> KV:
         """``[layers, 2, n, heads, width]`` of the prompt's first tokens; ask before other prompts need the blocks."""

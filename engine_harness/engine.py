@@ -24,7 +24,7 @@ OPTIONS: dict[str, Any] = {
 }
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1"),
     # Without a connector vLLM computes on one core of two, unless it is bound.
     "VLLM_CPU_OMP_THREADS_BIND": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", "0-1"),
     "VLLM_CPU_CI_ENV": "1",
@@ -38,7 +38,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Path,
+        model: Path | str,
         blendhub: dict[str, Any] | None = None,
         *,
         kv_role: str = "kv_both",
@@ -76,7 +76,8 @@ class Engine:
     ) -> list[Answer]:
         """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
 
-        ``cache_salt`` and ``lora``, an adapter's directory, go to vLLM itself.
+        ``cache_salt``, ``lora``, an adapter's directory, and ``stop_token_ids``, each of which ends an answer, go to
+        vLLM itself.
 
         What was aborted before it had an answer is left out.
         """

@@ -7,6 +7,7 @@ it also works with an interpreter that has vLLM but not BlendHub.
 import importlib
 import time
 import zlib
+from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ class Host:
         self._preempted = 0
         self._hook_s = 0.0
         self._number = 0
+        self._counts: Counter[str] = Counter()
         self._remember_blocks()
+        self._keep_counts()
         self._time_hooks()
 
     def ask(
@@ -38,6 +41,7 @@ class Host:
         """All prompts at once; None in place of what was aborted before it had an answer."""
         started = time.perf_counter()
         first: dict[str, float] = {}
+        last: dict[str, float] = {}
         finished: dict[str, Any] = {}
         ids = [self._add(prompt, one, tokens) for prompt, one in zip(prompts, asked, strict=True)]
         while self._engine.has_unfinished_requests():
@@ -48,8 +52,9 @@ class Host:
                 first.setdefault(output.request_id, time.perf_counter() - started)
                 if output.finished:
                     finished[output.request_id] = output
+                    last[output.request_id] = time.perf_counter() - started
         self.settle()
-        return [self._told(finished.get(id), first.get(id)) for id in ids]
+        return [self._told(finished.get(id), first.get(id), last.get(id)) for id in ids]
 
     def settle(self) -> None:
         """Step until everything that has ended is saved, and its blocks are free."""
@@ -166,6 +171,11 @@ class Host:
         """The result of a function, given as ``module:function``, called in this process."""
         return _called(function, *arguments)
 
+    def counts(self) -> dict[str, int]:
+        """What BlendHub has counted since the engine's start."""
+        self._scheduler.connector.get_kv_connector_stats()
+        return dict(self._counts)
+
     def close(self) -> float:
         """End the engine; how many seconds that took."""
         started = _own_time()
@@ -178,11 +188,12 @@ class Host:
 
         self._number += 1
         asked = dict(asked)
-        salt, lora = asked.pop("cache_salt", None), asked.pop("lora", None)
+        salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
         sampling = SamplingParams(
             max_tokens=tokens,
             temperature=0,
             ignore_eos=True,
+            stop_token_ids=stop,
             logprobs=20,
             extra_args={"kv_transfer_params": {"blendhub": asked}} if asked else None,
         )
@@ -206,6 +217,20 @@ class Host:
 
         manager.free = remember
 
+    def _keep_counts(self) -> None:
+        """vLLM takes what was counted, and drops it where it logs no statistics."""
+        connector = self._scheduler.connector
+        if type(connector).__name__ != "BlendHubConnector":
+            return
+        take = connector.get_kv_connector_stats
+
+        def taken() -> Any:
+            stats = take()
+            self._counts.update(stats.data if stats else {})
+            return stats
+
+        connector.get_kv_connector_stats = taken
+
     def _time_hooks(self) -> None:
         """Count the time that vLLM's worker spends in the connector."""
         from vllm.distributed.kv_transfer import get_kv_transfer_group, has_kv_transfer_group
@@ -226,7 +251,7 @@ class Host:
 
         return timed
 
-    def _told(self, output: Any, first_token_s: float | None) -> dict[str, Any] | None:
+    def _told(self, output: Any, first_token_s: float | None, ended_s: float | None = None) -> dict[str, Any] | None:
         if output is None or not output.outputs[0].token_ids:
             return None
         answer = output.outputs[0]
@@ -236,6 +261,7 @@ class Host:
             "logprobs": [{token: one.logprob for token, one in likely.items()} for likely in answer.logprobs],
             "report": (output.kv_transfer_params or {}).get("blendhub", {}),
             "first_token_s": first_token_s,
+            "ended_s": ended_s,
             "cached": output.num_cached_tokens,
         }
 

@@ -108,7 +108,11 @@ class LoadResult(msgspec.Struct, frozen=True):
     recomputed: tuple[Span, ...] = ()
     """The moved tokens that were recomputed."""
     holes: int = 0
-    seconds: float = 0.0
+    load_seconds: float = 0.0
+    """Until the KV was copied."""
+    probe_seconds: float = 0.0
+    """For choosing what to recompute."""
+    recompute_seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
 
@@ -129,6 +133,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Tokens whose sensitivity was measured and did not reach the hub."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
+    save_seconds: float = 0.0
+    """How long the saves took that ended in this step, together."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -152,6 +158,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             learned_tokens=self.learned_tokens + other.learned_tokens,
             unlearned_tokens=self.unlearned_tokens + other.unlearned_tokens,
             opened=self.opened + other.opened,
+            save_seconds=max(self.save_seconds, other.save_seconds),
         )
 
 

@@ -15,7 +15,7 @@ from blendhub.options import mistakes_in, parse_options
 from blendhub.plugin_choice import PluginChoice
 from blendhub.suggest import did_you_mean
 
-Mode = Literal["blend", "exact", "off"]
+Mode = Literal["blend", "contiguous", "exact", "off"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 KEY = "blendhub"
 
@@ -62,7 +62,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     selector: Annotated[PluginChoice, Meta(description="which reused tokens are recomputed")] = PluginChoice("hkvd")
     mode: Annotated[
-        Mode, Meta(description="blend: reuse text anywhere; exact: only what is bit for bit the same; off: nothing")
+        Mode,
+        Meta(
+            description="blend: reuse text anywhere; contiguous: only up to the first token that is not stored; "
+            "exact: only what is bit for bit the same; off: nothing"
+        ),
     ] = "blend"
     recompute_ratio: Annotated[
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")

@@ -20,10 +20,15 @@ COUNTERS: dict[str, str] = {
     "tokens_moved": "Tokens reused at another position than where they were computed.",
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",
+    "lookup_microseconds": "Time from the begin of lookups until their answers were used, in microseconds.",
+    "load_microseconds": "Time from the begin of loads until their KV was copied, in microseconds.",
     "blend_microseconds": "Time spent on choosing and recomputing tokens, in microseconds.",
+    "probe_microseconds": "The part of it spent on choosing the tokens, in microseconds.",
+    "recompute_microseconds": "The part of it spent on computing them and the holes, in microseconds.",
     "saved_tokens": "Tokens whose KV was stored.",
     "learned_tokens": "Tokens computed anew of which the hub learned how much their KV had changed.",
     "unlearned_tokens": "Tokens computed anew of which the hub did not learn it, though that was meant to be.",
+    "save_microseconds": "Time from the begin of saves until the hub had committed them, in microseconds.",
 }
 """The counters without a label."""
 

@@ -75,9 +75,11 @@ class PlayedEngine:
         self.client.close()
         self.side.close()
 
-    def request(self, name: str, prompt: list[int], salt: str | None = None) -> Request:
+    def request(self, name: str, prompt: list[int], salt: str | None = None, **asked: Any) -> Request:
+        """``asked`` is what it says to BlendHub."""
         hasher = get_request_block_hasher(BLOCK, sha256)
-        return Request(name, prompt, SamplingParams(max_tokens=99), None, cache_salt=salt, block_hasher=hasher)
+        sampling = SamplingParams(max_tokens=99, extra_args={"kv_transfer_params": {"blendhub": asked}})
+        return Request(name, prompt, sampling, None, cache_salt=salt, block_hasher=hasher)
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""

@@ -58,8 +58,8 @@ def test_kv_role_decides_whether_a_request_reads_and_stores(role, code, stores):
     assert terms.stores is stores
 
 
-@pytest.mark.parametrize("given", ["blend", "exact", "off"])
-@pytest.mark.parametrize("asked", [None, "blend", "exact", "off"])
+@pytest.mark.parametrize("given", ["blend", "contiguous", "exact", "off"])
+@pytest.mark.parametrize("asked", [None, "blend", "contiguous", "exact", "off"])
 def test_a_request_s_mode_overrides_the_engine_s(given, asked):
     terms, refusal = admission(mode=given).admit(request({"mode": asked} if asked else None))
     wanted = asked or given
@@ -129,6 +129,7 @@ def test_a_model_whose_keys_cannot_be_moved_is_served_with_exact_reuse():
     made = admission(support=EXACT_ONLY)
     assert made.admit(request())[0].mode == "exact"
     assert made.admit(request({"mode": "blend"}))[0].mode == "exact"
+    assert made.admit(request({"mode": "contiguous"}))[0].mode == "exact"
     assert made.admit(request({"mode": "off"}))[0].mode == "off"
     assert not made.holes_for(request())
     assert admission().holes_for(request())

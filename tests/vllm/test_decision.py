@@ -17,8 +17,8 @@ LENGTH = 24
 # Eighths are exact as floats, so that limits can be met to the token.
 eighths = st.integers(0, 8).map(lambda n: n / 8)
 policies = st.builds(ReusePolicy, min_reused_tokens=st.integers(1, 8), max_recompute_share=eighths)
-modes = st.sampled_from([(True, True), (False, True), (False, False)])
-"""``blend`` and ``holes``: a model that cannot compute holes apart cannot blend."""
+modes = st.sampled_from([(True, True), (True, False), (False, True), (False, False)])
+"""``blend`` and ``holes``: a request may be served up to the first hole only, and some models cannot do otherwise."""
 
 
 @st.composite
@@ -46,12 +46,22 @@ def positions(spans):
     return {position for span in spans for position in range(span.start, span.end)}
 
 
+def unbroken(origin, first):
+    """What stands before the first gap."""
+    end = first
+    while end in origin:
+        end += 1
+    return {p: source for p, source in origin.items() if p < end}
+
+
 def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
     """The reused tokens and where they come from, or the code of a refusal."""
     if not matches:
         return "nothing_stored"
     first, last = min(local, LENGTH - 1), LENGTH - 1
     origin = {p: source for p, source in tokens_of(matches).items() if first <= p < last and (blend or source[2])}
+    if not holes:
+        origin = unbroken(origin, first)
     code = "too_little" if blend or any(match.exact for match in matches) else "nothing_exact"
     moved = [p for p, (*_, exact) in origin.items() if not exact]
     if moved:
@@ -60,11 +70,8 @@ def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
         if cost / claimed > Fraction(policy.max_recompute_share):
             code = "too_much"
             origin = {p: source for p, source in origin.items() if source[2]}
-    if not holes:
-        unbroken = first
-        while unbroken in origin:
-            unbroken += 1
-        origin = {p: source for p, source in origin.items() if p < unbroken}
+            if not holes:
+                origin = unbroken(origin, first)
     return origin if len(origin) >= policy.min_reused_tokens else code
 
 

@@ -30,9 +30,9 @@ def engine():
         yield engine
 
 
-def decided(engine, prompt, local=0):
+def decided(engine, prompt, local=0, **asked):
     """What would be loaded of a prompt, of which vLLM has the first ``local`` tokens itself."""
-    request = engine.request(f"of {local}", prompt)
+    request = engine.request(f"of {local}", prompt, **asked)
     engine.side.arrived(request)
     n_external, _ = engine.side.matched(request, local)
     decision = engine.side._requests[request.request_id].decision
@@ -70,6 +70,17 @@ def test_a_first_segment_that_is_missing_leaves_the_others_reused(engine):
     assert decision.holes == [Span(0, 50), Span(146, 167)]
 
 
+def test_a_request_that_is_contiguous_reuses_what_stands_before_the_first_hole_and_stops_there(engine):
+    engine.serve("a", [*SECOND, *text(5, 9), *FIRST])
+    prompt = [*SECOND, *FIRST, *text(3, 21), *SECOND, *text(4, 9)]
+    assert len(sources(decided(engine, prompt))) == 2 * len(SECOND) + len(FIRST)
+    decision = decided(engine, prompt, mode="contiguous")
+    assert sources(decision).keys() == set(range(224)) and not decision.holes
+    assert decision.moved == [Span(96, 224)]
+    # vLLM's own prefix is no hole, a piece of text that it lacks is one.
+    assert sources(decided(engine, [*text(6, 32), *prompt], 32, mode="contiguous")).keys() == set(range(32, 256))
+
+
 def test_one_segment_is_enough(engine):
     engine.serve("a", SECOND)
     decision = decided(engine, [*text(2, 20), *SECOND, *text(3, 9)])
@@ -105,3 +116,4 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     assert total(blend.result.recomputed) == 0.25 * 5 * 40
     assert blend.result.holes == 5 * separator
     assert total(computed) == 50 + 5 * separator
+    assert blend.result.probe_seconds > 0 and blend.result.recompute_seconds > 0

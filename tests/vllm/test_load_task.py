@@ -141,6 +141,7 @@ def test_a_hub_that_stands_still_after_the_copy_fails_the_load_in_time(hub, stag
         stage.copy.ended.set_result(None)
         started = time.monotonic()
         stage.until(Arrival.COPIED)
+        assert 0 < stage.loading.seconds < PATIENCE_S
         stage.until(Arrival.FAILED)
         assert time.monotonic() - started < PATIENCE_S
 

@@ -93,7 +93,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
 
 
 def test_what_workers_tell_survives_the_way_to_the_scheduler():
-    report = WorkerReport({"r": LoadResult((Span(3, 6),), 4, 0.5, "no")}, 7, {"Busy": 2}, opened=1)
+    report = WorkerReport({"r": LoadResult((Span(3, 6),), 4, 0.5, error="no")}, 7, {"Busy": 2}, opened=1)
     met = WorkerHandshake(ModelSupport(LAYOUT, False, ("why",)), "weights", "rotary")
     assert pickle.loads(pickle.dumps(report)) == report
     assert pickle.loads(pickle.dumps(met)) == met

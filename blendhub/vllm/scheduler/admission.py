@@ -41,7 +41,7 @@ class Admission:
             refusal = self._refusal(request, asked) or obstacle
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
-        if mode == "blend" and not (self._support.blends and request.lora_request is None):
+        if mode in ("blend", "contiguous") and not (self._support.blends and request.lora_request is None):
             mode = "exact"
         ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
         stores = self._stores and asked.store and not _why_unsupported(request) and not obstacle

@@ -167,6 +167,7 @@ class ConnectorScheduler:
         self.counters["saved_tokens"] += report.saved_tokens
         self.counters["learned_tokens"] += report.learned_tokens
         self.counters["unlearned_tokens"] += report.unlearned_tokens
+        self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
         for stored in self.saves.settle(report.settled):
@@ -267,6 +268,7 @@ class ConnectorScheduler:
             self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
         if found is None:
             return False
+        self.counters["lookup_microseconds"] += round((time.monotonic() - state.lookup.sent_at) * 1e6)
         state.answered(found, state.lookup.sensitivity)
         return True
 
@@ -277,8 +279,8 @@ class ConnectorScheduler:
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=terms.mode == "blend" and can_salt(request),
-            holes=self._admission.holes_for(request),
+            blend=terms.moves and can_salt(request),
+            holes=terms.mode != "contiguous" and self._admission.holes_for(request),
             ratio=terms.ratio,
             usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
@@ -305,7 +307,10 @@ class ConnectorScheduler:
         self.counters["tokens_moved"] += total(moved)
         self.counters["tokens_recomputed"] += total(result.recomputed)
         self.counters["tokens_in_holes"] += result.holes
-        self.counters["blend_microseconds"] += round(result.seconds * 1e6)
+        self.counters["blend_microseconds"] += round((result.probe_seconds + result.recompute_seconds) * 1e6)
+        self.counters["load_microseconds"] += round(result.load_seconds * 1e6)
+        self.counters["probe_microseconds"] += round(result.probe_seconds * 1e6)
+        self.counters["recompute_microseconds"] += round(result.recompute_seconds * 1e6)
 
     def _count_failed_reservation(self, error: BaseException) -> None:
         reason = type(error).__name__

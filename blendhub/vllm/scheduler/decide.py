@@ -23,18 +23,18 @@ def decide(
 ) -> Decision | Refusal:
     """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
 
-    ``blend``: moved text may be used. ``holes``: holes may be computed apart from the engine's own prefill; if not,
-    only what continues vLLM's own cache without a gap can be used. ``ratio``: how much of the moved text this request
-    has recomputed; ``usual_ratio``: how much the engine's operator has. ``on_the_way``: tokens that ``matches`` lacks,
-    because they are still being read from the store. Keys that were stored for position ``n_positions`` or a later one
-    cannot be moved; None: all can.
+    ``blend``: moved text may be used. ``holes``: what lies behind a hole may be used, and the hole be computed apart
+    from the engine's own prefill; if not, only what continues vLLM's own cache without a gap can be used. ``ratio``:
+    how much of the moved text this request has recomputed; ``usual_ratio``: how much the engine's operator has.
+    ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store. Keys that were
+    stored for position ``n_positions`` or a later one cannot be moved; None: all can.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
     usable = [match for match in _within(matches, open) if match.exact or blend]
     if n_positions is not None:
         usable = [part for match in usable if len((part := _movable(match, n_positions)).span)]
-    best = _claim(usable, open, ratio)
+    best = _claim(usable, open, ratio, holes)
     too_much = ""
     if best.moved:
         # A request that asks for more than usual knows what that costs: it must not be refused for it.
@@ -44,9 +44,7 @@ def decide(
             too_much = (
                 f"blending would recompute {share:.0%}, policy.max_recompute_share is {policy.max_recompute_share:.0%}"
             )
-            best = _claim([match for match in usable if match.exact], open, ratio)
-    if not holes:
-        best = _claim(_unbroken(best.matches, open.start), open, ratio)
+            best = _claim([match for match in usable if match.exact], open, ratio, holes)
     reused = total(best.exact) + total(best.moved)
     if reused >= policy.min_reused_tokens:
         return best
@@ -85,7 +83,9 @@ def _movable(match: Match, n_positions: int) -> Match:
     return match if match.exact else match.part(match.span.start, min(match.span.end, known))
 
 
-def _claim(matches: Sequence[Match], open: Span, ratio: float) -> Decision:
+def _claim(matches: Sequence[Match], open: Span, ratio: float, holes: bool) -> Decision:
+    if not holes:
+        matches = _unbroken(matches, open.start)
     end = matches[-1].span.end if matches else open.start
     return Decision(open.start, end, tuple(matches), ratio)
 

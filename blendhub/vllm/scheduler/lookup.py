@@ -36,7 +36,7 @@ class Lookup:
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s
-        self._begun_at = self._sent_at = time.monotonic()
+        self._begun_at = self.sent_at = time.monotonic()
         self._client: HubClient | None = None
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
@@ -52,7 +52,7 @@ class Lookup:
         try:
             client = self._executor.client()
             if client:
-                self._client, self._sent_at = client, time.monotonic()
+                self._client, self.sent_at = client, time.monotonic()
                 self._reply = self._submit(client)
         except BlendHubError as error:
             self._error = error
@@ -99,7 +99,7 @@ class Lookup:
     def has_expired(self) -> bool:
         """Whether the lease on the matches has expired."""
         found = self._found
-        return found is not None and found.lease is not None and time.monotonic() > self._sent_at + found.expires_s
+        return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s
 
     def close(self) -> None:
         """End the lease that the answer brought, or still brings."""

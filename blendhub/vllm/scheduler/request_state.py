@@ -42,6 +42,11 @@ class Terms(msgspec.Struct, frozen=True):
     stores: bool
     explains: bool = False
 
+    @property
+    def moves(self) -> bool:
+        """Whether text may be reused elsewhere than where it was computed."""
+        return self.mode in ("blend", "contiguous")
+
 
 class RequestState:
     """One request of the engine.

@@ -65,7 +65,7 @@ def lines(facts: StartupFacts, arena_bytes: int | None, trouble: str) -> list[Li
             )
         )
     ratio, most = facts.settings.recompute_ratio, facts.settings.policy.max_recompute_share
-    if facts.blends and facts.settings.mode == "blend" and ratio > most:
+    if facts.blends and facts.settings.mode in ("blend", "contiguous") and ratio > most:
         composed.append(
             Line(
                 logging.WARNING,
@@ -107,6 +107,9 @@ def _what_is_reused(facts: StartupFacts) -> str:
         return "text is stored, and none reused, as kv_role says"
     kinds: dict[Mode, str] = {
         "blend": "text is reused anywhere" if facts.blends else "exact prefixes are reused",
+        "contiguous": "text is reused up to the first token that is not stored, as the mode says"
+        if facts.blends
+        else "exact prefixes are reused",
         "exact": "exact prefixes are reused, as the mode says",
         "off": "nothing is reused unless a request asks for it, as the mode says",
     }

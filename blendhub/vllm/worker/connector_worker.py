@@ -9,6 +9,8 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
+from msgspec.structs import replace
+
 from blendhub.client import HubClient
 from blendhub.contracts import Segment, Transfer
 from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
@@ -130,7 +132,7 @@ class ConnectorWorker:
         for request in settled:
             self._saves.forget(request)
         report.settled = dict.fromkeys(settled, 1)
-        report.saved_tokens, report.failed_saves = self._saves.take_numbers()
+        report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
         report.learned_tokens, report.unlearned_tokens = self._learning.take_numbers()
         return report if report != WorkerReport() else None
 
@@ -158,7 +160,7 @@ class ConnectorWorker:
             if arrival >= Arrival.COPIED and not loading.blend:
                 loading.blend = Blend(self._context, loading.job)
             if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
-                self._finish(loading, loading.blend.result)
+                self._finish(loading, replace(loading.blend.result, load_seconds=loading.seconds))
                 self._learn(loading, loading.blend)
 
     def _compute(self, loading: LoadTask, blend: Blend, budget: int) -> int:

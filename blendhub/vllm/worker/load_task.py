@@ -42,6 +42,8 @@ class LoadTask:
         self.is_cancelled = False
         self.epoch: int | None = None
         """Of the hub whose KV is loaded."""
+        self.seconds = 0.0
+        """How long it took until the KV was copied."""
         self._open = open
         self._copy = copy
         self._release_late = release_late
@@ -135,6 +137,7 @@ class LoadTask:
         if self._lease is None:
             raise HubError("the hub has evicted everything that was found")
         self._releasing = self._client.submit_release(self._lease, timeout=self._timeout_s)
+        self.seconds = time.monotonic() - self._begun_at
 
     def _prove(self, releasing: PendingReply[Done]) -> None:
         assert self._client

@@ -57,19 +57,32 @@ class Blend:
         """Of the moved tokens that were recomputed, with what was stored of them."""
         self._context = context
         self._budget = 0
-        self._seconds = 0.0
+        self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
+        self._phase = "probe"
+        self._since = 0.0
         self._recomputed: tuple[Span, ...] = ()
         self._work = self._work_through()
 
     def step(self, budget: int) -> int:
         """Compute a batch that costs at most ``budget`` tokens; returns its cost."""
         self._budget = budget
-        started = time.perf_counter()
+        self._since = time.perf_counter()
         done = next(self._work, None)
-        self._seconds += time.perf_counter() - started
+        self._begin(self._phase)
         if done is None:
-            self.result = LoadResult(self._recomputed, total(self.job.decision.holes), self._seconds)
+            self.result = LoadResult(
+                self._recomputed,
+                total(self.job.decision.holes),
+                probe_seconds=self._seconds["probe"],
+                recompute_seconds=self._seconds["recompute"],
+            )
         return done or 0
+
+    def _begin(self, phase: str) -> None:
+        """The time until now was spent on the phase before."""
+        now = time.perf_counter()
+        self._seconds[self._phase] += now - self._since
+        self._phase, self._since = phase, now
 
     def _work_through(self) -> Iterator[int]:
         """Probe, select and recompute; yields the cost of each batch in tokens."""
@@ -85,6 +98,7 @@ class Blend:
             # A plugin may fail on one rank only, and the others must not begin a forward without it.
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
+        self._begin("recompute")
         for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
             comparison = self._comparison(common(chosen, sorted(batch)))
             model.forward(self.job.tokens, self.job.blocks, batch)

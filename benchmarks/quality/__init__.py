@@ -1,0 +1,1 @@
+"""``make quality``: what reuse costs in right answers, and what each selector wins back of that, in real vLLM."""

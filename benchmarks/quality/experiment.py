@@ -1,0 +1,103 @@
+"""The experiment: documents are computed, prompts of them asked in every way, computed once more, and asked again."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from benchmarks.quality.compared import BAR_RATIOS, Compared
+from benchmarks.quality.measure import FULL, REUSE, Answering, Asked, Steps, measure, store, teach
+from benchmarks.quality.outcomes import Outcome
+from benchmarks.quality.serving import Serving
+from benchmarks.quality.workload import HOLES, Case, Hole, Tokens, make_visits
+from engine_harness import Engine
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured."""
+
+    cases: Sequence[Case]
+    holed: Sequence[Case]
+    """Which of them, the first, are also asked with a hole."""
+    selectors: Sequence[Compared]
+    default: Compared
+    ratios: Sequence[float]
+    answering: Answering
+    headers: Callable[[int], Iterator[Tokens]]
+    """Makes from a seed the headers behind which documents are computed."""
+
+
+class Experiment:
+    """One run; ``outcomes`` yields each as soon as it is measured."""
+
+    def __init__(self, plan: Plan, serving: Serving, steps: Steps) -> None:
+        self._plan = plan
+        self._serving = serving
+        self._steps = steps
+
+    def outcomes(self) -> Iterator[Outcome]:
+        plan = self._plan
+        with self._serving.storing() as keeper:
+            store(keeper, self._visits(plan.cases, 1), self._steps)
+            yield self._measured(keeper, FULL)
+            yield self._measured(keeper, REUSE)
+            learners = [one for one in plan.selectors if one.learns]
+            for compared in plan.selectors:
+                if not compared.learns:
+                    with self._serving.choosing(compared) as engine:
+                        yield from self._ratios(engine, compared, "", plan.ratios)
+            with ExitStack() as stack:
+                engines = [stack.enter_context(self._serving.choosing(one)) for one in learners]
+                for engine, compared in zip(engines, learners, strict=True):
+                    yield from self._ratios(engine, compared, "cold", BAR_RATIOS)
+                teach(keeper, self._visits(plan.cases, 2), self._steps)
+                for engine, compared in zip(engines, learners, strict=True):
+                    yield from self._ratios(engine, compared, "warm", plan.ratios)
+            if plan.holed:
+                yield from self._with_holes(keeper)
+
+    def _with_holes(self, keeper: Engine) -> Iterator[Outcome]:
+        plan = self._plan
+        for hole in HOLES:
+            store(keeper, self._visits(plan.holed, 1, hole), self._steps, hole)
+            teach(keeper, self._visits(plan.holed, 2, hole), self._steps, hole)
+            asked = msgspec.structs.replace(REUSE, state=f"hole {hole}", hole=hole)
+            yield measure(keeper, plan.holed, asked, plan.answering, self._steps)
+        with self._serving.choosing(plan.default) as engine:
+            for hole in HOLES:
+                asked = Asked.of(plan.default, 0.15, f"hole {hole}", self._serving.layers, hole)
+                yield measure(engine, plan.holed, asked, plan.answering, self._steps)
+
+    def _ratios(self, engine: Engine, compared: Compared, state: str, ratios: Iterable[float]) -> Iterator[Outcome]:
+        for ratio in ratios:
+            yield self._measured(engine, Asked.of(compared, ratio, state, self._serving.layers))
+
+    def _measured(self, engine: Engine, asked: Asked) -> Outcome:
+        return measure(engine, self._plan.cases, asked, self._plan.answering, self._steps)
+
+    def _visits(self, cases: Sequence[Case], seed: int, hole: Hole | None = None) -> list[Tokens]:
+        return make_visits(cases, self._plan.headers(seed), self._serving.longest, seed, hole)
+
+
+class Shown:
+    """A bar for each part of the run, on stderr."""
+
+    def __init__(self) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True))
+
+    def __enter__(self) -> "Shown":
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._progress.stop()
+
+    def steps(self, those: Iterable[Any], what: str) -> Iterator[Any]:
+        length = len(those) if isinstance(those, Sequence) else None
+        yield from self._progress.track(those, total=length, description=what)

@@ -1,0 +1,76 @@
+"""Scores of answers, and the share of what reuse loses that recomputation wins back: pure arithmetic."""
+
+from collections.abc import Iterable, Sequence
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+LEAST_LOSS = 0.05
+"""Of a smaller loss no share is told: a few questions would make it anything."""
+RESAMPLES = 400
+
+Accuracy: TypeAlias = npt.NDArray[np.float64]
+
+
+class Outcome(msgspec.Struct):
+    """What one way of serving answered to all cases."""
+
+    selector: str
+    """"full": computed without reuse; "reuse": nothing is recomputed."""
+    state: str
+    """How the documents were computed before: "cold": once; "warm": once more in another context; "hole ...": one of
+    each prompt not at all."""
+    ratio: float
+    scores: list[list[float]] = []
+    """For each case the sum of its questions' scores in each column: of right answers in each stratum, or of F1."""
+    asked: list[list[int]] = []
+    """For each case how many questions count in each column."""
+    recomputed: list[float] = []
+    """For each case the share of the moved tokens that was computed again, what a probe costs included."""
+    first_token_s: list[float] = []
+
+    @property
+    def key(self) -> tuple[str, str, float]:
+        return self.selector, self.state, self.ratio
+
+
+def accuracy(outcome: Outcome, cases: Sequence[int] | None = None) -> Accuracy:
+    """The mean score in each column, over these cases; one may be named twice."""
+    scores, asked = np.array(outcome.scores), np.array(outcome.asked)
+    if cases is not None:
+        scores, asked = scores[cases], asked[cases]
+    return scores.sum(0) / np.maximum(asked.sum(0), 1)
+
+
+def won_back(ours: float, full: float, reuse: float) -> float | None:
+    """The share of what reuse loses against full prefill; None where it loses next to nothing."""
+    return (ours - reuse) / (full - reuse) if full - reuse >= LEAST_LOSS else None
+
+
+class Comparison(msgspec.Struct):
+    """One outcome beside full prefill and reuse without recomputation, on the same cases."""
+
+    ours: Outcome
+    full: Outcome
+    reuse: Outcome
+
+    def share(self, columns: Iterable[int]) -> float | None:
+        """What is won back of the mean score in these columns."""
+        return self._share(list(columns), None)
+
+    def interval(self, columns: Iterable[int]) -> tuple[float, float] | None:
+        """95% of the shares lie in it when prompts are drawn anew from those that were asked."""
+        chosen, rng = list(columns), np.random.default_rng(0)
+        number = len(self.ours.scores)
+        draws = (self._share(chosen, rng.integers(0, number, number).tolist()) for _ in range(RESAMPLES))
+        shares = [share for share in draws if share is not None]
+        if self.share(chosen) is None or not shares:
+            return None
+        low, high = np.quantile(shares, [0.025, 0.975])
+        return float(low), float(high)
+
+    def _share(self, columns: list[int], cases: Sequence[int] | None) -> float | None:
+        ours, full, reuse = (float(accuracy(one, cases)[columns].mean()) for one in (self.ours, self.full, self.reuse))
+        return won_back(ours, full, reuse)

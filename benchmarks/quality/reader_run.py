@@ -1,0 +1,57 @@
+"""``make quality``: the experiment on the reader."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.quality import oracle, reader_cases
+from benchmarks.quality.compared import BAR_RATIOS, DEFAULT_RATIOS, SELECTORS, Compared
+from benchmarks.quality.experiment import Experiment, Plan, Shown
+from benchmarks.quality.found import Found
+from benchmarks.quality.measure import Answering
+from benchmarks.quality.outcomes import Outcome
+from benchmarks.quality.reader.task import STRATA
+from benchmarks.quality.serving import READER, Serving, folder
+from benchmarks.quality.workload import HOLES
+from blendhub.vllm.settings import Settings
+
+CHECKPOINT = Path(__file__).parent / "reader" / "checkpoint"
+
+
+class Size(msgspec.Struct, frozen=True):
+    questions: int
+    """Of each stratum."""
+    hole_questions: int
+    """Of each stratum, for prompts with a hole."""
+    ratios: tuple[float, ...] = DEFAULT_RATIOS
+
+
+WHOLE = Size(256, 128)
+QUICK = Size(16, 16, BAR_RATIOS)
+
+
+def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS) -> list[Outcome]:
+    with folder() as place, Shown() as shown:
+        made = list(shown.steps(reader_cases.make_prompts(size.questions, READER["block_size"]), "choose prompts"))
+        prompts, cases = [prompt for prompt, _ in made], [case for _, case in made]
+        answers = place / "answers.json"
+        oracle.write_answers(prompts, answers)
+        plan = Plan(
+            cases=cases,
+            # Enough for about so many questions of the rarest stratum.
+            holed=cases[: -(-len(cases) * size.hole_questions // size.questions)],
+            selectors=[*selectors, oracle.compared(answers)],
+            default=next(one for one in SELECTORS if one.label == Settings().selector.name),
+            ratios=size.ratios,
+            answering=Answering(least_found=0.95),
+            headers=reader_cases.headers,
+        )
+        tokens = sum(len(case.body) for case in cases)
+        serving = Serving(str(checkpoint), place, tokens * (1 + len(HOLES)), shares=True, **READER)
+        return list(Experiment(plan, serving, shown.steps).outcomes())
+
+
+def found(outcomes: Sequence[Outcome]) -> Found:
+    facts = [number for number, stratum in enumerate(STRATA) if stratum != "counting"]
+    return Found(outcomes, STRATA, facts, "all but counting", Settings().selector.name)

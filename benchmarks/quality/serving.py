@@ -1,0 +1,79 @@
+"""vLLM engines of the benchmark: one that stores, and one for each selector, which reads what that one stored."""
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.quality import oracle
+from benchmarks.quality.compared import Compared
+from engine_harness import Engine
+
+ROOT = Path(__file__).parents[2]
+READER: dict[str, Any] = {"dtype": "float32", "block_size": 32}
+PATIENCE_S = 30.0
+
+
+class Serving:
+    """Engines of one model, and the hub that they share, which runs in the engine that stores."""
+
+    def __init__(self, model: str, place: Path, stored_tokens: int, *, shares: bool, **options: Any) -> None:
+        """``stored_tokens``: how much there must be room for. ``shares``: many questions are asked to one prompt, and
+        share its KV. ``options`` are vLLM's.
+        """
+        shape = Shape(model)
+        self.layers, self.longest = shape.layers, int(options.get("max_model_len", shape.longest))
+        self._model = model
+        self._shares = shares
+        self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
+        self._site = place / "site"
+        self._site.mkdir()
+        oracle.install(self._site)
+        # Chunks of 256 tokens are not all full.
+        self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes / 2**30)
+        self._endpoint = f"ipc://{place}/hub.sock"
+
+    def storing(self) -> contextlib.AbstractContextManager[Engine]:
+        """Its hub ends with it. It learns, but has nothing to choose: what moved is computed anew, all or nothing."""
+        hub = {"arena_gib": self._arena_gib, "metrics": "", "listen": [{"endpoint": self._endpoint}]}
+        return self._engine({"hub": hub, "selector": {"name": "random"}}, self._shares)
+
+    def choosing(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
+        """An engine with this selector. It does not learn: one question must not help the next."""
+        settings = {"endpoint": self._endpoint, "selector": compared.choice, "learn_sensitivity": False}
+        return self._engine(settings, self._shares and not compared.reads_question)
+
+    @contextlib.contextmanager
+    def _engine(self, settings: dict[str, Any], shared: bool) -> Iterator[Engine]:
+        settings |= {"policy": {"max_recompute_share": 1.0}, "lookup_timeout_s": PATIENCE_S}
+        with Engine(
+            self._model,
+            settings,
+            environment={"PYTHONPATH": f"{self._site}:{ROOT}"},
+            arrange=["benchmarks.quality.sharing:arrange"] if shared else [],
+            **self._options,
+        ) as engine:
+            yield engine
+
+
+class Shape:
+    """What the model's configuration says about the size of its KV."""
+
+    def __init__(self, model: str) -> None:
+        from transformers import AutoConfig
+
+        config: Any = AutoConfig.from_pretrained(model).get_text_config()
+        heads = config.num_attention_heads
+        self.layers = int(config.num_hidden_layers)
+        self.longest = int(config.max_position_embeddings)
+        width = getattr(config, "head_dim", None) or config.hidden_size // heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        self.token_bytes = 2 * self.layers * kv_heads * width * 4
+        """At most: of 32-bit floats."""
+
+
+@contextlib.contextmanager
+def folder() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:
+        yield Path(place)

@@ -1,0 +1,68 @@
+"""Cases of texts: prompts in the words of a model's tokenizer, answers scored as text."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from benchmarks.quality.files import Example
+from benchmarks.quality.scores import MEASURES
+from benchmarks.quality.workload import Case, Question, Scores, Tokens
+
+INSTRUCTION = (
+    "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"
+)
+CONTENT = "\u241f"
+"""Stands for what a user says, in a chat template."""
+
+
+class Writer:
+    """Writes prompts. Each document is tokenized by itself, so that it is the same tokens wherever it stands."""
+
+    def __init__(self, tokenizer: Any, measures: Sequence[str]) -> None:
+        """``tokenizer`` is one of transformers; ``measures`` are names of ``scores.MEASURES``, one column each."""
+        self._tokenizer = tokenizer
+        self._measures = [MEASURES[name] for name in measures]
+        self._before, self._behind = "", ""
+        if tokenizer.chat_template:
+            said = [{"role": "user", "content": CONTENT}]
+            # Templates without such a switch ignore it; with it, models would think before they answer.
+            whole = tokenizer.apply_chat_template(
+                said, tokenize=False, add_generation_prompt=True, enable_thinking=False
+            )
+            self._before, _, self._behind = whole.partition(CONTENT)
+
+    @property
+    def header(self) -> Tokens:
+        return self._tokens(self._before + INSTRUCTION, add_special_tokens=not self._before)
+
+    @property
+    def stop(self) -> tuple[int, ...]:
+        end = self._tokenizer.eos_token_id
+        return () if end is None else (int(end),)
+
+    def case(self, example: Example) -> Case:
+        asked = f"\n\nQuestion: {example.question}\nAnswer:{self._behind}"
+        return Case(
+            self.header,
+            [self._tokens(f"{document}\n\n") for document in example.documents],
+            [Question(self._tokens(asked), partial(score, self._text, self._measures, example.answers))],
+        )
+
+    def _tokens(self, text: str, add_special_tokens: bool = False) -> Tokens:
+        tokens: Tokens = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return tokens
+
+    def _text(self, answer: Tokens) -> str:
+        text: str = self._tokenizer.decode(answer, skip_special_tokens=True)
+        return text
+
+
+def score(
+    text: Callable[[Tokens], str],
+    measures: Sequence[Callable[[str, Sequence[str]], float]],
+    right: Sequence[str],
+    answer: Tokens,
+) -> Scores:
+    """Of the answer's first line: models go on to further questions behind it."""
+    line = text(answer).strip().partition("\n")[0]
+    return [measure(line, right) for measure in measures]

@@ -1,0 +1,70 @@
+"""What is asked: prompts made of documents, and other prompts in which the same documents were computed before."""
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+Tokens: TypeAlias = list[int]
+Hole: TypeAlias = Literal["first", "middle", "last"]
+HOLES: tuple[Hole, ...] = ("first", "middle", "last")
+Scores: TypeAlias = list[float | None]
+"""One for each column of a table; None where a question does not count in it."""
+
+
+@dataclass(frozen=True)
+class Question:
+    tokens: Tokens
+    score: Callable[[Tokens], Scores]
+    """Of an answer."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A prompt, and the questions that are asked behind it, each alone."""
+
+    header: Tokens
+    documents: list[Tokens]
+    questions: list[Question]
+
+    @property
+    def body(self) -> Tokens:
+        """The tokens before the question."""
+        return [*self.header, *(token for document in self.documents for token in document)]
+
+    def stored_tokens(self, hole: Hole | None = None) -> int:
+        """How many tokens of documents are stored, if all but that one are."""
+        return sum(map(len, self.documents)) - (len(self.documents[self.hole(hole)]) if hole else 0)
+
+    def hole(self, which: Hole) -> int:
+        """The number of the document that stands there."""
+        last = len(self.documents) - 1
+        return {"first": 0, "middle": last // 2, "last": last}[which]
+
+
+def make_visits(
+    cases: Sequence[Case], headers: Iterator[Tokens], longest: int, seed: int, hole: Hole | None = None
+) -> list[Tokens]:
+    """Prompts in which every document stands once, among those of other cases, each prompt behind one of ``headers``.
+
+    ``hole``: the documents there are left out. Another seed gives every document other neighbours.
+    """
+    rng = random.Random(f"visits {seed}")
+    slots = max(len(case.documents) for case in cases)
+    # A document goes so many cases further: neighbours part, and each finds those of other cases at its new place.
+    further = [1 + number % max(1, len(cases) - 1) for number in range(slots)]
+    rng.shuffle(further)
+    together: list[list[Tokens]] = [[] for _ in cases]
+    for home, case in enumerate(cases):
+        for number, document in enumerate(case.documents):
+            if hole is None or number != case.hole(hole):
+                together[(home + further[number]) % len(cases)].append(document)
+    visits: list[Tokens] = []
+    for documents in together:
+        rng.shuffle(documents)
+        visit: Tokens = []
+        for document in documents:
+            if not visit or len(visit) + len(document) > longest:
+                visits.append(visit := [*next(headers)])
+            visit += document
+    return visits
