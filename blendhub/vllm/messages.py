@@ -45,6 +45,11 @@ class LoadJob(msgspec.Struct, frozen=True):
     blocks: npt.NDArray[np.int64]
     decision: Decision
 
+    @property
+    def end(self) -> int:
+        """Up to where vLLM waits for KV."""
+        return self.decision.claimed_end(len(self.tokens))
+
 
 class SaveJob(msgspec.Struct, frozen=True):
     """Store the KV of ``span``, which this step computes; slots that it completes are committed."""
@@ -77,6 +82,16 @@ class StepPlan(KVConnectorMetadata):
     """Most tokens to recompute in this step."""
 
 
+class AuditOutcome(msgspec.Struct, frozen=True):
+    """The first token of an answer, predicted from blended KV and from exact KV."""
+
+    agrees: bool
+    """Whether the most likely token is the same."""
+    kl: float
+    """The Kullback-Leibler divergence of what was predicted from blended KV, in nats; the exact prediction counts as
+    the truth."""
+
+
 class LoadResult(msgspec.Struct, frozen=True):
     """How a load ended."""
 
@@ -86,6 +101,8 @@ class LoadResult(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
+    audit: AuditOutcome | None = None
+    """Of an audited request, on the ranks that have the model's predictions."""
 
 
 @dataclass
@@ -105,7 +122,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         assert isinstance(other, WorkerReport)
         loads = dict(self.loads)
         for request, result in other.loads.items():
-            if request not in loads or result.error:
+            known = loads.get(request)
+            if known is None or result.error or (result.audit and not known.error):
                 loads[request] = result
         failed = dict(self.failed_saves)
         for reason, count in other.failed_saves.items():

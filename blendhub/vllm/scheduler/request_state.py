@@ -11,7 +11,7 @@ from blendhub.layout import Variant
 from blendhub.plan import Match
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision, Refusal
-from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.messages import AuditOutcome, LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.settings import Mode
 from blendhub.vllm.spans import total
@@ -37,9 +37,12 @@ class Terms(msgspec.Struct, frozen=True):
 
     variant: Variant
     mode: Mode
-    ratio: float
+    ratio: float | None
+    """The share of moved text that is recomputed; None: the engine's."""
     stores: bool
     explains: bool = False
+    audit: bool = False
+    """Whether the request asks for an audit."""
 
 
 class RequestState:
@@ -65,6 +68,10 @@ class RequestState:
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.is_sample = False
+        """Whether its audit stands for all requests: whether the engine chose it, and not its client."""
+        self.audit: AuditOutcome | None = None
+        """The outcome. No request is audited twice."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
         self._approximate_before: int | None = None
@@ -96,6 +103,7 @@ class RequestState:
     def end_load(self, result: LoadResult) -> None:
         assert self.stage is Stage.LOADING
         self.result = result
+        self.audit = self.audit or result.audit
         self.stage = Stage.COMPUTING if result.error else Stage.LOADED
         self.end_lookup()
 
@@ -130,6 +138,11 @@ class RequestState:
             firsts.append(self.decision.first_approximate)
         return min((first for first in firsts if first is not None), default=None)
 
+    @property
+    def has_begun_to_answer(self) -> bool:
+        """Whether tokens were generated before it was preempted."""
+        return len(self.request.output_token_ids) > 0
+
     def tokens(self) -> Tokens:
         """The prompt, and the tokens generated until now."""
         answer = self.request.output_token_ids
@@ -144,6 +157,8 @@ class RequestState:
             report["moved_tokens"] = total(self.decision.moved)
             report["recomputed_tokens"] = total(self.result.recomputed)
             report["hole_tokens"] = self.result.holes
+            if self.audit:
+                report["audit"] = msgspec.to_builtins(self.audit)
             if self.terms.explains:
                 report["spans"] = {
                     "exact": msgspec.to_builtins(self.decision.exact),
