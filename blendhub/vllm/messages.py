@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Namespace, Variant
 from blendhub.plan import Span
 from blendhub.plugin_choice import PluginChoice
@@ -80,16 +81,6 @@ class StepPlan(KVConnectorMetadata):
     Each request is named in one plan only, because workers answer each time."""
     budget: int = 0
     """Most tokens to recompute in this step."""
-
-
-class AuditOutcome(msgspec.Struct, frozen=True):
-    """The first token of an answer, predicted from blended KV and from exact KV."""
-
-    agrees: bool
-    """Whether the most likely token is the same."""
-    kl: float
-    """The Kullback-Leibler divergence of what was predicted from blended KV, in nats; the exact prediction counts as
-    the truth."""
 
 
 class LoadResult(msgspec.Struct, frozen=True):

@@ -97,9 +97,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
-    audit: Annotated[
-        bool, Meta(description="true: audit this request if it is blended; the response has the outcome")
-    ] = False
+    audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
+        False
+    )
 
 
 EXTRA = "kv_connector_extra_config"

@@ -38,6 +38,12 @@ LABELLED: dict[str, tuple[str, str]] = {
 """The counters whose names end with a reason: the beginning of the name, the metric, its help text."""
 
 
+OF_AUDITS: dict[str, str] = {
+    "audits": "Blended requests that were audited.",
+    "audit_disagreements": "Audited requests whose first token differs between blended and exact KV.",
+}
+DIVERGENCE = "A histogram of how far the first token's prediction from blended KV is off, in nats."
+
 BANDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 KL_BUCKETS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
@@ -104,22 +110,12 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             start: counter(f"vllm:blendhub_{name}", about, [*labelnames, "reason"])
             for start, (name, about) in LABELLED.items()
         }
-        of_audits = [*labelnames, "namespace", "ratio"]
-        self._audits = counter(
-            "vllm:blendhub_audits", "Blended requests that were audited, by namespace and recomputed share.", of_audits
-        )
-        self._disagreements = counter(
-            "vllm:blendhub_audit_disagreements",
-            "Audited requests whose first token differs between blended and exact KV.",
-            of_audits,
+        labelnames = [*labelnames, "namespace", "ratio"]
+        self._audits, self._disagreements = (
+            counter(f"vllm:blendhub_{name}", about, labelnames) for name, about in OF_AUDITS.items()
         )
         histogram: Any = metric_types[prometheus_client.Histogram]
-        self._kl = histogram(
-            "vllm:blendhub_audit_kl",
-            "Divergence of the first token's prediction from blended KV, in nats.",
-            of_audits,
-            buckets=KL_BUCKETS,
-        )
+        self._kl = histogram("vllm:blendhub_audit_kl", DIVERGENCE, labelnames, buckets=KL_BUCKETS)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]

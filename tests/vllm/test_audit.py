@@ -14,10 +14,11 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.errors import Unsupported
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import KVLayout
 from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import AuditOutcome, LoadJob, LoadResult, WorkerReport
+from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker.audit import MOST_KL, behind_moved, check_predictions, compare
 from blendhub.vllm.worker.model.engine_model import positions_of

@@ -14,7 +14,7 @@ ALL = SETTINGS | {"audit_share": 1.0}
 
 def case(texts, number: int) -> tuple[list[int], list[list[int]]]:
     """Documents to store, and prompts of them in another order."""
-    first, second = texts.new(300), texts.new(300)
+    first, second = texts.new(250), texts.new(250)
     return [*first, *second], [[*second, *texts.new(20 + n), *first, *texts.new(5 + n)] for n in range(number)]
 
 
@@ -22,21 +22,12 @@ def first_token_differs(blended, exact) -> bool:
     return blended.tokens[0] != exact.tokens[0]
 
 
-def divergence(blended, exact) -> float:
-    """Between the likely first tokens of two answers, as far as both list them."""
-    truth, given = exact.logprobs[0], blended.logprobs[0]
-    return sum(np.exp(p) * (p - given[token]) for token, p in truth.items() if token in given)
-
-
-@pytest.mark.parametrize("asynchronous", [True, False], ids=["two batches in flight", "one batch at a time"])
-def test_an_audited_request_is_answered_as_without_reuse_and_shows_how_far_blending_was_off(
-    model, plain, texts, asynchronous
-):
-    stored, prompts = case(texts, 6)
+def test_an_audited_request_is_answered_as_without_reuse_and_says_whether_blending_was_off(model, plain, texts):
+    stored, prompts = case(texts, 5)
     prompts[0] = prompts[0][: len(prompts[0]) // 32 * 32 + 1]  # its last token is the first of a block
     expected = [plain.one(prompt, tokens=8) for prompt in prompts]
-    with Engine(model, ALL, async_scheduling=asynchronous) as engine:
-        assert engine.call("batches_in_flight") == 1 + asynchronous
+    with Engine(model, ALL) as engine:
+        assert engine.call("batches_in_flight") == 2
         engine.one(stored)
         engine.forget()
         blended = [engine.one(prompt, recompute_ratio=0.1, store=False) for prompt in prompts]
@@ -45,7 +36,7 @@ def test_an_audited_request_is_answered_as_without_reuse_and_shows_how_far_blend
         audited = engine.ask(*prompts, tokens=8, recompute_ratio=0.1, store=False)
         assert disagreement(audited, expected) < TOLERANCE
         for answer, outcome in zip(audited, outcomes, strict=True):
-            assert answer.report["moved_tokens"] > 500 and answer.report["recomputed_tokens"] > 0
+            assert answer.report["moved_tokens"] > 400 and answer.report["recomputed_tokens"] > 0
             assert answer.report["audit"]["agrees"] == outcome["agrees"]
             assert answer.report["audit"]["kl"] == pytest.approx(outcome["kl"], rel=1e-2)
         kv = audited[-1].kv(len(prompts[-1]) - 1)
@@ -58,12 +49,12 @@ def test_an_audited_request_is_answered_as_without_reuse_and_shows_how_far_blend
     for answer, truth, outcome in zip(unaudited, expected, outcomes, strict=True):
         assert "audit" not in answer.report
         assert outcome["agrees"] != first_token_differs(answer, truth)
-        assert outcome["kl"] == pytest.approx(divergence(answer, truth), abs=0.3)
 
 
 def test_a_request_asks_for_its_audit_and_others_are_blended_beside_it(model, texts):
     stored, prompts = case(texts, 3)
-    with Engine(model, SETTINGS | {"audit_share": 0, "min_blend_tokens_per_step": 64}) as engine:
+    settings = SETTINGS | {"audit_share": 0, "blend_tokens_per_step": 100}
+    with Engine(model, settings, async_scheduling=False) as engine:
         engine.one(stored)
         engine.forget()
         asked = [{"audit": number == 1, "store": False} for number in range(3)]
@@ -72,7 +63,7 @@ def test_a_request_asks_for_its_audit_and_others_are_blended_beside_it(model, te
         # What was audited is exact, but stays this request's alone.
         engine.one(prompts[1], store=False)
         again = engine.one(prompts[1], store=False)
-        assert again.report["engine_tokens"] < 64 and again.report["moved_tokens"] > 500
+        assert again.report["engine_tokens"] < 64 and again.report["moved_tokens"] > 400
 
 
 def test_audits_work_in_the_second_runner(model, plain, texts):

@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from blendhub.agreement import wilson
 from blendhub.client import HubClient
-from blendhub.vllm.messages import AuditOutcome
+from blendhub.hookspecs import AuditOutcome
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.stats import AuditRecord

@@ -7,11 +7,12 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Variant
 from blendhub.plan import Match
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision, Refusal
-from blendhub.vllm.messages import AuditOutcome, LoadResult
+from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.settings import Mode
 from blendhub.vllm.spans import total
@@ -157,8 +158,6 @@ class RequestState:
             report["moved_tokens"] = total(self.decision.moved)
             report["recomputed_tokens"] = total(self.result.recomputed)
             report["hole_tokens"] = self.result.holes
-            if self.audit:
-                report["audit"] = msgspec.to_builtins(self.audit)
             if self.terms.explains:
                 report["spans"] = {
                     "exact": msgspec.to_builtins(self.decision.exact),
@@ -170,4 +169,6 @@ class RequestState:
             report["reason"] = self.result.error
         elif self.refusal:
             report["reason"] = self.refusal.reason
+        if self.audit:
+            report["audit"] = msgspec.to_builtins(self.audit)
         return report

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 
 from blendhub.errors import Unsupported
+from blendhub.hookspecs import AuditOutcome
 from blendhub.plan import Span, gaps
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.messages import AuditOutcome
 from blendhub.vllm.worker.model.engine_model import EngineModel
 
 MOST_KL = 1e3

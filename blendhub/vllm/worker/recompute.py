@@ -9,9 +9,10 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
-from blendhub.vllm.messages import AuditOutcome, LoadJob, LoadResult
+from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.spans import batches, joined, sampled, total
 from blendhub.vllm.worker.audit import behind_moved, compare
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
