@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Namespace, Variant
 from blendhub.plan import Match, Span
 from blendhub.plugin_choice import PluginChoice
@@ -69,6 +70,11 @@ class CopiesJob(msgspec.Struct, frozen=True):
     def n_tokens(self) -> int:
         return sum(len(match.span) for match in self.earlier)
 
+    @property
+    def end(self) -> int:
+        """Up to where vLLM waits for KV."""
+        return self.decision.claimed_end(len(self.tokens))
+
 
 class SaveJob(msgspec.Struct, frozen=True):
     """Store the KV of ``span``, which this step computes; slots that it completes are committed."""
@@ -115,6 +121,8 @@ class LoadResult(msgspec.Struct, frozen=True):
     recompute_seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
+    audit: AuditOutcome | None = None
+    """Of an audited request, on the ranks that have the model's predictions."""
 
 
 @dataclass
@@ -140,7 +148,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         assert isinstance(other, WorkerReport)
         loads = dict(self.loads)
         for request, result in other.loads.items():
-            if request not in loads or result.error:
+            known = loads.get(request)
+            if known is None or result.error or (result.audit and not known.error):
                 loads[request] = result
         failed = dict(self.failed_saves)
         for reason, count in other.failed_saves.items():

@@ -72,6 +72,22 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
     ] = 0.15
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
+    audit_share: Annotated[
+        Share,
+        Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
+    ] = 0.001
+    expected_agreement: Annotated[
+        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
+    ] = 0.9
+    hold_agreement: Annotated[
+        Annotated[float, Meta(ge=0.5, lt=1)] | None,
+        Meta(description="the recomputed share follows the audits, so that so many agree; none: recompute_ratio stays"),
+    ] = None
+    min_ratio: Annotated[Share, Meta(description="with hold_agreement: the lowest recompute_ratio")] = 0.05
+    max_ratio: Annotated[
+        Share,
+        Meta(description="with hold_agreement: the highest recompute_ratio; where more were needed, reuse is exact"),
+    ] = 0.5
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     learn_sensitivity: Annotated[
         bool, Meta(description="tell the hub how much recomputed tokens' KV has changed, for selectors that use that")
@@ -89,6 +105,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 2.0
     lookup_timeout_s: Annotated[float, Meta(gt=0, description="after this a request is computed without reuse")] = 1.0
 
+    def __post_init__(self) -> None:
+        if self.hold_agreement is None:
+            return
+        if not self.min_ratio <= self.recompute_ratio <= self.max_ratio:
+            raise ValueError(
+                f"hold_agreement begins with recompute_ratio {self.recompute_ratio}, which must be between min_ratio "
+                f"{self.min_ratio} and max_ratio {self.max_ratio}"
+            )
+        if not self.audit_share:
+            raise ValueError("hold_agreement follows audits, but audit_share is 0; raise it, such as to 0.02")
+
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The settings of one request, in ``kv_transfer_params.blendhub``."""
@@ -97,6 +124,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
+    audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
+        False
+    )
 
 
 EXTRA = "kv_connector_extra_config"

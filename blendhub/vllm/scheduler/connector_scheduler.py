@@ -24,6 +24,7 @@ from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -66,6 +67,7 @@ class ConnectorScheduler:
         self.saves = SaveScheduler(
             self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
         )
+        self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -123,7 +125,7 @@ class ConnectorScheduler:
             self._refuse(state, decision)
             return 0, False
         state.decided(decision)
-        return decision.end - local, True
+        return decision.claimed_end(request.num_tokens) - local, True
 
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
         """vLLM has allocated blocks for the tokens that ``matched`` returned."""
@@ -132,6 +134,8 @@ class ConnectorScheduler:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
+        if decision.audit:
+            self.audits.begun(state)
         blocks_here = np.asarray(blocks, np.int64)
         self._loads.append(
             LoadJob(state.id, state.terms.variant, state.tokens(), blocks_here, decision, state.sensitivity)
@@ -149,6 +153,7 @@ class ConnectorScheduler:
         """The workers' part of this step."""
         self._wait_left_s = self._settings.lookup_wait_ms / 1000
         self._send_lookups()
+        self.audits.report()
         plan = StepPlan(budget=self._budget(step))
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
@@ -274,19 +279,24 @@ class ConnectorScheduler:
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
         request, terms = state.request, state.terms
-        return decide(
+        audited = self.audits.wants(state)
+        ratio = self.audits.ratio_for(state, audited)
+        decision = decide(
             state.matches,
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=terms.moves and can_salt(request),
+            blend=terms.moves and ratio is not None and can_salt(request),
             holes=terms.mode != "contiguous" and self._admission.holes_for(request),
-            ratio=terms.ratio,
-            usual_ratio=self._settings.recompute_ratio,
+            ratio=ratio or 0.0,
+            usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
         )
+        if audited and isinstance(decision, Decision) and decision.moved:
+            return msgspec.structs.replace(decision, audit=True)
+        return decision
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)
@@ -311,6 +321,8 @@ class ConnectorScheduler:
         self.counters["load_microseconds"] += round(result.load_seconds * 1e6)
         self.counters["probe_microseconds"] += round(result.probe_seconds * 1e6)
         self.counters["recompute_microseconds"] += round(result.recompute_seconds * 1e6)
+        if result.audit:
+            self.audits.ended(state, result.audit)
 
     def _count_failed_reservation(self, error: BaseException) -> None:
         reason = type(error).__name__

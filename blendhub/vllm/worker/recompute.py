@@ -2,17 +2,19 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import KVLayout
-from blendhub.plan import Span
+from blendhub.plan import Span, gaps
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.spans import batches, common, joined, sampled, total
+from blendhub.vllm.worker.audit import behind_moved, compare
 from blendhub.vllm.worker.comparison import ComparedLayer, Comparison
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.model.pages import read_as_computed
@@ -61,6 +63,7 @@ class Blend:
         self._phase = "probe"
         self._since = 0.0
         self._recomputed: tuple[Span, ...] = ()
+        self._audit: AuditOutcome | None = None
         self._work = self._work_through()
 
     def step(self, budget: int) -> int:
@@ -75,6 +78,7 @@ class Blend:
                 total(self.job.decision.holes),
                 probe_seconds=self._seconds["probe"],
                 recompute_seconds=self._seconds["recompute"],
+                audit=self._audit,
             )
         return done or 0
 
@@ -85,8 +89,8 @@ class Blend:
         self._phase, self._since = phase, now
 
     def _work_through(self) -> Iterator[int]:
-        """Probe, select and recompute; yields the cost of each batch in tokens."""
-        decision, model, selector = self.job.decision, self._context.model, self._context.selector
+        """Probe, select, recompute and audit; yields the cost of each batch in tokens."""
+        decision, selector = self.job.decision, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
             scores = None
@@ -100,11 +104,44 @@ class Blend:
         self._recomputed = tuple(chosen)
         self._begin("recompute")
         for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
-            comparison = self._comparison(common(chosen, sorted(batch)))
-            model.forward(self.job.tokens, self.job.blocks, batch)
-            if comparison:
-                comparison.finish()
+            self._compute(batch, chosen)
             yield total(batch)
+        if decision.audit:
+            yield from self._work_through_audit()
+
+    def _work_through_audit(self) -> Iterator[int]:
+        """Predict the first token from the blended KV, and again after everything that was blended is computed anew.
+
+        The request goes on with the exact KV that this leaves. All that it costs is counted like recomputation.
+        """
+        n = len(self.job.tokens)
+        kept = [left for span in self.job.decision.moved for left in gaps(span, self._recomputed)]
+        blended = yield from self._predict([Span(self.job.decision.end, n)], [])
+        exact = yield from self._predict(behind_moved(self.job.decision, n), kept)
+        if blended is not None and exact is not None:
+            self._audit = compare(blended, exact)
+
+    def _predict(self, spans: list[Span], kept: list[Span]) -> Generator[int, None, torch.Tensor | None]:
+        """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks.
+
+        ``kept``: those of them whose stored KV is still in the pages.
+        """
+        predicted = None
+        for batch in self._batches_within_budget(spans):
+            hidden = self._compute(batch, kept)
+            if max(span.end for span in batch) == spans[-1].end:
+                last = int(positions_of(batch).argmax())
+                predicted = self._context.model.logits(hidden[last : last + 1])
+            yield total(batch)
+        return predicted
+
+    def _compute(self, batch: list[Span], stored: list[Span]) -> torch.Tensor:
+        """Compute tokens anew, and compare with what was stored of them."""
+        comparison = self._comparison(common(stored, sorted(batch)))
+        hidden = self._context.model.forward(self.job.tokens, self.job.blocks, batch)
+        if comparison:
+            comparison.finish()
+        return hidden
 
     def _selection(self, scores: npt.NDArray[np.float32] | None) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""
