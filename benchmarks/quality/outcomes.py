@@ -44,6 +44,11 @@ def accuracy(outcome: Outcome, cases: Sequence[int] | None = None) -> Accuracy:
     return scores.sum(0) / np.maximum(asked.sum(0), 1)
 
 
+def first(outcome: Outcome, cases: int) -> Outcome:
+    """Of the first cases only."""
+    return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
+
+
 def won_back(ours: float, full: float, reuse: float) -> float | None:
     """The share of what reuse loses against full prefill; None where it loses next to nothing."""
     return (ours - reuse) / (full - reuse) if full - reuse >= LEAST_LOSS else None
