@@ -3,7 +3,7 @@
 A prompt is a header (what nicknames mean, a first partner and a first topic), documents, and behind them one question.
 A document states facts between sentences of no meaning::
 
-    document . the year Anna even colour coral . it city amber about Boris . it after job lemon with Clara . about them .
+    document the back . Anna even colour coral . it city cabin about Boris . job after it lemon with Clara .
 
 - ``it`` is the entity of the latest ``about``, ``them`` that of the latest ``with``, in this document or before it.
 - A fact may begin at the end of one document and end at the head of the next.
