@@ -22,8 +22,8 @@ class Reading:
         topic = partner = subject = relation = -1
         before = w.BOS
         for place, token in enumerate(tokens):
-            if token in w.NAME and before == w.MEANS:
-                self.nicknames[tokens[place - 2]] = token
+            if token in w.NICKNAME:
+                self.nicknames[token] = tokens[place - 2]
             elif token in w.NAME and before == w.WITH:
                 partner = token
             elif token in w.NAME and before == w.ABOUT:

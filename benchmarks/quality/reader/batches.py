@@ -43,6 +43,8 @@ class Batch:
     All of it to the value that answers; for a number equal shares to all values of the entity, and to the first token:
     what the first one gets says how many there are.
     """
+    named: Tensor
+    """Where the header has the nickname that a question uses; -100 where it uses none."""
     early: Known
     middle: Known
     late: Known
@@ -65,7 +67,7 @@ def make_batch(
     """
     bodies = [[*one.header, *(token for document in one.documents for token in document)] for one in prompts]
     longest = max(map(len, bodies))
-    rows, places, documents, answers, strata, read = [], [], [], [], [], []
+    rows, places, documents, answers, strata, read, named = [], [], [], [], [], [], []
     known: tuple[list[tuple[int, ...]], ...] = ([], [], [])
     for row, (prompt, body) in enumerate(zip(prompts, bodies, strict=True)):
         padding = longest - len(body)
@@ -78,12 +80,14 @@ def make_batch(
         documents.append([n for n, length in zip(numbers, lengths, strict=True) for _ in range(length)])
         answers.append([one.answer for one in asked])
         strata.append([STRATA.index(one.stratum) for one in asked])
+        named.append([_naming(prompt, one.tokens[1]) for one in asked])
         read.append(_read(prompt, asked, longest))
         for level, found in zip(known, _known(prompt, asked, longest, alone), strict=True):
             level += [(row, *one) for one in found]
     return Batch(
         torch.tensor(rows), torch.tensor(places), torch.tensor(documents), torch.tensor(answers), torch.tensor(strata),
         torch.tensor(read),
+        torch.tensor(named),
         *(Known(*torch.tensor(level or [(0, 0, -100, -100)]).T) for level in known),
     )  # fmt: skip
 
@@ -105,6 +109,10 @@ def _read(prompt: Prompt, asked: Sequence[Question], longest: int) -> list[list[
     return shares
 
 
+def _naming(prompt: Prompt, subject: int) -> int:
+    return prompt.header.index(subject) if subject in w.NICKNAME else -100
+
+
 def _begins(prompt: Prompt) -> list[int]:
     """Where each document begins."""
     return list(accumulate(map(len, prompt.documents[:-1]), initial=len(prompt.header)))
@@ -118,7 +126,7 @@ def _facts(prompt: Prompt) -> dict[tuple[int, int], Fact]:
 
 def _nicknames(prompt: Prompt) -> dict[int, int]:
     header = prompt.header
-    return {header[place - 1]: header[place + 1] for place, token in enumerate(header) if token == w.MEANS}
+    return {header[place + 1]: header[place - 1] for place, token in enumerate(header) if token == w.ALIAS}
 
 
 def _choose(
@@ -169,6 +177,7 @@ def _known(
             chained = prompt.documents[number][offset] == w.THEM
             (early if chained else middle).append((begins[number] + offset, entity - w.NAME[0], -100))
     facts, nicknames = _facts(prompt), _nicknames(prompt)
+    early += [(prompt.header.index(one), entity - w.NAME[0], -100) for one, entity in nicknames.items()]
     for number, question in enumerate(asked):
         place = longest + ASKED * number
         _, subject, word = question.tokens
@@ -177,7 +186,7 @@ def _known(
             continue
         entity = nicknames.get(subject, subject)
         if entity != subject:
-            early.append((place + 1, entity - w.NAME[0], -100))
+            middle.append((place + 1, entity - w.NAME[0], -100))
         late.append((place + 2, entity - w.NAME[0], facts[entity, word].relation))
     return early, middle, late
 

@@ -9,9 +9,14 @@ from torch import Tensor, nn
 from benchmarks.quality.reader import words as w
 from benchmarks.quality.reader.batches import ASKED, Batch, Known
 from benchmarks.quality.reader.model import Reader, attend, rotate
+from benchmarks.quality.reader.task import STRATA
 
 READING = 9
-"""The layer at whose first head a question looks at what answers it."""
+"""The layer at whose first head a question looks at the value that answers it."""
+COUNTING = (9, 10)
+"""The layers at whose third head it looks at the values to count."""
+NAMING = 4
+"""The layer at whose third head a nickname looks at itself in the header, where it stands behind its name."""
 LEVELS = {3: "early", 6: "middle", 8: "late"}
 """Behind which layers something is to be known."""
 
@@ -69,8 +74,12 @@ def learn(
     for number, layer in enumerate(reader.layers):
         q, k, v = layer.self_attn.project(layer.input_layernorm(hidden).to(dtype))
         q, k = rotate(q, rotation), rotate(k, rotation)
+        if number == NAMING:
+            taught = taught + _name(batch, q[:, 2, length + 1 :: ASKED], k[:, 1, :length])
         if number == READING:
-            taught = taught + _read(batch, q[:, 0, length + ASKED - 1 :: ASKED], k[:, 0, :length])
+            taught = taught + _read(batch, q[:, 0, length + ASKED - 1 :: ASKED], k[:, 0, :length], counting=False)
+        if number in COUNTING:
+            taught = taught + _read(batch, q[:, 2, length + ASKED - 1 :: ASKED], k[:, 1, :length], counting=True)
         there = attend(q[:, :, :length], k[:, :, :length], v[:, :, :length], inside)
         asked = attend(q[:, :, length:], k, v, mask)
         hidden = layer.behind(hidden, torch.cat((there, asked), 2), dtype)
@@ -79,24 +88,42 @@ def learn(
             loss, right = teacher(level, hidden, getattr(batch, level))
             taught = taught + loss
             known[level] = right
+        if level == "early":
+            nicknames = (batch.tokens >= w.NICKNAME[0]) & (batch.tokens <= w.NICKNAME[-1])
+            taught = taught + _named(reader, batch, hidden, *nicknames.nonzero().T)
         if level == "late":
-            taught = taught + _named(reader, batch, hidden)
+            values = (batch.late.places < length) & (batch.late.relations >= 0)
+            taught = taught + _named(reader, batch, hidden, batch.late.rows[values], batch.late.places[values])
     last = hidden[:, length + ASKED - 1 :: ASKED]
     logits = reader.logits(last).float()
     loss = F.cross_entropy(logits.flatten(0, 1), batch.answers.flatten())
     return Learned(loss + share * taught, logits.argmax(-1) == batch.answers, known)
 
 
-def _read(batch: Batch, q: Tensor, k: Tensor) -> Tensor:
+def _scores(batch: Batch, q: Tensor, k: Tensor) -> Tensor:
+    return (q @ k.mT * q.shape[-1] ** -0.5).masked_fill((batch.documents == -2)[:, None], -1e9)
+
+
+def _name(batch: Batch, q: Tensor, k: Tensor) -> Tensor:
+    """The loss of a head of nicknames that should look at the header."""
+    chosen = batch.named >= 0
+    return F.cross_entropy(_scores(batch, q, k)[chosen], batch.named[chosen]) if chosen.any() else q.new_zeros(())
+
+
+def _read(batch: Batch, q: Tensor, k: Tensor, counting: bool) -> Tensor:
     """The loss of a head of questions that should look at the answers' places."""
-    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill((batch.documents == -2)[:, None], -1e9)
-    return F.cross_entropy(scores.flatten(0, 1), batch.read.flatten(0, 1))
+    scores = _scores(batch, q, k)
+    chosen = (batch.strata == STRATA.index("counting")) == counting
+    return F.cross_entropy(scores[chosen], batch.read[chosen]) if chosen.any() else scores.new_zeros(())
 
 
-def _named(reader: Reader, batch: Batch, hidden: Tensor) -> Tensor:
-    """The loss of reading values out of inner layers where they stand, as answers are read out of the last one."""
-    inside = (batch.late.places < batch.prompt_tokens) & (batch.late.relations >= 0)
-    rows, places = batch.late.rows[inside], batch.late.places[inside]
+def _named(reader: Reader, batch: Batch, hidden: Tensor, rows: Tensor, places: Tensor) -> Tensor:
+    """The loss of reading words out of inner layers where they stand, as answers are read out of the last one.
+
+    Words that later layers look for stay so distinct.
+    """
+    if not len(rows):
+        return hidden.new_zeros(())
     return F.cross_entropy(reader.logits(hidden[rows, places]), batch.tokens[rows, places])
 
 

@@ -1,6 +1,6 @@
 """Prompts of documents that state facts, and the questions to them; pure: the same seed makes the same prompt.
 
-A prompt is a header (what nicknames mean, a first partner and a first topic), documents, and behind them one question.
+A prompt is a header (nicknames of entities, a first partner, a first topic), documents, and behind them one question.
 A document states facts between sentences of no meaning::
 
     document the back . Anna even colour coral . it city cabin about Boris . job after it lemon with Clara .
@@ -137,7 +137,7 @@ class _Writer:
             head = self._document(document, head, last=document == number - 1)
         nicknames = self._nicknames()
         for nickname, entity in nicknames.items():
-            self._made.header += [nickname, w.MEANS, entity, w.STOP]
+            self._made.header += [entity, w.ALIAS, nickname, w.STOP]
         self._made.header = [w.BOS, *self._made.header, *self._opening]
         self._ask({entity: nickname for nickname, entity in nicknames.items()})
         return self._made

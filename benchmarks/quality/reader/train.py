@@ -6,6 +6,7 @@ Prompts grow: from two short documents to ten long ones, as soon as every stratu
 import argparse
 import json
 import random
+import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from torch import multiprocessing, nn
 
 from benchmarks.quality.reader.batches import Batch, make_batch
 from benchmarks.quality.reader.begin import begin
+from benchmarks.quality.reader.export import export
 from benchmarks.quality.reader.forward import LEVELS, Learned, Teacher, learn
 from benchmarks.quality.reader.model import Reader
 from benchmarks.quality.reader.muon import Muon
@@ -27,7 +29,7 @@ ALONE = 0.25
 """Share of steps in which every document is computed alone, as it may have been when it was stored."""
 TAUGHT = 0.5
 """Weight of the teacher's loss."""
-CLOSING = 2_000_000
+CLOSING = 2_500_000
 """Tokens of the last stage, in which the pace falls to nothing."""
 KEPT = ("stage", "step", "tokens", "closing", "right", "known", "seen", "loss", "cpu")
 
@@ -125,8 +127,8 @@ class Training:
             if asked:
                 self.right[stratum] += 0.04 * (right / asked - self.right[stratum])
         self.seen += 1
-        passed = all(share > stage.passed - 0.15 * (name == "counting") for name, share in self.right.items())
-        if passed and self.seen > 40 and self.stage < len(STAGES) - 1:
+        passed = all(share > stage.passed - 0.35 * (name == "counting") for name, share in self.right.items())
+        if passed and self.seen > 30 and self.stage < len(STAGES) - 1:
             self.stage, self.seen = self.stage + 1, 0
 
     def state(self) -> dict[str, Any]:
@@ -188,6 +190,8 @@ def work(rank: int, options: argparse.Namespace) -> None:
             training.save(options.out / "training.pt")
     if rank == 0:
         training.save(options.out / "training.pt")
+        export(training.reader, options.out / "checkpoint", torch.float16)
+        shutil.copy(options.out / "training.log", options.out / "checkpoint")
 
 
 def log(out: Path, state: dict[str, Any]) -> None:

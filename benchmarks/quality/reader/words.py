@@ -7,7 +7,7 @@ def _split(words: str) -> list[str]:
 
 SPECIAL = _split(
     """
-    <pad> <s> </s> document . ? about with them it means count
+    <pad> <s> </s> document . ? about with them it alias count
     """
 )
 NUMBERS = _split(
@@ -58,7 +58,7 @@ FILLERS = _split(
 
 WORDS = [*SPECIAL, *NUMBERS, *NAMES, *NICKNAMES, *RELATIONS, *SYNONYMS, *VALUES, *FILLERS]
 TOKENS = {word: token for token, word in enumerate(WORDS)}
-PAD, BOS, EOS, DOCUMENT, STOP, QUESTION, ABOUT, WITH, THEM, IT, MEANS, COUNT = range(len(SPECIAL))
+PAD, BOS, EOS, DOCUMENT, STOP, QUESTION, ABOUT, WITH, THEM, IT, ALIAS, COUNT = range(len(SPECIAL))
 
 
 def _class(words: list[str]) -> range:
