@@ -49,6 +49,11 @@ class LoadJob(msgspec.Struct, frozen=True):
     """What the hub knows of it: a byte for each token up to where the last match ends, or nothing."""
 
     @property
+    def end(self) -> int:
+        """Up to where vLLM waits for KV."""
+        return self.decision.claimed_end(len(self.tokens))
+
+    @property
     def known_sensitivity(self) -> npt.NDArray[np.uint8]:
         """A byte for each token; 0 where nothing is known."""
         known = np.zeros(len(self.tokens), np.uint8)

@@ -47,7 +47,8 @@ def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypa
     assert not asked
     member.store(tokens(50, CHUNK), variant=Variant(cache_salt="1"))
     (sums,) = hub.service.stats().namespaces.values()
-    assert len(asked) <= 3 and sums == {"variants": 40, "runs": 40, "chunks": 40, "tokens": 40 * CHUNK}
+    assert len(asked) <= 3
+    assert sums.items() >= {"variants": 40, "runs": 40, "chunks": 40, "tokens": 40 * CHUNK}.items()
     member.ask(wire.Clear)
     hub.service.tick()
     assert hub.service.stats().namespaces == {} and hub.service.stats().gauges["matcher_bytes"] == 0
