@@ -1,6 +1,7 @@
 """Both benchmarks of answers from begin to end, with small random models: what they report is nonsense, but whole."""
 
 import json
+from operator import le
 
 import pytest
 
@@ -82,9 +83,7 @@ def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, data
         assert 0 < first.hit_rate < second.hit_rate
         assert second.phase_s["lookup"] > 0 and second.phase_s["load"] > 0 and second.phase_s["recompute"] > 0
         assert first.phase_s["save"] > 0
-        assert all(
-            end >= begin for one in (first, second) for begin, end in zip(one.first_token_s, one.ended_s, strict=True)
-        )
+        assert all(map(le, first.first_token_s, first.ended_s)) and min(second.between_tokens_s) > 0
         ids = {row.id for row in rows(found[method], len(prompts))}
         assert ids >= {f"pass_{number}_{name}" for number in (1, 2) for name in ("f1", "tbt", "e2e", *PHASES)}
     # The hole is the second document: without holes only the first one is reused.

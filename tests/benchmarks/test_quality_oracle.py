@@ -1,5 +1,7 @@
 """The selector that knows what to recompute."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from blendhub.contracts import Selection
 PROMPT = make_prompt(3, "test")
 TOKENS = np.array([*PROMPT.header, *(token for one in PROMPT.documents for token in one), 1, 2, 3], np.uint32)
 BEGIN, END = len(PROMPT.header), len(TOKENS) - 3
+ALL = (Span(BEGIN, END),)
 DEPENDENT = {place for start, end in dependent_runs(PROMPT) for place in range(start, end)}
 
 
@@ -21,7 +24,7 @@ def oracle(tmp_path):
     return OracleSelector(OracleOptions(str(file)))
 
 
-def picked(oracle, ratio, moved=(Span(BEGIN, END),), tokens=TOKENS):
+def picked(oracle, ratio, moved=ALL, tokens=TOKENS):
     selection = Selection(moved=moved, ratio=ratio, tokens=tokens, question=Span(END, len(tokens)))
     return {place for span in oracle.select(selection) for place in range(span.start, span.end)}
 
@@ -47,7 +50,7 @@ def test_it_picks_whole_facts_within_the_budget_and_first_of_all(oracle):
 def test_a_larger_ratio_adds_to_what_a_smaller_one_picks(oracle):
     shares = [picked(oracle, ratio) for ratio in (0.0, 0.02, 0.05, 0.1, 0.5, 1.0)]
     assert not shares[0] and shares[-1] == set(range(BEGIN, END))
-    assert all(less <= more for less, more in zip(shares, shares[1:], strict=False))
+    assert all(less <= more for less, more in pairwise(shares))
 
 
 def test_it_picks_nothing_that_did_not_move_and_knows_nothing_of_other_prompts(oracle):
