@@ -6,6 +6,7 @@ import msgspec
 
 DEFAULT_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 BAR_RATIOS = (0.15, 0.3)
+COLD_RATIOS = (0.15,)
 
 
 class Compared(msgspec.Struct, frozen=True):

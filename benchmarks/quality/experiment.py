@@ -9,7 +9,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.quality.compared import BAR_RATIOS, Compared
+from benchmarks.quality.compared import BAR_RATIOS, COLD_RATIOS, Compared
 from benchmarks.quality.measure import FULL, REUSE, Answering, Asked, Steps, measure, store, teach
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving
@@ -22,8 +22,10 @@ class Plan:
     """What is measured."""
 
     cases: Sequence[Case]
-    holed: Sequence[Case]
-    """Which of them, the first, are also asked with a hole."""
+    some: Sequence[Case]
+    """The first of them, for what would take long with all."""
+    holes: bool
+    """Whether the default selector is also asked about prompts with a hole."""
     selectors: Sequence[Compared]
     default: Compared
     ratios: Sequence[float]
@@ -44,8 +46,8 @@ class Experiment:
         plan = self._plan
         with self._serving.storing() as keeper:
             store(keeper, self._visits(plan.cases, 1), self._steps)
-            yield self._measured(keeper, FULL)
-            yield self._measured(keeper, REUSE)
+            yield self._measured(keeper, FULL, plan.cases)
+            yield self._measured(keeper, REUSE, plan.cases)
             learners = [one for one in plan.selectors if one.learns]
             for compared in plan.selectors:
                 if not compared.learns:
@@ -54,31 +56,34 @@ class Experiment:
             with ExitStack() as stack:
                 engines = [stack.enter_context(self._serving.choosing(one)) for one in learners]
                 for engine, compared in zip(engines, learners, strict=True):
-                    yield from self._ratios(engine, compared, "cold", BAR_RATIOS)
+                    yield from self._ratios(engine, compared, "cold", COLD_RATIOS)
                 teach(keeper, self._visits(plan.cases, 2), self._steps)
                 for engine, compared in zip(engines, learners, strict=True):
                     yield from self._ratios(engine, compared, "warm", plan.ratios)
-            if plan.holed:
+            if plan.holes:
                 yield from self._with_holes(keeper)
 
     def _with_holes(self, keeper: Engine) -> Iterator[Outcome]:
         plan = self._plan
         for hole in HOLES:
-            store(keeper, self._visits(plan.holed, 1, hole), self._steps, hole)
-            teach(keeper, self._visits(plan.holed, 2, hole), self._steps, hole)
+            store(keeper, self._visits(plan.some, 1, hole), self._steps, hole)
+            teach(keeper, self._visits(plan.some, 2, hole), self._steps, hole)
             asked = msgspec.structs.replace(REUSE, state=f"hole {hole}", hole=hole)
-            yield measure(keeper, plan.holed, asked, plan.answering, self._steps)
+            yield self._measured(keeper, asked, plan.some)
         with self._serving.choosing(plan.default) as engine:
             for hole in HOLES:
                 asked = Asked.of(plan.default, 0.15, f"hole {hole}", self._serving.layers, hole)
-                yield measure(engine, plan.holed, asked, plan.answering, self._steps)
+                yield self._measured(engine, asked, plan.some)
 
     def _ratios(self, engine: Engine, compared: Compared, state: str, ratios: Iterable[float]) -> Iterator[Outcome]:
         for ratio in ratios:
-            yield self._measured(engine, Asked.of(compared, ratio, state, self._serving.layers))
+            # A blend for each question takes long: beside the ratios that have bars, some show the curve.
+            few = compared.reads_question and ratio not in BAR_RATIOS
+            asked = Asked.of(compared, ratio, state, self._serving.layers)
+            yield self._measured(engine, asked, self._plan.some if few else self._plan.cases)
 
-    def _measured(self, engine: Engine, asked: Asked) -> Outcome:
-        return measure(engine, self._plan.cases, asked, self._plan.answering, self._steps)
+    def _measured(self, engine: Engine, asked: Asked, cases: Sequence[Case]) -> Outcome:
+        return measure(engine, cases, asked, self._plan.answering, self._steps)
 
     def _visits(self, cases: Sequence[Case], seed: int, hole: Hole | None = None) -> list[Tokens]:
         return make_visits(cases, self._plan.headers(seed), self._serving.longest, seed, hole)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from benchmarks.quality.outcomes import Comparison, Outcome
+from benchmarks.quality.outcomes import Comparison, Outcome, first
 
 
 class Found:
@@ -51,12 +51,10 @@ class Found:
         return [one for one in self.all.values() if one.selector == label and one.state.startswith("hole")]
 
     def compared(self, outcome: Outcome) -> Comparison:
-        if not outcome.state.startswith("hole"):
-            return Comparison(outcome, self.full, self.reuse)
-        reuse, number = self.all["reuse", outcome.state, 0.0], len(outcome.scores)
-        # Full prefill knows no holes; the cases with holes are the first of all.
-        full = Outcome("full", "", 1.0, self.full.scores[:number], self.full.asked[:number])
-        return Comparison(outcome, full, reuse)
+        """With full prefill and reuse of the same cases, the first of all; full prefill knows no holes."""
+        reuse = self.all["reuse", outcome.state, 0.0] if outcome.state.startswith("hole") else self.reuse
+        number = len(outcome.scores)
+        return Comparison(outcome, first(self.full, number), first(reuse, number))
 
     def share(self, label: str, ratio: float) -> float | None:
         """What it wins back of the mean that counts, after it has learned what it can."""

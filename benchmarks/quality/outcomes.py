@@ -1,6 +1,6 @@
 """Scores of answers, and the share of what reuse loses that recomputation wins back: pure arithmetic."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -36,12 +36,15 @@ class Outcome(msgspec.Struct):
         return self.selector, self.state, self.ratio
 
 
-def accuracy(outcome: Outcome, cases: Sequence[int] | None = None) -> Accuracy:
-    """The mean score in each column, over these cases; one may be named twice."""
-    scores, asked = np.array(outcome.scores), np.array(outcome.asked)
-    if cases is not None:
-        scores, asked = scores[cases], asked[cases]
-    return scores.sum(0) / np.maximum(asked.sum(0), 1)
+def accuracy(outcome: Outcome) -> Accuracy:
+    """The mean score in each column."""
+    mean: Accuracy = np.sum(outcome.scores, 0) / np.maximum(np.sum(outcome.asked, 0), 1)
+    return mean
+
+
+def first(outcome: Outcome, cases: int) -> Outcome:
+    """Of the first cases only."""
+    return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
 
 
 def won_back(ours: float, full: float, reuse: float) -> float | None:
@@ -56,21 +59,25 @@ class Comparison(msgspec.Struct):
     full: Outcome
     reuse: Outcome
 
-    def share(self, columns: Iterable[int]) -> float | None:
+    def share(self, columns: Sequence[int]) -> float | None:
         """What is won back of the mean score in these columns."""
-        return self._share(list(columns), None)
+        ours, full, reuse = (float(accuracy(one)[[*columns]].mean()) for one in (self.ours, self.full, self.reuse))
+        return won_back(ours, full, reuse)
 
-    def interval(self, columns: Iterable[int]) -> tuple[float, float] | None:
+    def interval(self, columns: Sequence[int]) -> tuple[float, float] | None:
         """95% of the shares lie in it when prompts are drawn anew from those that were asked."""
-        chosen, rng = list(columns), np.random.default_rng(0)
         number = len(self.ours.scores)
-        draws = (self._share(chosen, rng.integers(0, number, number).tolist()) for _ in range(RESAMPLES))
-        shares = [share for share in draws if share is not None]
-        if self.share(chosen) is None or not shares:
+        draws = np.random.default_rng(0).integers(0, number, (RESAMPLES, number))
+        ours, full, reuse = (_means(one, columns, draws) for one in (self.ours, self.full, self.reuse))
+        shares = [share for share in map(won_back, ours, full, reuse) if share is not None]
+        if not shares:
             return None
         low, high = np.quantile(shares, [0.025, 0.975])
         return float(low), float(high)
 
-    def _share(self, columns: list[int], cases: Sequence[int] | None) -> float | None:
-        ours, full, reuse = (float(accuracy(one, cases)[columns].mean()) for one in (self.ours, self.full, self.reuse))
-        return won_back(ours, full, reuse)
+
+def _means(outcome: Outcome, columns: Sequence[int], draws: npt.NDArray[np.int64]) -> list[float]:
+    """The mean score in these columns, for each draw of cases."""
+    scores, asked = (np.array(table)[draws].sum(1)[:, [*columns]] for table in (outcome.scores, outcome.asked))
+    means: list[float] = (scores / np.maximum(asked, 1)).mean(1).tolist()
+    return means

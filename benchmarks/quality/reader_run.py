@@ -22,12 +22,12 @@ CHECKPOINT = Path(__file__).parent / "reader" / "checkpoint"
 class Size(msgspec.Struct, frozen=True):
     questions: int
     """Of each stratum."""
-    hole_questions: int
-    """Of each stratum, for prompts with a hole."""
+    some: int
+    """Of each stratum, where all of them would take long."""
     ratios: tuple[float, ...] = DEFAULT_RATIOS
 
 
-WHOLE = Size(256, 128)
+WHOLE = Size(256, 64)
 QUICK = Size(16, 16, BAR_RATIOS)
 
 
@@ -39,8 +39,8 @@ def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS)
         oracle.write_answers(prompts, answers)
         plan = Plan(
             cases=cases,
-            # Enough for about so many questions of the rarest stratum.
-            holed=cases[: -(-len(cases) * size.hole_questions // size.questions)],
+            some=cases[: -(-len(cases) * size.some // size.questions)],
+            holes=True,
             selectors=[*selectors, oracle.compared(answers)],
             default=next(one for one in SELECTORS if one.label == Settings().selector.name),
             ratios=size.ratios,

@@ -28,8 +28,8 @@ def page(found: Found) -> str:
     lines = [
         "# Answers, with and without reuse",
         "",
-        f"{len(found.full.scores)} prompts, {min(asked)} to {max(asked)} questions a column. Scores in percent; in "
-        "brackets the percentage won back of what reuse without recomputation loses.",
+        f"{len(found.full.scores)} prompts, {min(asked)} to {max(asked)} questions a column, fewer with holes. "
+        "Scores in percent; in brackets the percentage won back of what reuse without recomputation loses.",
         "",
     ]
     for ratio in AT:

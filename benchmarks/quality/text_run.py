@@ -31,7 +31,8 @@ def run(
         serving = Serving(model, place, tokens, shares=False, dtype="auto", max_model_len=longest(cases))
         plan = Plan(
             cases=cases,
-            holed=(),
+            some=cases,
+            holes=False,
             selectors=selectors,
             default=next(one for one in SELECTORS if one.label == Settings().selector.name),
             ratios=BAR_RATIOS if quick else DEFAULT_RATIOS,
