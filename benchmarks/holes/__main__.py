@@ -12,7 +12,7 @@ from benchmarks.quality.experiment import Shown
 from benchmarks.quality.files import SHAPES, read_examples
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.reader_run import CHECKPOINT
-from benchmarks.quality.serving import READER, Shape
+from benchmarks.quality.serving import READER, Shape, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.text_run import ANSWER_TOKENS
 from benchmarks.quality.workload import Case
@@ -75,7 +75,7 @@ def _of_texts(given: argparse.Namespace) -> tuple[list[Case], Answering, dict[st
 
     writer = Writer(AutoTokenizer.from_pretrained(given.model), COLUMNS)
     cases = [writer.case(example) for example in read_examples(given.data)[: given.until or None]]
-    return cases, Answering(ANSWER_TOKENS, writer.stop), {"dtype": "auto"}
+    return cases, Answering(ANSWER_TOKENS, writer.stop), {"dtype": usual_dtype()}
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -100,6 +100,8 @@ def measure(engine: Engine, cases: Sequence[Case], asked: Asked, answering: Answ
 
 def _checked(case: Case, answer: Answer, asked: Asked, least_found: float) -> int:
     """How many tokens were moved."""
+    if "moved_tokens" not in answer.report:
+        raise SystemExit(f"BlendHub serves this model without reuse: {answer.report.get('reason')}")
     moved: int = answer.report["moved_tokens"]
     found, expected = moved + int(answer.report["exact_tokens"]), case.stored_tokens(asked.hole)
     if asked.mode != "off" and found < expected * least_found:

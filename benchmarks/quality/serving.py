@@ -73,6 +73,13 @@ class Shape:
         """At most: of 32-bit floats."""
 
 
+def usual_dtype() -> str:
+    """Of weights and KV. vLLM's own choice is 16-bit floats, whose pages BlendHub does not know on every CPU."""
+    import torch
+
+    return "auto" if torch.accelerator.is_available() else "float32"
+
+
 @contextlib.contextmanager
 def folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="blendhub-quality-") as place:

@@ -10,7 +10,7 @@ from benchmarks.quality.files import read_examples
 from benchmarks.quality.found import Found
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.outcomes import Outcome
-from benchmarks.quality.serving import Serving, folder
+from benchmarks.quality.serving import Serving, folder, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
 from blendhub.vllm.settings import Settings
@@ -28,7 +28,7 @@ def run(
     cases = [writer.case(example) for example in read_examples(data)[: until or None]]
     with folder() as place, Shown() as shown:
         tokens = sum(len(case.body) for case in cases)
-        serving = Serving(model, place, tokens, shares=False, dtype="auto", max_model_len=longest(cases))
+        serving = Serving(model, place, tokens, shares=False, dtype=usual_dtype(), max_model_len=longest(cases))
         plan = Plan(
             cases=cases,
             some=cases,
