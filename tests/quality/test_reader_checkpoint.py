@@ -9,7 +9,7 @@ from benchmarks.quality.reader.export import CHECKPOINT, load
 from benchmarks.quality.reader.task import STRATA, make_prompt
 
 pytestmark = pytest.mark.slow
-DEPENDENT = ("cross", "split", "chained", "alias")
+DEPENDENT = ("cross", "split", "chained")
 
 
 @pytest.fixture(scope="module")

@@ -107,19 +107,18 @@ def compute(reader: Reader, tokens: Sequence[int], reused: KV | None = None, fre
 
 
 def answers(reader: Reader, kv: KV, questions: Sequence[Question]) -> list[int]:
-    """The reader's answer to each question, asked alone behind the prompt."""
+    """The reader's answer to each question, asked alone behind the prompt: no question sees another one."""
     tokens = torch.tensor([question.tokens for question in questions])
     number, asked = tokens.shape
     length = kv.keys.shape[2]
     before = reader.rotation(torch.arange(length)[None])
-    here = reader.rotation(torch.arange(length, length + asked)[None])
-    mask = torch.cat(
-        (torch.ones(asked, length, dtype=torch.bool), torch.ones(asked, asked, dtype=torch.bool).tril()), 1
-    )
-    hidden = reader.model.embed_tokens(tokens)
+    here = reader.rotation(torch.arange(length, length + asked).repeat(number)[None])
+    own = torch.block_diag(*[torch.ones(asked, asked, dtype=torch.bool).tril()] * number)
+    mask = torch.cat((torch.ones(len(own), length, dtype=torch.bool), own), 1)
+    hidden = reader.model.embed_tokens(tokens.flatten())[None]
     for layer, keys, values in zip(reader.layers, kv.keys, kv.values, strict=True):
         q, k, v = layer.self_attn.project(layer.input_layernorm(hidden))
-        k = torch.cat((rotate(keys[None], before).expand(number, -1, -1, -1), rotate(k, here)), 2)
-        v = torch.cat((values[None].expand(number, -1, -1, -1), v), 2)
-        hidden = layer.behind(hidden, attend(rotate(q, here), k, v, mask))
-    return reader.logits(hidden[:, -1]).argmax(-1).tolist()
+        k = torch.cat((rotate(keys[None], before), rotate(k, here)), 2)
+        hidden = layer.behind(hidden, attend(rotate(q, here), k, torch.cat((values[None], v), 2), mask))
+    answered: list[int] = reader.logits(hidden[0, asked - 1 :: asked]).argmax(-1).tolist()
+    return answered
