@@ -28,6 +28,8 @@ from blendhub.hub.arena import Arena
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.eviction import LRU
 from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.lanes import LaneThreads
+from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.state import HubState
 from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.processes import ProcessId
@@ -57,7 +59,7 @@ def main() -> None:
             rows += copies(endpoint, repeats=60 // scale + 3)
             if options.peer_python:
                 rows += beside_the_peer(endpoint, options.peer_python, repeats=20 // scale + 2)
-    rows += growth(10_000 // scale, 1_000_000 // scale)
+    rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
     rows += decoding(seconds=6.0 / scale + 1)
     if not options.peer_python:
         rows += not_measured()
@@ -205,7 +207,7 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
 
 
 def growth(few: int, many: int) -> list[Row]:
-    """Lookup with a million stored chunks against ten thousand, in two hubs in this process; slots are tiny."""
+    """Lookup with as many stored chunks as an arena holds against few, in two hubs in this process; slots are tiny."""
     namespace = _namespace(TINY, "growth")
     hubs = {}
     for n_chunks in (few, many):
@@ -244,7 +246,8 @@ class _Filled:
     def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
-        self.state = HubState(arena, LRU(), lambda namespace: NamespaceIndex(namespace, host))
+        threads = LaneThreads(HubConfig().match_inline_tokens)
+        self.state = HubState(arena, LRU(), lambda namespace: NamespaceIndex(namespace, host, threads))
         self.index = self.state.index_for(namespace)
         register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)
         self.session = self.state.join(register, b"", 0.0)

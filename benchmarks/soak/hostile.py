@@ -18,7 +18,8 @@ from blendhub.plan import Match, Span
 from blendhub.plugin_choice import PluginChoice
 from blendhub.processes import ProcessId
 
-Request = tuple[msgspec.Struct, list[bytes]]
+Message = msgspec.Struct
+Request = tuple[Message, list[bytes]]
 
 IDS = (0, 1, 2**31, 2**53 + 1, 2**62, 2**63 - 1)
 POSITIONS = (0, 1, 31, 32, 33, 64, 255, 256, 257, 4095, 4096, 4097, 2**16, 2**32, 2**40)
@@ -52,7 +53,6 @@ class Hostile:
         self.runs: list[int] = []
         self._epoch = epoch
         self._names = 0
-        self._asked: Any = None
         self._granted: dict[int, tuple[int, int]] = {}
         """Of each write lease its session, and where its span ends."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
@@ -76,12 +76,10 @@ class Hostile:
     def next(self) -> Request:
         weights = [weight for weight, _ in self._makers]
         (maker,) = self.chance.choices([maker for _, maker in self._makers], weights)
-        request = maker() if self.sessions else self._register()
-        self._asked = request[0]
-        return request
+        return maker() if self.sessions else self._register()
 
-    def note(self, reply: Any) -> None:
-        """Remember what a reply names."""
+    def note(self, asked: Any, reply: Any) -> None:
+        """Remember what the reply to a message names."""
         if isinstance(reply, wire.Registered):
             self.sessions = [*self.sessions[-3:], reply.session]
             self._epoch = reply.epoch
@@ -89,7 +87,7 @@ class Hostile:
         self.leases = [*self.leases[-30:], *([lease] if lease is not None else [])]
         self.runs = [*self.runs[-30:], *([run] if run is not None else [])]
         if isinstance(reply, wire.Reserved) and lease is not None:
-            self._granted[lease] = self._asked.session, reply.span.end
+            self._granted[lease] = asked.session, reply.span.end
 
     def forget_sessions(self) -> None:
         """The hub knows none of them any more."""

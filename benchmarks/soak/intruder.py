@@ -5,7 +5,7 @@ import time
 from collections import Counter, deque
 from multiprocessing.connection import Connection
 
-from benchmarks.soak.hostile import Hostile
+from benchmarks.soak.hostile import Hostile, Message
 from blendhub import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Pending
@@ -27,26 +27,26 @@ def intrude(endpoint: str, seed: int, orders: Connection) -> None:
         except EOFError:
             break
         counted: Counter[str] = Counter()
-        waiting: deque[Pending] = deque()
+        waiting: deque[tuple[Message, Pending]] = deque()
         for _ in range(messages):
             message, payload = hostile.next()
             try:
-                waiting.append(connection.submit(Envelope(message, payload), TIMEOUT_S))
+                waiting.append((message, connection.submit(Envelope(message, payload), TIMEOUT_S)))
             except (InvalidInput, PeerGone) as error:
                 counted[f"hostile: {type(error).__name__}"] += 1
                 time.sleep(0.01)
             # A registration is waited for: without one, no other message means anything.
             while len(waiting) > (0 if isinstance(message, wire.Register) else UNDER_WAY):
-                _take(waiting.popleft(), hostile, counted)
+                _take(*waiting.popleft(), hostile, counted)
         while waiting:
-            _take(waiting.popleft(), hostile, counted)
+            _take(*waiting.popleft(), hostile, counted)
         orders.send(counted)
     connection.close()
 
 
-def _take(pending: Pending, hostile: Hostile, counted: Counter[str]) -> None:
+def _take(message: Message, pending: Pending, hostile: Hostile, counted: Counter[str]) -> None:
     try:
-        hostile.note(pending.result().message)
+        hostile.note(message, pending.result().message)
         counted["hostile: answered"] += 1
     except ServiceFailed:
         counted["ERRORS WITHOUT A TYPE"] += 1

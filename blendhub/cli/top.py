@@ -1,6 +1,10 @@
 """``blendhub top``: shows the numbers of a running hub."""
 
 import argparse
+import contextlib
+import select
+import signal
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -44,12 +48,29 @@ def run(arguments: argparse.Namespace) -> int:
         _show_once(hub)
         return 0
     try:
-        _show_on(hub, arguments.interval)
-    except KeyboardInterrupt:
-        pass
+        with _interrupted() as interrupted:
+            _show_on(hub, arguments.interval, interrupted)
     except BrokenPipeError:
         stop_printing()
     return 0
+
+
+@contextlib.contextmanager
+def _interrupted() -> Iterator[socket.socket]:
+    """A socket that becomes readable when the user interrupts.
+
+    An exception at any point of a sample could leave a connection half closed, and its end would wait for ever.
+    """
+    readable, written = socket.socketpair()
+    with readable, written:
+        written.setblocking(False)
+        handler = signal.signal(signal.SIGINT, lambda *_: None)
+        former = signal.set_wakeup_fd(written.fileno())
+        try:
+            yield readable
+        finally:
+            signal.set_wakeup_fd(former)
+            signal.signal(signal.SIGINT, handler)
 
 
 def _options(text: str) -> dict[str, Any]:
@@ -177,23 +198,24 @@ def _show_once(hub: Watched) -> None:
     Console().print(view.table(hub.endpoint))
 
 
-def _show_on(hub: Watched, interval: float) -> None:
+def _show_on(hub: Watched, interval: float, interrupted: socket.socket) -> None:
     if not sys.stdout.isatty():
-        for view in _views(hub, interval):
+        for view in _views(hub, interval, interrupted):
             print(view if isinstance(view, HubError) else view.plain(), end="\n\n", flush=True)
         return
     from rich.live import Live
     from rich.text import Text
 
     with Live(auto_refresh=False) as live:
-        for view in _views(hub, interval):
+        for view in _views(hub, interval, interrupted):
             live.update(Text(str(view)) if isinstance(view, HubError) else view.table(hub.endpoint), refresh=True)
 
 
-def _views(hub: Watched, interval: float) -> Iterator[View | HubError]:
-    """A view or, where no hub answered, an error, once an interval without end."""
+def _views(hub: Watched, interval: float, interrupted: socket.socket) -> Iterator[View | HubError]:
+    """A view or, where no hub answered, an error, once an interval until the user interrupts."""
     before: Sample | None = None
-    while True:
+    wait = 0.0
+    while not select.select([interrupted], [], [], wait)[0]:
         try:
             now = hub.sample()
         except HubError as error:
@@ -202,7 +224,7 @@ def _views(hub: Watched, interval: float) -> Iterator[View | HubError]:
         else:
             yield View(now, before)
             before = now
-        time.sleep(interval)
+        wait = interval
 
 
 def _share(part: float, whole: float) -> str:

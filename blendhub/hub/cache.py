@@ -78,10 +78,15 @@ class Cache:
         """
         tried: list[Chunk] = []
         found: list[Chunk] = []
+        too_narrow: set[int] = set()
         while len(tried) < MOST_TRIES and (first := self.policy.evict()):
-            found = self._around(first, size)
-            if found:
-                break
+            assert first.offset is not None
+            if first.offset not in too_narrow:
+                room, starts = self._around(first.offset, size)
+                if room >= size:
+                    found = [self._chunk_at[start] for start in starts if start in self._chunk_at]
+                    break
+                too_narrow.update(starts)
             tried.append(first)
         for chunk in tried:
             self.policy.insert(chunk, chunk.content)
@@ -89,24 +94,25 @@ class Cache:
             self.policy.remove(chunk)
         return found
 
-    def _around(self, first: Chunk, size: int) -> list[Chunk]:
-        """The chunk, and those of its neighbours that with it and what is free beside make one piece; or none."""
+    def _around(self, start: int, size: int) -> tuple[int, list[int]]:
+        """How much room the extent and its evictable neighbours make in one piece, up to ``size``, and their starts.
+
+        The first start is the given one. If there is too little room, so there is around each of the others.
+        """
         extents = self.arena.extents
-        assert first.offset is not None
-        start = last = first.offset
-        found, room = [first], extents.size_of(start)
+        first = last = start
+        starts, room = [start], extents.size_of(start)
         while room < size:
-            following, before = extents.after(last), extents.before(start)
+            following, before = extents.after(last), extents.before(first)
             if following is not None and self._is_evictable(following):
                 last = reached = following
             elif before is not None and self._is_evictable(before):
-                start = reached = before
+                first = reached = before
             else:
                 break
             room += extents.size_of(reached)
-            if not extents.is_free(reached):
-                found.append(self._chunk_at[reached])
-        return found if room >= size else []
+            starts.append(reached)
+        return room, starts
 
     def _is_evictable(self, start: int) -> bool:
         """Whether the extent that starts there is free, or holds a chunk that may be evicted."""

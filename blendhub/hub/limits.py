@@ -50,6 +50,10 @@ FREE_INDEX_BYTES = 2**28
 """What the indexes of all namespaces may take beyond as many bytes as are stored of KV. KV takes a thousand times as
 much as its tokens; only reservations of few tokens behind long prefixes that are not stored come near this."""
 
+MOST_SESSIONS = 2**14
+MOST_SESSIONS_OF_A_CONNECTION = 64
+"""Of all clients, and of one connection, which needs one for each engine that it serves. One more is answered Busy."""
+
 MOST_METRICS_CONNECTIONS = 16
 MOST_METRICS_REQUEST_BYTES = 2**13
 """Connections to ``/metrics`` at a time, and the bytes of a request. With one more, the oldest one is closed; and so is

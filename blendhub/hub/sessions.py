@@ -5,7 +5,8 @@ import os
 from collections.abc import Callable, Hashable, Iterator
 
 from blendhub.contracts.transport import Peer
-from blendhub.errors import InvalidInput, StaleEpoch, UnknownSession
+from blendhub.errors import Busy, InvalidInput, StaleEpoch, UnknownSession
+from blendhub.hub.limits import MOST_SESSIONS, MOST_SESSIONS_OF_A_CONNECTION
 from blendhub.layout import Namespace, Variant, check_same
 from blendhub.processes import ProcessId
 from blendhub.wire import Register
@@ -63,6 +64,12 @@ class SessionTable:
 
     def add(self, id: int, request: Register, peer: Peer, now: float) -> Session:
         name, rank, namespace = request.engine, request.rank, request.namespace
+        of_peer = len(self._by_name.get(peer, ()))
+        if len(self) >= MOST_SESSIONS or of_peer >= MOST_SESSIONS_OF_A_CONNECTION:
+            raise Busy(
+                f"the hub has {len(self)} sessions, {of_peer} of them over this connection; it takes {MOST_SESSIONS}, "
+                f"and {MOST_SESSIONS_OF_A_CONNECTION} over one connection"
+            )
         if namespace.variant != Variant():
             raise InvalidInput(
                 f"engine {name!r} registers with {namespace.variant}; an engine registers without LoRA and salt, and "

@@ -4,11 +4,11 @@ import time
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, namespace, tokens
+from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub import wire
 from blendhub.errors import ArenaFull, Busy, ProtocolError
-from blendhub.hub import reads, state, writes
+from blendhub.hub import reads, sessions, state, writes
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.layout import KVLayout
 from blendhub.plan import Match, Span
@@ -106,3 +106,13 @@ def test_the_index_does_not_outgrow_what_it_indexes(hub, monkeypatch):
     member.ask(wire.Clear)
     assert member.store(tokens(seed, CHUNK)).lease is not None
     hub.state.check_integrity()
+
+
+@pytest.mark.parametrize("bound", ["MOST_SESSIONS", "MOST_SESSIONS_OF_A_CONNECTION"])
+def test_the_number_of_sessions_is_bounded(hub, monkeypatch, bound):
+    monkeypatch.setattr(sessions, bound, 3)
+    kept = [hub.join(f"engine {number}", process=ELSEWHERE) for number in range(3)]
+    with pytest.raises(Busy, match="3 of them over this connection"):
+        hub.join("one too many", process=ELSEWHERE)
+    kept[0].ask(wire.Unregister)
+    hub.join("another", process=ELSEWHERE)

@@ -31,7 +31,7 @@ def test_no_message_of_a_hostile_client_fails_the_hub_or_reaches_a_good_one(make
     for number in range(1200):
         message, payload = hostile.next()
         try:
-            hostile.note(hub.envelope(message, payload, b"hostile").message)
+            hostile.note(message, hub.envelope(message, payload, b"hostile").message)
             answers[type(message).__name__] += 1
         except BlendHubError as error:
             # Any other error would reach the client as ServiceFailed.
@@ -81,7 +81,7 @@ def test_what_was_stored_and_dropped_leaves_nothing(make_hub):
     for _ in range(500):
         message, payload = hostile.next()
         try:
-            hostile.note(hub.envelope(message, payload, b"hostile").message)
+            hostile.note(message, hub.envelope(message, payload, b"hostile").message)
         except BlendHubError:
             continue
     hub.service.gone(b"hostile")

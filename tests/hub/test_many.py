@@ -15,7 +15,7 @@ from blendhub.layout import Variant
 
 def test_the_end_of_a_session_looks_at_its_own_mapping_alone(make_hub, monkeypatch):
     hub = make_hub()
-    members = [hub.join(f"engine {number}") for number in range(100)]
+    members = [hub.join(f"engine {number}") for number in range(50)]
     asked = []
     is_mapped_by = hub.arena.is_mapped_by
 
@@ -28,9 +28,9 @@ def test_the_end_of_a_session_looks_at_its_own_mapping_alone(make_hub, monkeypat
     for number, session in enumerate(sessions):
         session.peer = b"%d" % number
     hub.state.sessions._by_name.update({session.peer: {session.id: session} for session in sessions})
-    for number in range(100):
+    for number in range(50):
         hub.service.gone(b"%d" % number)
-    assert len(hub.state.ended_but_mapped) == 100 and len(asked) == 100
+    assert len(hub.state.ended_but_mapped) == 50 and len(asked) == 50
 
 
 def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypatch):

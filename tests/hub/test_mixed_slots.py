@@ -3,10 +3,12 @@
 import random
 import time
 
+import msgspec
 import pytest
 from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
 from blendhub import wire
+from blendhub.errors import ArenaFull
 
 SMALL = 4096
 LARGE = 64
@@ -53,3 +55,19 @@ def test_chunks_that_are_read_are_left_where_they_are(full_hub):
         large.store(tokens(seed, LARGE * CHUNK))
     full_hub.state.check_integrity()
     small.check(acquired, text)
+
+
+def test_room_that_is_not_there_is_looked_for_once(full_hub, monkeypatch):
+    """Beginning anew at each of the chunks that are tried, the search would look at each extent dozens of times."""
+    small = full_hub.join("other small")
+    (match,) = small.lookup(tokens(1, SMALL * CHUNK), acquire=False).matches
+    middle = SMALL // 2 * CHUNK
+    small.ask(wire.Acquire, matches=[match.part(middle, middle + CHUNK)])
+    layout = msgspec.structs.replace(LAYOUT, layers=LAYOUT.layers * (SMALL // 2 + 2))
+    large = full_hub.join("large", namespace=namespace("large", layout=layout))
+    extents, looked_at = full_hub.arena.extents, []
+    monkeypatch.setattr(extents, "after", lambda start, after=extents.after: looked_at.append(start) or after(start))
+    with pytest.raises(ArenaFull):
+        large.reserve(tokens(2, layout.chunk_tokens))
+    assert 0 < len(looked_at) < 2 * SMALL
+    full_hub.state.check_integrity()

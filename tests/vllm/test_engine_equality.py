@@ -10,13 +10,14 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDING = 1e-5
 """float32 computed in another order."""
 
+COMPILED = {"enforce_eager": False, "arrange": ["tests.vllm.uncompiled_sampler:arrange"]}
 KINDS = {
     "eager": ({}, {}),
     "chunk is block, prefill in chunks": ({"chunk_tokens": 32}, {"max_num_batched_tokens": 256}),
-    "compiled": ({}, {"enforce_eager": False}),
+    "compiled": ({}, COMPILED),
     "no prefix caching": ({"chunk_tokens": 96}, {"enable_prefix_caching": False}),
     "second runner": ({}, ON_THE_SECOND_RUNNER),
-    "embedded by the runner, compiled": ({}, {"enable_prompt_embeds": True, "enforce_eager": False}),
+    "embedded by the runner, compiled": ({}, COMPILED | {"enable_prompt_embeds": True}),
     "one batch at a time": ({}, {"async_scheduling": False}),
 }
 """Settings of BlendHub, and options of vLLM."""

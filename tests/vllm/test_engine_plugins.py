@@ -91,10 +91,24 @@ def test_an_observer_sees_every_request(engine, environment, texts):
     assert reused["spans"] == answer.report["spans"]
 
 
-def test_a_wrong_name_ends_the_start_with_the_right_ones(model, environment):
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (
+            {"selector": {"name": "edge"}},
+            "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k",
+        ),
+        (
+            {"recompute_ration": 0.2},
+            "has no option 'recompute_ration' (did you mean 'recompute_ratio'?); its options are: blend_",
+        ),
+    ],
+    ids=["plugin", "option"],
+)
+def test_a_wrong_name_ends_the_start_with_the_right_ones(wrong, sentence, model, environment):
     with pytest.raises(RuntimeError) as raised:
-        Engine(model, CHOSEN | {"selector": {"name": "edge"}}, environment=environment)
-    assert "no selector 'edge' (did you mean 'edges'?); installed: all, edges, first_k" in str(raised.value)
+        Engine(model, CHOSEN | wrong, environment=environment)
+    assert sentence in str(raised.value)
 
 
 FAULTY = """

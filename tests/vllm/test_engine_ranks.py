@@ -13,6 +13,7 @@ from tests.vllm.conftest import SETTINGS, TOLERANCE
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+FORKED = RANKS | {"arrange": ["tests.vllm.forked_ranks:arrange"]}
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +27,14 @@ def environment(tmp_path_factory):
     return {"VLLM_CPU_OMP_THREADS_BIND": "0|1", "PYTHONPATH": f"{site}:{Path(__file__).parents[2]}"}
 
 
-@pytest.mark.parametrize("batches", [2, 1], ids=["two batches in flight", "one batch at a time"])
-def test_two_ranks_blend_as_one(batches, model, plain, environment, texts):
+@pytest.mark.parametrize(
+    ("batches", "ranks"), [(2, RANKS), (1, FORKED)], ids=["two batches in flight", "one batch at a time"]
+)
+def test_two_ranks_blend_as_one(batches, ranks, model, plain, environment, texts):
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS, environment=environment, async_scheduling=batches == 2, **RANKS) as engine:
+    with Engine(model, SETTINGS, environment=environment, async_scheduling=batches == 2, **ranks) as engine:
         assert engine.call("batches_in_flight") == batches
         engine.one([*first, *second])
         engine.forget()
@@ -51,7 +54,7 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
-    with Engine(model, settings, environment=environment, **RANKS) as engine:
+    with Engine(model, settings, environment=environment, **FORKED) as engine:
         engine.one([*first, *second])
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
@@ -65,7 +68,7 @@ def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, envi
     """The other rank waits for it in that forward, and would do so until a timeout of minutes."""
     first, second = texts.new(200), texts.new(200)
     settings = SETTINGS | {"device": {"name": "late", "options": {"crowds": True}}}
-    engine = Engine(model, settings, environment=environment, **RANKS)
+    engine = Engine(model, settings, environment=environment, **FORKED)
     try:
         engine.one([*first, *second])
         engine.forget()

@@ -1,0 +1,83 @@
+"""How much device memory the block tables of one of BlendHub's forwards may take."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+from vllm.v1.attention.backend import AttentionMetadataBuilder
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+from vllm.v1.kv_cache_interface import FullAttentionSpec
+from vllm.v1.worker.utils import AttentionGroup
+
+from blendhub.plan import Span
+from blendhub.vllm.spans import batches
+from blendhub.vllm.worker.model.attention_metadata import TABLE_BYTES, AttentionMetadata
+from blendhub.vllm.worker.model.platforms.upstream import Upstream
+
+BLOCK_SIZE = 32
+
+
+class Builder(AttentionMetadataBuilder):
+    """Answers with the table that it is given."""
+
+    def __init__(self, spec, names, config, device):
+        super().__init__(spec, names, config, device)
+
+    def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
+        return common_attn_metadata.block_table_tensor
+
+
+class Backend(CPUAttentionBackend):
+    @staticmethod
+    def get_builder_cls():
+        return Builder
+
+
+def metadata(max_model_len, max_num_seqs):
+    spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
+    of_vllm = AttentionGroup(Backend, ["layer"], spec, 0)
+    of_vllm.metadata_builders = [Builder(spec, ["layer"], None, torch.device("cpu"))]
+    runner = SimpleNamespace(
+        block_groups=[SimpleNamespace(kv_cache_spec=spec)],
+        attention_groups=[[of_vllm]],
+        kernel_block_sizes=[BLOCK_SIZE],
+        device=torch.device("cpu"),
+    )
+    config = SimpleNamespace(
+        compilation_config=SimpleNamespace(),
+        model_config=SimpleNamespace(max_model_len=max_model_len),
+        scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),
+    )
+    return AttentionMetadata(runner, Upstream(), config)
+
+
+def largest_table(metadata, length, n_spans):
+    """The block table of the first forward that computes so many spans of 4 tokens, the last at the prompt's end."""
+    starts = np.linspace(0, length - 4, n_spans, dtype=np.int64)
+    spans = [Span(int(start), int(start) + 4) for start in starts]
+    batch = list(batches(spans, 10**9, metadata.max_spans))[-1]
+    nothing = torch.zeros(0, dtype=torch.int64)
+    return metadata.build(np.zeros(-(-length // BLOCK_SIZE), np.int64), batch, nothing, nothing)["layer"]
+
+
+@pytest.mark.parametrize("length", [2**11, 2**17, 2**20])
+def test_the_tables_of_a_forward_stay_within_the_bound_whatever_the_number_of_spans(length):
+    made = metadata(length, max_num_seqs=1024)
+    table = largest_table(made, length, 3 * made.max_spans)
+    assert table.shape == (made.max_spans, length // BLOCK_SIZE)
+    assert table.nbytes == made.table_bytes <= TABLE_BYTES
+
+
+def test_the_bound_takes_hold_before_the_builders_do():
+    assert metadata(2**17, max_num_seqs=1024).max_spans == 1024
+    assert metadata(2**20, max_num_seqs=1024).max_spans == 512
+
+
+def test_one_span_is_computed_even_if_its_row_alone_is_longer():
+    length = 2**30
+    made = metadata(length, max_num_seqs=1024)
+    assert made.max_spans == 1 and made.table_bytes > TABLE_BYTES
