@@ -195,6 +195,10 @@ class HubClient(HubSession):
         """Drop what is stored in one namespace of the engine, or in all of them, except what is leased."""
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
+    def report_audits(self, agreed: int, disagreed: int) -> None:
+        """So many more audits of this engine have ended, for the hub's numbers."""
+        self._call(wire.Done, wire.Audited(**self._ids(), agreed=agreed, disagreed=disagreed))
+
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""
         return self._call(wire.HubStats, wire.Stats())

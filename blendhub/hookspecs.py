@@ -118,6 +118,15 @@ class ReusedSpans(msgspec.Struct, frozen=True, kw_only=True):
     holes: tuple[Span, ...]
 
 
+class AuditOutcome(msgspec.Struct, frozen=True):
+    """The first token of an answer, predicted from blended KV and from exact KV. The answer goes on from exact KV."""
+
+    agrees: bool
+    """Whether the most likely token is the same."""
+    kl: float
+    """The Kullback-Leibler divergence of the prediction from blended KV from the exact one, in nats."""
+
+
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What became of a request's prompt; nothing of its text."""
 
@@ -134,6 +143,8 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Why nothing was reused, or what went wrong; None if something was."""
     spans: ReusedSpans | None = None
     """Only for requests that ask for an explanation."""
+    audit: AuditOutcome | None = None
+    """Only for requests that were audited."""
 
 
 @hookspec

@@ -18,7 +18,7 @@ from blendhub.layout import Namespace, Text, Variant
 from blendhub.plan import Match, Span
 from blendhub.processes import ProcessId
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
@@ -26,6 +26,8 @@ Seconds = Annotated[float, Meta(ge=0, le=3600)]
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """In one message; a lookup answers with no more."""
+MOST_AUDITS = 2**12
+"""In one message, of each outcome."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
@@ -163,6 +165,13 @@ class Clear(FromSession, frozen=True):
     """None for all namespaces of the engine: whatever LoRA and salt."""
 
 
+class Audited(FromSession, frozen=True, kw_only=True):
+    """So many more requests of this session's engine were audited, and their first tokens agreed or disagreed."""
+
+    agreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
+    disagreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
+
+
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -193,6 +202,7 @@ Request: TypeAlias = (
     | Commit
     | Abort
     | Clear
+    | Audited
     | Stats
     | Fetch
     | Put

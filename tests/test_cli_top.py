@@ -29,6 +29,20 @@ def test_a_hub_that_was_restarted_has_no_rate_and_an_idle_one_no_hit_rate():
     assert rows["lookups"] == "0, hit rate -" and rows["exact"] == "10 tokens"
 
 
+def test_agreement_is_that_of_the_last_audits_with_its_interval():
+    def agreement(**namespaces):
+        stats = HubStats(epoch=1, counters={}, gauges={}, namespaces=namespaces)
+        return dict(View(Sample(1.0, stats)).rows())["agreement"]
+
+    idle = {"audits": 0, "recent_audits": 0, "recent_audit_disagreements": 0}
+    busy = {"audits": 900, "recent_audits": 100, "recent_audit_disagreements": 10}
+    other = {"audits": 4, "recent_audits": 4, "recent_audit_disagreements": 0}
+    assert agreement() == agreement(a=idle) == "no request was audited"
+    assert agreement(a=idle, b=busy) == "90.0% (95%: 82.6% to 94.5%) of 100 recent audits"
+    assert agreement(aaaaaaaa=busy, bbbbbbbb=other).startswith("aaaaaa 90.0% (95%: 82.6% to 94.5%) of 100 recent")
+    assert "bbbbbb 100.0% (95%: 51.0% to 100.0%) of 4 recent audits" in agreement(aaaaaaaa=busy, bbbbbbbb=other)
+
+
 @pytest.mark.parametrize(
     "flags, complaint",
     [

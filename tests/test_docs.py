@@ -58,6 +58,7 @@ STRUCTS = [
     hookspecs.EngineInfo,
     hookspecs.RequestReport,
     hookspecs.ReusedSpans,
+    hookspecs.AuditOutcome,
 ]
 
 
@@ -181,10 +182,11 @@ def test_every_setting_of_the_adapter_is_documented(heading, struct):
 
 def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
-    from blendhub.vllm.stats import COUNTERS, LABELLED
+    from blendhub.vllm.stats import COUNTERS, DIVERGENCE, LABELLED, OF_AUDITS
 
-    described = [*COUNTERS.items(), *LABELLED.values()]
+    described = [*COUNTERS.items(), *LABELLED.values(), *OF_AUDITS.items()]
     rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in described]
+    rows.append(f"| `vllm:blendhub_audit_kl` | {DIVERGENCE.removesuffix('.')} |")
     assert table_under("## Metrics") == rows, "\n".join(rows)
 
 
@@ -193,6 +195,7 @@ def test_every_field_of_the_report_is_documented():
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
+    from blendhub.hookspecs import AuditOutcome
     from blendhub.layout import KVLayout, Namespace
     from blendhub.vllm.decision import Refusal
     from blendhub.vllm.scheduler.request_state import RequestState, Terms
@@ -201,11 +204,12 @@ def test_every_field_of_the_report_is_documented():
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
     state = RequestState(request, Terms(space, "off", 0.0, stores=False))
     state.refuse(Refusal("off", "mode is off"))
+    state.audit = AuditOutcome(agrees=True, kl=0.0)
     report = state.report()
     documented = [row.split("`")[1] for row in table_under("## The report in the response")]
     assert documented == list(report)
     (example,) = re.findall(r"```json\n(.*?)```", read(DOCS / "vllm.md"), re.S)
-    assert list(json.loads(example)["blendhub"]) == [name for name in report if name != "reason"]
+    assert list(json.loads(example)["blendhub"]) == [name for name in report if name not in ("reason", "audit")]
 
 
 def test_every_reason_for_refusing_a_request_is_documented():

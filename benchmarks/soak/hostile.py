@@ -69,6 +69,7 @@ class Hostile:
             (5, self._ping),
             (3, self._mapped),
             (2, self._clear),
+            (2, self._audited),
             (1, self._unregister),
             (2, lambda: (wire.Stats(), [])),
         ]
@@ -211,6 +212,10 @@ class Hostile:
         return wire.Mapped(
             **self._ids(), nonce=self.chance.choice(TEXTS[:3]), mapping=2**51 + self.chance.choice(IDS[:4])
         ), []
+
+    def _audited(self) -> Request:
+        agreed, disagreed = (self.chance.choice((0, 1, 4096, 4097, 2**62)) for _ in range(2))
+        return wire.Audited(**self._ids(), agreed=agreed, disagreed=disagreed), []
 
     def _clear(self) -> Request:
         return wire.Clear(**self._ids(), variant=self.chance.choice((None, self._variant()))), []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from blendhub.agreement import wilson
 from blendhub.cli.serve import default_endpoint, stop_printing
 from blendhub.errors import HubError, OptionError, TransportError
 from blendhub.host import PluginHost
@@ -121,6 +122,7 @@ class View:
             ("sessions", f"{gauge('sessions'):,.0f} of {gauge('engines'):,.0f} engines"),
             ("models", f"{len(self._now.stats.namespaces)}, matchers hold {_bytes(gauge('matcher_bytes'))}"),
             ("store", self._store()),
+            ("agreement", self._agreement()),
             ("refused", ", ".join(f"{n:,.0f} {name[8:]}" for name, n in sorted(refused.items())) or "nothing"),
         ]
 
@@ -144,6 +146,20 @@ class View:
             f"{count('store_saves'):,.0f} saved, {count('store_loads'):,.0f} loaded, "
             f"{count('store_failures'):,.0f} failed, {count('store_corrupted'):,.0f} corrupted"
         )
+
+    def _agreement(self) -> str:
+        """Of each namespace whose requests were audited lately. A few digits of its digest tell it from others."""
+        shares = []
+        for digest, numbers in sorted(self._now.stats.namespaces.items()):
+            audits = numbers.get("recent_audits", 0)
+            if audits:
+                agreed = audits - numbers["recent_audit_disagreements"]
+                low, high = wilson(agreed, audits)
+                share = f"{agreed / audits:.1%} (95%: {low:.1%} to {high:.1%}) of {audits:,.0f} recent audits"
+                shares.append((digest, share))
+        if len(shares) == 1:
+            return shares[0][1]
+        return ", ".join(f"{digest[:6]} {share}" for digest, share in shares) or "no request was audited"
 
     def _rate(self, name: str) -> str:
         """The growth of a counter per second since the sample before; empty if the hub was restarted meanwhile."""

@@ -3,6 +3,8 @@
 from collections import Counter, defaultdict, deque
 from functools import partial
 
+from blendhub.hub.audits import AuditTable
+
 RECENT = 512
 """How many requests of a kind the latencies are taken from: the last ones."""
 
@@ -13,6 +15,7 @@ class Counters:
     def __init__(self) -> None:
         self.totals: Counter[str] = Counter()
         self.requests: defaultdict[str, int] = defaultdict(int)
+        self.audits = AuditTable()
         self._seconds: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=RECENT))
 
     def record(self, kind: str, seconds: float) -> None:

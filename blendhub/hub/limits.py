@@ -54,6 +54,9 @@ MOST_SESSIONS = 2**14
 MOST_SESSIONS_OF_A_CONNECTION = 64
 """Of all clients, and of one connection, which needs one for each engine that it serves. One more is answered Busy."""
 
+MOST_AUDITED_NAMESPACES = 1024
+"""Engines' namespaces whose audits are counted. With one more, the one that was silent longest is forgotten."""
+
 MOST_METRICS_CONNECTIONS = 16
 MOST_METRICS_REQUEST_BYTES = 2**13
 """Connections to ``/metrics`` at a time, and the bytes of a request. With one more, the oldest one is closed; and so is

@@ -15,7 +15,12 @@ PINGS_PER_SILENCE = 5
 
 class SessionHandlers(Handlers):
     def by_type(self) -> Mapping[type, Handler]:
-        return {wire.Unregister: self._unregister, wire.Ping: self._ping, wire.Mapped: self._mapped}
+        return {
+            wire.Unregister: self._unregister,
+            wire.Ping: self._ping,
+            wire.Mapped: self._mapped,
+            wire.Audited: self._audited,
+        }
 
     async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> Answer:
         if self.state.sessions.engine(message.engine) is None:
@@ -38,6 +43,10 @@ class SessionHandlers(Handlers):
     def _ping(self, session: Session, message: wire.Ping, payload: Sequence[Buffer]) -> Answer:
         self.state.acknowledge(session, message.acknowledged)
         return wire.Pong(revoked=tuple(session.revoked)) if session.revoked else PONG
+
+    def _audited(self, session: Session, message: wire.Audited, payload: Sequence[Buffer]) -> Answer:
+        self.counters.audits.add(session.engine.base, message.agreed, message.disagreed)
+        return DONE
 
     def _mapped(self, session: Session, message: wire.Mapped, payload: Sequence[Buffer]) -> Answer:
         if message.nonce != self.state.cache.arena.name.nonce:

@@ -5,6 +5,8 @@ from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.wire import HubStats
 
+STORED = ("variants", "runs", "chunks", "tokens")
+
 
 def collect_stats(state: HubState, tier: Tier | None, counters: Counters) -> HubStats:
     sums = state.indexes.sums()
@@ -18,8 +20,8 @@ def collect_stats(state: HubState, tier: Tier | None, counters: Counters) -> Hub
             **counters.latencies(),
         },
         namespaces={
-            base: {name: of_base[name] for name in ("variants", "runs", "chunks", "tokens")}
-            for base, of_base in sums.items()
+            base: {**{name: sums[base][name] if base in sums else 0 for name in STORED}, **counters.audits.of(base)}
+            for base in {**sums, **counters.audits.namespaces}
         },
     )
 

@@ -159,6 +159,7 @@ class BlendHubConnector(KVConnectorBase_V1):
             role=str(self._kv_transfer_config.kv_role),
             max_model_len=self._vllm_config.model_config.max_model_len,
             namespace=namespace,
+            audits=worst.audits,
         )
         self._observers = Observers(self._host.observers())
         self._scheduler = ConnectorScheduler(
@@ -223,7 +224,9 @@ class BlendHubConnector(KVConnectorBase_V1):
         return self._scheduler is not None and self._scheduler.has_work
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        return BlendHubStats.taken_from(self._scheduler.counters if self._scheduler else self._unserved)
+        if self._scheduler is None:
+            return BlendHubStats.taken_from(self._unserved)
+        return BlendHubStats.taken_from(self._scheduler.counters, self._scheduler.audits.take_records())
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.clear() if self._scheduler else None

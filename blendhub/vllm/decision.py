@@ -16,6 +16,12 @@ class Decision(msgspec.Struct, frozen=True):
     """What is loaded: ascending, each with tokens at or after ``start``."""
     ratio: float
     """The share of moved tokens to recompute."""
+    audit: bool = False
+    """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
+
+    def claimed_end(self, n_tokens: int) -> int:
+        """Up to where a request of so many tokens gets its KV from BlendHub."""
+        return n_tokens if self.audit else self.end
 
     @property
     def _claimed(self) -> Span:

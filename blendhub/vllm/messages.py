@@ -11,6 +11,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Namespace, Variant
 from blendhub.plan import Span
 from blendhub.plugin_choice import PluginChoice
@@ -44,6 +45,11 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: npt.NDArray[np.int64]
     decision: Decision
+
+    @property
+    def end(self) -> int:
+        """Up to where vLLM waits for KV."""
+        return self.decision.claimed_end(len(self.tokens))
 
 
 class SaveJob(msgspec.Struct, frozen=True):
@@ -86,6 +92,8 @@ class LoadResult(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
+    audit: AuditOutcome | None = None
+    """Of an audited request, on the ranks that have the model's predictions."""
 
 
 @dataclass
@@ -105,7 +113,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
         assert isinstance(other, WorkerReport)
         loads = dict(self.loads)
         for request, result in other.loads.items():
-            if request not in loads or result.error:
+            known = loads.get(request)
+            if known is None or result.error or (result.audit and not known.error):
                 loads[request] = result
         failed = dict(self.failed_saves)
         for reason, count in other.failed_saves.items():

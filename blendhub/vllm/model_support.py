@@ -14,6 +14,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """Whether moved text can be reused, and holes computed apart from the engine's own prefill."""
     reasons: tuple[str, ...]
     """A sentence for each restriction."""
+    audits: bool = False
+    """Whether blended requests can be audited."""
 
 
 def unsupported(reason: str) -> ModelSupport:

@@ -68,6 +68,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
     ] = 0.15
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
+    audit_share: Annotated[
+        Share,
+        Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
+    ] = 0.001
+    expected_agreement: Annotated[
+        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
+    ] = 0.9
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
     blend_tokens_per_step: Annotated[
@@ -90,6 +97,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
+    audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
+        False
+    )
 
 
 EXTRA = "kv_connector_extra_config"

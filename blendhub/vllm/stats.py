@@ -1,7 +1,9 @@
 """The adapter's counters, on vLLM's metrics endpoint and in its log."""
 
+from bisect import bisect_left
 from collections import Counter
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import prometheus_client
 from vllm.config import VllmConfig
@@ -25,6 +27,9 @@ COUNTERS: dict[str, str] = {
 }
 """The counters without a label."""
 
+AUDITS = "audits"
+"""The name of the audits: a list with an entry for each, which is the fields of an ``AuditRecord``."""
+
 LABELLED: dict[str, tuple[str, str]] = {
     "refused_": ("requests_without_reuse", "Requests for which nothing was reused, by reason."),
     "saves_failed_": ("saves_failed", "Saves that failed, by error."),
@@ -33,14 +38,41 @@ LABELLED: dict[str, tuple[str, str]] = {
 """The counters whose names end with a reason: the beginning of the name, the metric, its help text."""
 
 
+OF_AUDITS: dict[str, str] = {
+    "audits": "Blended requests that were audited.",
+    "audit_disagreements": "Audited requests whose first token differs between blended and exact KV.",
+}
+DIVERGENCE = "A histogram of how far the first token's prediction from blended KV is off, in nats."
+
+BANDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
+KL_BUCKETS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class AuditRecord(NamedTuple):
+    """One audit, for the metrics."""
+
+    namespace: str
+    ratio: float
+    agrees: bool
+    kl: float
+
+
+def ratio_band(ratio: float) -> str:
+    """A few labels for all ratios, so that requests with ratios of their own make no more metrics."""
+    above = bisect_left(BANDS, ratio)
+    return f"{BANDS[above - 1]:g}-{BANDS[above]:g}" if above else "0"
+
+
 class BlendHubStats(KVConnectorStats):
-    """Counts since the last call, by counter."""
+    """Counts since the last call, by counter, and the audits."""
 
     @classmethod
-    def taken_from(cls, counters: "Counter[str]") -> "BlendHubStats | None":
-        taken = {name: count for name, count in counters.items() if count}
+    def taken_from(cls, counters: "Counter[str]", audits: Sequence[AuditRecord] = ()) -> "BlendHubStats | None":
+        taken: dict[str, Any] = {name: count for name, count in counters.items() if count}
         # Another thread counts too: its counts must not be lost.
         counters.subtract(taken)
+        if audits:
+            taken[AUDITS] = list(map(list, audits))
         return cls(taken) if taken else None
 
     def reset(self) -> None:
@@ -48,11 +80,14 @@ class BlendHubStats(KVConnectorStats):
 
     def aggregate(self, other: KVConnectorStats) -> "BlendHubStats":
         for name, count in other.data.items():
-            self.data[name] = self.data.get(name, 0) + count
+            self.data[name] = self.data[name] + count if name in self.data else count
         return self
 
     def reduce(self) -> dict[str, int | float]:
-        return dict(sorted(self.data.items()))
+        sums = dict(self.data)
+        if audits := [AuditRecord(*one) for one in sums.pop(AUDITS, [])]:
+            sums |= {AUDITS: len(audits), "audit_disagreements": sum(not one.agrees for one in audits)}
+        return dict(sorted(sums.items()))
 
     def is_empty(self) -> bool:
         return not self.data
@@ -75,9 +110,17 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             start: counter(f"vllm:blendhub_{name}", about, [*labelnames, "reason"])
             for start, (name, about) in LABELLED.items()
         }
+        labelnames = [*labelnames, "namespace", "ratio"]
+        self._audits, self._disagreements = (
+            counter(f"vllm:blendhub_{name}", about, labelnames) for name, about in OF_AUDITS.items()
+        )
+        histogram: Any = metric_types[prometheus_client.Histogram]
+        self._kl = histogram("vllm:blendhub_audit_kl", DIVERGENCE, labelnames, buckets=KL_BUCKETS)
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
         labels = self.per_engine_labelvalues[engine_idx]
+        for audit in transfer_stats_data.get(AUDITS, []):
+            self._observe_audit(AuditRecord(*audit), labels)
         for name, count in transfer_stats_data.items():
             if name in self._plain:
                 self._plain[name].labels(*labels).inc(count)
@@ -85,3 +128,10 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             for start, metric in self._labelled.items():
                 if name.startswith(start):
                     metric.labels(*labels, name.removeprefix(start)).inc(count)
+
+    def _observe_audit(self, audit: AuditRecord, labels: list[object]) -> None:
+        labels = [*labels, audit.namespace, ratio_band(audit.ratio)]
+        self._audits.labels(*labels).inc()
+        # Zero, too: a share can be taken of a series only if it is there.
+        self._disagreements.labels(*labels).inc(not audit.agrees)
+        self._kl.labels(*labels).observe(audit.kl)

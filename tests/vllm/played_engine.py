@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -20,11 +21,12 @@ from vllm.v1.request import Request
 from blendhub import PluginHost
 from blendhub.client import HubClient
 from blendhub.config import HubConfig
+from blendhub.hookspecs import AuditOutcome
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.observers import Observers
 from blendhub.plugin_choice import PluginChoice
-from blendhub.vllm.messages import HubAddress, LoadResult, WorkerReport
+from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
@@ -53,15 +55,23 @@ def text(number: int, length: int) -> list[int]:
 class PlayedEngine:
     """What vLLM does around the scheduler side: requests, steps, and one worker that commits every save."""
 
-    def __init__(self, hub: HubInThread, address: HubAddress | None = None, rank: int = 0) -> None:
+    def __init__(
+        self,
+        hub: HubInThread,
+        address: HubAddress | None = None,
+        rank: int = 0,
+        settings: Settings = SETTINGS,
+        audits: bool = False,
+    ) -> None:
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
         address = address or HubAddress(hub.inproc_endpoint, PluginChoice("inproc"))
-        admission = Admission(config, SETTINGS, ModelSupport(LAYOUT, True, ()), NAMESPACE)
+        admission = Admission(config, settings, ModelSupport(LAYOUT, True, ()), NAMESPACE)
+        facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
         self.side = ConnectorScheduler(
-            config, SETTINGS, admission, address, "engine", HOST, FACTS, Observers(HOST.observers())
+            config, settings, admission, address, "engine", HOST, facts, Observers(HOST.observers())
         )
         self.side.saves.block_ids = lambda request: list(range(1, 101))
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
@@ -69,6 +79,8 @@ class PlayedEngine:
         if rank == 0:
             self.side.process_report(WorkerReport(opened=1))
         self.saved = []
+        self.loads: list[LoadJob] = []
+        """What the last step has begun to load."""
         self.hub = hub
 
     def close(self) -> None:
@@ -95,6 +107,7 @@ class PlayedEngine:
         output.num_scheduled_tokens = {name: scheduled for name, (_, scheduled) in computed.items()}
         output.total_num_scheduled_tokens = sum(output.num_scheduled_tokens.values())
         plan = self.side.plan(output)
+        self.loads = plan.loads
         self.settle()
         for job in plan.saves:
             self.client.commit(job.right, job.span.end)
@@ -102,14 +115,14 @@ class PlayedEngine:
         self.ending = plan.ending
         return plan.saves
 
-    def load(self, request: Request, local: int = 0, error: str = "") -> int:
+    def load(self, request: Request, local: int = 0, error: str = "", outcome: AuditOutcome | None = None) -> int:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
         n_external, _ = self.side.matched(request, local)
         assert n_external is not None
         if n_external:
             self.side.allocated(request, list(range(1, 1 - (-(local + n_external) // BLOCK))), n_external)
             self.step()
-            self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error)}))
+            self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error, audit=outcome)}))
         return local if error else local + n_external
 
     def end(self, request: Request, computed: int) -> None:
@@ -140,12 +153,15 @@ class PlayedEngine:
 
 
 @contextmanager
-def played_engine(rank: int = 0, **config: Any) -> Iterator[PlayedEngine]:
+def played_engine(
+    rank: int = 0, settings: Settings = SETTINGS, audits: bool = False, **config: Any
+) -> Iterator[PlayedEngine]:
     """An engine with an embedded hub; ``config`` are keys of the hub's configuration.
 
-    ``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker.
+    ``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``audits``: whether
+    the model's predictions can be had.
     """
     with HubInThread(HubConfig(arena_gib=0.01, metrics="", **config), HOST) as hub:
-        engine = PlayedEngine(hub, rank=rank)
+        engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits)
         yield engine
         engine.close()

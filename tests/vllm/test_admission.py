@@ -45,7 +45,7 @@ def pooling() -> Request:
 
 def test_an_ordinary_request_blends_and_is_stored():
     terms, refusal = admission().admit(request())
-    assert (terms.mode, terms.ratio, terms.stores, refusal) == ("blend", 0.15, True, None)
+    assert (terms.mode, terms.ratio, terms.stores, refusal) == ("blend", None, True, None)
     assert terms.variant == Variant()
 
 
@@ -71,7 +71,7 @@ def test_a_request_s_mode_overrides_the_engine_s(given, asked):
         assert refusal.reason == ("mode is off for this request" if asked else "mode is off")
 
 
-@pytest.mark.parametrize("asked, ratio", [({}, 0.4), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)])
+@pytest.mark.parametrize("asked, ratio", [({}, None), ({"recompute_ratio": 0}, 0.0), ({"recompute_ratio": 1.0}, 1.0)])
 def test_a_request_s_ratio_overrides_the_engine_s(asked, ratio):
     assert admission(recompute_ratio=0.4).admit(request(asked))[0].ratio == ratio
 

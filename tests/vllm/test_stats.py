@@ -1,6 +1,7 @@
 """What the adapter counts, on its way to vLLM's log and metrics endpoint."""
 
 import ast
+import itertools
 from collections import Counter
 from pathlib import Path
 
@@ -10,13 +11,23 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
+import msgspec
 import prometheus_client
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
 
 import blendhub.vllm
 from blendhub.vllm.plugin import register
-from blendhub.vllm.stats import COUNTERS, LABELLED, BlendHubMetrics, BlendHubStats
+from blendhub.vllm.stats import (
+    AUDITS,
+    BANDS,
+    COUNTERS,
+    LABELLED,
+    AuditRecord,
+    BlendHubMetrics,
+    BlendHubStats,
+    ratio_band,
+)
 
 register()
 counts = st.dictionaries(st.sampled_from([*COUNTERS, *(f"{start}why" for start in LABELLED)]), st.integers(0, 9))
@@ -99,8 +110,13 @@ def metrics(config, registry) -> KVConnectorProm:
         def __init__(self, *arguments, **options):
             super().__init__(*arguments, **options, registry=registry)
 
+    class Spread(prometheus_client.Histogram):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options, registry=registry)
+
     class Metrics(KVConnectorProm):
         _counter_cls = Counted
+        _histogram_cls = Spread
 
     return Metrics(config, ["model_name", "engine"], {0: ["m", "0"], 1: ["m", "1"]})
 
@@ -133,3 +149,43 @@ def test_vllm_s_log_tells_the_sum_of_an_interval(config):
     log.log(lambda *words: lines.append(words))
     log.log(lambda *words: lines.append(words))
     assert lines == [("KV Transfer metrics: %s", "refused_off=1, tokens_exact=7")]
+
+
+AUDITED = [
+    AuditRecord("one", 0.15, True, 0.001),
+    AuditRecord("one", 0.11, False, 2.0),
+    AuditRecord("one", 0.5, True, 0.0),
+    AuditRecord("two", 0.0, True, 0.2),
+]
+
+
+def test_audits_are_counted_by_namespace_and_ratio_and_in_vllm_s_log_together(metrics, registry):
+    stats = BlendHubStats()
+    for one in AUDITED:
+        stats = stats.aggregate(BlendHubStats.taken_from(Counter(tokens_moved=2), [one]))
+    assert stats.reduce() == {"audit_disagreements": 1, "audits": 4, "tokens_moved": 8}
+    # As it crosses to another process.
+    metrics.observe(msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data)), 0)
+    labels = {"model_name": "m", "engine": "0"}
+    of = {
+        (namespace, band): [
+            registry.get_sample_value(f"vllm:blendhub_{name}", labels | {"namespace": namespace, "ratio": band})
+            for name in ("audits_total", "audit_disagreements_total", "audit_kl_count", "audit_kl_sum")
+        ]
+        for namespace, band in (("one", "0.1-0.15"), ("one", "0.3-0.5"), ("two", "0"), ("two", "0.1-0.15"))
+    }
+    assert of == {
+        ("one", "0.1-0.15"): [2, 1, 2, 2.001],
+        ("one", "0.3-0.5"): [1, 0, 1, 0.0],
+        ("two", "0"): [1, 0, 1, 0.2],
+        ("two", "0.1-0.15"): [None] * 4,
+    }
+    assert registry.get_sample_value("vllm:blendhub_tokens_moved_total", labels) == 8
+    assert AUDITS not in BlendHubStats.taken_from(Counter(saved_tokens=1)).data
+
+
+def test_every_ratio_has_one_of_a_few_labels():
+    labels = [ratio_band(n / 1000) for n in range(1001)]
+    assert len(dict.fromkeys(labels)) == len(BANDS) and labels == sorted(labels, key=list(dict.fromkeys(labels)).index)
+    for low, high in itertools.pairwise(BANDS):
+        assert {ratio_band(low + 1e-9), ratio_band(high)} == {f"{low:g}-{high:g}"}

@@ -43,9 +43,8 @@ class Admission:
         mode = asked.mode or self._settings.mode
         if mode == "blend" and not (self._support.blends and request.lora_request is None):
             mode = "exact"
-        ratio = self._settings.recompute_ratio if asked.recompute_ratio is None else asked.recompute_ratio
         stores = self._stores and asked.store and not _why_unsupported(request) and not obstacle
-        return Terms(_variant_of(request), mode, ratio, stores, asked.explain), refusal
+        return Terms(_variant_of(request), mode, asked.recompute_ratio, stores, asked.explain, asked.audit), refusal
 
     def holes_for(self, request: Request) -> bool:
         """Whether holes of this request may be computed apart from the engine's own prefill."""

@@ -22,6 +22,7 @@ from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -63,6 +64,7 @@ class ConnectorScheduler:
         self.saves = SaveScheduler(
             self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
         )
+        self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -117,7 +119,7 @@ class ConnectorScheduler:
             self._refuse(state, decision)
             return 0, False
         state.decided(decision)
-        return decision.end - local, True
+        return decision.claimed_end(request.num_tokens) - local, True
 
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
         """vLLM has allocated blocks for the tokens that ``matched`` returned."""
@@ -126,6 +128,8 @@ class ConnectorScheduler:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
+        if decision.audit:
+            self.audits.begun(state)
         job = LoadJob(state.id, state.terms.variant, state.tokens(), np.asarray(blocks, np.int64), decision)
         self._loads.append(job)
         if state.first_approximate != was_approximate_from:
@@ -141,6 +145,7 @@ class ConnectorScheduler:
         """The workers' part of this step."""
         self._wait_left_s = self._settings.lookup_wait_ms / 1000
         self._send_lookups()
+        self.audits.report()
         plan = StepPlan(budget=self._budget(step))
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
@@ -240,19 +245,23 @@ class ConnectorScheduler:
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
         request, terms = state.request, state.terms
-        return decide(
+        ratio = self._settings.recompute_ratio if terms.ratio is None else terms.ratio
+        decision = decide(
             state.matches,
             request.num_tokens,
             local,
             self._settings.policy,
             blend=terms.mode == "blend" and can_salt(request),
             holes=self._admission.holes_for(request),
-            ratio=terms.ratio,
+            ratio=ratio,
             usual_ratio=self._settings.recompute_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
         )
+        if isinstance(decision, Decision) and decision.moved and self.audits.wants(state):
+            return msgspec.structs.replace(decision, audit=True)
+        return decision
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)
@@ -274,6 +283,8 @@ class ConnectorScheduler:
         self.counters["tokens_recomputed"] += total(result.recomputed)
         self.counters["tokens_in_holes"] += result.holes
         self.counters["blend_microseconds"] += round(result.seconds * 1e6)
+        if result.audit:
+            self.audits.ended(state, result.audit)
 
     def _count_failed_reservation(self, error: BaseException) -> None:
         reason = type(error).__name__

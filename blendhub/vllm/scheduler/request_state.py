@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Variant
 from blendhub.plan import Match
 from blendhub.tokens import Tokens
@@ -37,9 +38,12 @@ class Terms(msgspec.Struct, frozen=True):
 
     variant: Variant
     mode: Mode
-    ratio: float
+    ratio: float | None
+    """The share of moved text that is recomputed; None: the engine's."""
     stores: bool
     explains: bool = False
+    audit: bool = False
+    """Whether the request asks for an audit."""
 
 
 class RequestState:
@@ -65,6 +69,10 @@ class RequestState:
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.is_sample = False
+        """Whether its audit stands for all requests: whether the engine chose it, and not its client."""
+        self.audit: AuditOutcome | None = None
+        """The outcome. No request is audited twice."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
         self._approximate_before: int | None = None
@@ -96,6 +104,7 @@ class RequestState:
     def end_load(self, result: LoadResult) -> None:
         assert self.stage is Stage.LOADING
         self.result = result
+        self.audit = self.audit or result.audit
         self.stage = Stage.COMPUTING if result.error else Stage.LOADED
         self.end_lookup()
 
@@ -130,6 +139,11 @@ class RequestState:
             firsts.append(self.decision.first_approximate)
         return min((first for first in firsts if first is not None), default=None)
 
+    @property
+    def has_begun_to_answer(self) -> bool:
+        """Whether tokens were generated before it was preempted."""
+        return len(self.request.output_token_ids) > 0
+
     def tokens(self) -> Tokens:
         """The prompt, and the tokens generated until now."""
         answer = self.request.output_token_ids
@@ -155,4 +169,6 @@ class RequestState:
             report["reason"] = self.result.error
         elif self.refusal:
             report["reason"] = self.refusal.reason
+        if self.audit:
+            report["audit"] = msgspec.to_builtins(self.audit)
         return report

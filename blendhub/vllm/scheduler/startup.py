@@ -31,6 +31,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's kv_role."""
     max_model_len: int
     namespace: Namespace
+    audits: bool = False
+    """Whether blended requests can be audited."""
 
 
 class Line(msgspec.Struct, frozen=True):

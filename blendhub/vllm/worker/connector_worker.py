@@ -174,7 +174,7 @@ class ConnectorWorker:
         if not loading.is_cancelled:
             log.warning("request %s is computed without its stored KV: %s", job.request, error)
             size = self._context.model.block_size
-            self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.decision.end // size)].tolist())
+            self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.end // size)].tolist())
         self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}"))
 
     def _finish(self, loading: LoadTask, result: LoadResult) -> None:

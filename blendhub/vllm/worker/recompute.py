@@ -2,17 +2,19 @@
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
+from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.spans import batches, joined, sampled, total
+from blendhub.vllm.worker.audit import behind_moved, compare
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.model.pages import read_as_computed
 from blendhub.vllm.worker.ranks import Ranks
@@ -53,6 +55,7 @@ class Blend:
         self._budget = 0
         self._seconds = 0.0
         self._recomputed: tuple[Span, ...] = ()
+        self._audit: AuditOutcome | None = None
         self._work = self._work_through()
 
     def step(self, budget: int) -> int:
@@ -62,12 +65,13 @@ class Blend:
         done = next(self._work, None)
         self._seconds += time.perf_counter() - started
         if done is None:
-            self.result = LoadResult(self._recomputed, total(self.job.decision.holes), self._seconds)
+            holes = total(self.job.decision.holes)
+            self.result = LoadResult(self._recomputed, holes, self._seconds, audit=self._audit)
         return done or 0
 
     def _work_through(self) -> Iterator[int]:
-        """Probe, select and recompute; yields the cost of each batch in tokens."""
-        decision, model, selector = self.job.decision, self._context.model, self._context.selector
+        """Probe, select, recompute and audit; yields the cost of each batch in tokens."""
+        decision, selector = self.job.decision, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
             scores = None
@@ -80,8 +84,36 @@ class Blend:
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
-            model.forward(self.job.tokens, self.job.blocks, batch)
+            self._compute(batch)
             yield total(batch)
+        if decision.audit:
+            yield from self._work_through_audit()
+
+    def _work_through_audit(self) -> Iterator[int]:
+        """Predict the first token from the blended KV, and again after everything that was blended is computed anew.
+
+        The request goes on with the exact KV that this leaves. All that it costs is counted like recomputation.
+        """
+        n = len(self.job.tokens)
+        blended = yield from self._predict([Span(self.job.decision.end, n)])
+        exact = yield from self._predict(behind_moved(self.job.decision, n))
+        if blended is not None and exact is not None:
+            self._audit = compare(blended, exact)
+
+    def _predict(self, spans: list[Span]) -> Generator[int, None, torch.Tensor | None]:
+        """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks."""
+        predicted = None
+        for batch in self._batches_within_budget(spans):
+            hidden = self._compute(batch)
+            if max(span.end for span in batch) == spans[-1].end:
+                last = int(positions_of(batch).argmax())
+                predicted = self._context.model.logits(hidden[last : last + 1])
+            yield total(batch)
+        return predicted
+
+    def _compute(self, batch: list[Span]) -> torch.Tensor:
+        """Compute tokens anew: chosen ones, those in holes, and in an audit all that were blended."""
+        return self._context.model.forward(self.job.tokens, self.job.blocks, batch)
 
     def _selection(self, scores: npt.NDArray[np.float32] | None) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
+import msgspec
 from vllm.config import VllmConfig
 from vllm.distributed.parallel_state import get_tp_group
 
@@ -11,8 +12,9 @@ from blendhub.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.host import PluginHost
 from blendhub.layout import KVLayout
 from blendhub.vllm.messages import WorkerHandshake
-from blendhub.vllm.model_support import unsupported
+from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.model.device_memory import DeviceMemory
 from blendhub.vllm.worker.model.engine_model import EngineModel
@@ -86,6 +88,8 @@ class WorkerStart:
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layout:
             return check, None
+        if check.support.blends:
+            check = check._replace(support=with_audits(check.support, model, ranks))
         rotations = check.rotations or (None,) * len(model.layer_names)
         layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
         device = self._new_device()
@@ -101,6 +105,16 @@ class WorkerStart:
         assert self._settings.device
         device: Device = self._host.create("device", self._settings.device.name, self._settings.device.options)
         return device
+
+
+def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> ModelSupport:
+    """The same, and whether requests can be audited: on all ranks alike."""
+    try:
+        ranks.together(lambda: check_predictions(model))
+    except Exception as error:
+        reason = f"requests are not audited: the model's predictions cannot be had: {_sentence(error)}"
+        return msgspec.structs.replace(support, reasons=(*support.reasons, reason))
+    return msgspec.structs.replace(support, audits=True)
 
 
 def compile_kernels(

@@ -92,6 +92,16 @@ class EngineModel:
                 )
             return hidden
 
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.
+
+        All ranks call it together.
+        """
+        with torch.inference_mode(), self._without_adapters(len(hidden), len(hidden)):
+            module: Any = self.module
+            predicted: torch.Tensor | None = module.compute_logits(hidden)
+            return predicted
+
     def forward_until(self, layer: int, tokens: Tokens, blocks: Blocks, spans: Sequence[Span]) -> Tensors:
         """The same, ended where layer ``layer`` would write its KV: returns that KV, which is not written.
 

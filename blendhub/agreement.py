@@ -1,0 +1,23 @@
+"""The share of audits that agreed, and between which bounds it probably is."""
+
+import math
+from typing import NamedTuple
+
+USUAL = 1.96
+"""The normal quantile of intervals that miss the true share once in 20."""
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def wilson(agreed: float, audits: float, quantile: float = USUAL) -> Interval:
+    """Wilson's interval for a share. Sound for few audits, and for shares near 1, where agreement is."""
+    if audits <= 0:
+        return Interval(0.0, 1.0)
+    share, square = agreed / audits, quantile * quantile
+    middle = (share + square / (2 * audits)) / (1 + square / audits)
+    reach = quantile * math.sqrt(share * (1 - share) / audits + square / (4 * audits * audits)) / (1 + square / audits)
+    # With all or none agreed an end is 1 or 0, but for rounding.
+    return Interval(0.0 if agreed == 0 else middle - reach, 1.0 if agreed == audits else middle + reach)

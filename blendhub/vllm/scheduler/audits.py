@@ -1,0 +1,126 @@
+"""Audits in service: which blended requests are audited, and what the outcomes say."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
+from hashlib import blake2b
+from typing import TypeAlias
+
+from blendhub.agreement import wilson
+from blendhub.client import HubClient
+from blendhub.hookspecs import AuditOutcome
+from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.settings import Settings
+from blendhub.vllm.stats import AuditRecord
+from blendhub.wire import MOST_AUDITS
+
+log = logging.getLogger(__name__)
+LONGEST_PAUSE_S = 600.0
+"""So long after an audit, the next blended request is audited, whatever the share is."""
+
+MOST_RECORDS = 4096
+"""Audits that wait for vLLM to fetch its metrics; without metrics it fetches none."""
+
+WATCHED = 512
+"""The audits that a warning is about: the last ones."""
+
+SURE = 3.29
+"""The normal quantile of a warning's interval, which misses the true share once in 1,000."""
+
+Run: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
+"""Runs a call of the hub off this thread."""
+
+
+class Audits:
+    """Called by the scheduler's thread; waits for nothing."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        possible: bool,
+        namespace: str,
+        run: Run,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """``possible``: whether the model's predictions can be had. ``namespace``: the digest of the engine's own."""
+        self._settings = settings
+        self._possible = possible
+        self._namespace = namespace
+        self._run = run
+        self._clock = clock
+        self._last_at = clock()
+        self._records: deque[AuditRecord] = deque(maxlen=MOST_RECORDS)
+        self._watch = AgreementWatch(settings)
+        self._unsent = [0, 0]
+        """Audits that disagreed, and that agreed, of which the hub does not know yet."""
+        self._sending: Future[None] | None = None
+
+    def wants(self, state: RequestState) -> bool:
+        """Whether to audit this request if it is blended; also notes whether it stands for all requests."""
+        if not self._possible or state.audit is not None or state.has_begun_to_answer:
+            return False
+        share = self._settings.audit_share
+        is_due = self._clock() >= self._last_at + LONGEST_PAUSE_S
+        state.is_sample = share > 0 and (is_due or chance_of(state.id) < share)
+        return state.is_sample or state.terms.audit
+
+    def begun(self, state: RequestState) -> None:
+        """The audit of this request is under way."""
+        if state.is_sample:
+            self._last_at = self._clock()
+
+    def ended(self, state: RequestState, outcome: AuditOutcome) -> None:
+        """Take note of an outcome. That of a request which asked for its audit is for its response alone."""
+        if not state.is_sample or state.decision is None:
+            return
+        self._records.append(AuditRecord(self._namespace, state.decision.ratio, outcome.agrees, outcome.kl))
+        self._unsent[outcome.agrees] += 1
+        if warning := self._watch.note(outcome.agrees):
+            log.warning("BlendHub: %s", warning)
+
+    def take_records(self) -> list[AuditRecord]:
+        """The audits since the last call, for the metrics."""
+        records = list(self._records)
+        self._records.clear()
+        return records
+
+    def report(self) -> None:
+        """Tell the hub of new outcomes, with one message at a time; what it refuses or misses is not repeated."""
+        if (self._sending and not self._sending.done()) or not any(self._unsent):
+            return
+        disagreed, agreed = (min(count, MOST_AUDITS) for count in self._unsent)
+        self._unsent = [0, 0]
+        self._sending = self._run(partial(HubClient.report_audits, agreed=agreed, disagreed=disagreed))
+
+
+class AgreementWatch:
+    """Notices that fewer of the last audits agree than is expected."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._recent: deque[bool] = deque(maxlen=WATCHED)
+        self._has_warned = False
+
+    def note(self, agrees: bool) -> str | None:
+        """A sentence, once, if it is nearly certain; and again only after as many as expected have agreed."""
+        self._recent.append(agrees)
+        audits, agreed, expected = len(self._recent), sum(self._recent), self._settings.expected_agreement
+        if agreed >= expected * audits:
+            self._has_warned = False
+        most = wilson(agreed, audits, SURE).high
+        if self._has_warned or most >= expected:
+            return None
+        self._has_warned = True
+        return (
+            f"of the last {audits} audited requests {agreed / audits:.1%} had the same first token as without reuse, "
+            f"and of all requests probably at most {most:.1%}: less than expected_agreement {expected:g}. Raise "
+            f"recompute_ratio {self._settings.recompute_ratio:g}, choose another selector, or expect less"
+        )
+
+
+def chance_of(request: str) -> float:
+    """A number from 0 to 1 that is random, but the same whenever it is computed."""
+    return int.from_bytes(blake2b(request.encode(), digest_size=8).digest()) / 2**64

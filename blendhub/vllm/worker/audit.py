@@ -1,0 +1,41 @@
+"""What an audit computes and compares: the prediction of the first token from blended KV and from exact KV."""
+
+import numpy as np
+import torch
+
+from blendhub.errors import Unsupported
+from blendhub.hookspecs import AuditOutcome
+from blendhub.plan import Span, gaps
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.worker.model.engine_model import EngineModel
+
+MOST_KL = 1e3
+"""Of predictions that cannot be compared: with numbers that are none, or with a token that one rules out."""
+
+
+def behind_moved(decision: Decision, n_tokens: int) -> list[Span]:
+    """What is not exact in a blended prompt: all from the first moved token on, but for exact matches behind it."""
+    return list(gaps(Span(decision.moved[0].start, n_tokens), decision.exact))
+
+
+def compare(blended: torch.Tensor, exact: torch.Tensor) -> AuditOutcome:
+    """The outcome of an audit, from two rows of logits. Waits for the device."""
+    with torch.inference_mode():
+        given, truth = (torch.log_softmax(row.float().reshape(-1), 0) for row in (blended, exact))
+        # A token that the truth rules out adds nothing.
+        terms = torch.where(truth.isneginf(), 0.0, truth.exp() * (truth - given))
+        kl = terms.sum().nan_to_num(MOST_KL, MOST_KL).clamp(0, MOST_KL)
+        agrees = given.argmax() == truth.argmax()
+        found = torch.stack([agrees.to(kl.dtype), kl]).tolist()
+    return AuditOutcome(agrees=bool(found[0]), kl=found[1])
+
+
+def check_predictions(model: EngineModel) -> None:
+    """Raise unless the model predicts a token behind chosen ones, as audits need it. All ranks call it together."""
+    trial = [Span(0, min(4, model.block_size))]
+    hidden = model.forward(np.arange(4, dtype=np.uint32), np.zeros(1, np.int64), trial)
+    if not isinstance(hidden, torch.Tensor):
+        raise Unsupported(f"its forward returns a {type(hidden).__name__}, not hidden states alone")
+    predicted = model.logits(hidden[:1])
+    if predicted is not None and (predicted.ndim != 2 or len(predicted) != 1):
+        raise Unsupported(f"its predictions have the shape {tuple(predicted.shape)}, not one row for each token")

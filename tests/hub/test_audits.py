@@ -1,0 +1,66 @@
+"""What a hub keeps of the audits that engines report."""
+
+from collections import deque
+
+import pytest
+from hub_direct import CHUNK, tokens
+from hypothesis import given
+from hypothesis import strategies as st
+
+from blendhub import wire
+from blendhub.errors import ProtocolError
+from blendhub.hub import audits
+from blendhub.hub.audits import RECENT, AuditTable
+from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
+from blendhub.hub.metrics import exposition
+
+counts = st.integers(0, RECENT + 9)
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), counts, counts), max_size=8))
+def test_numbers_are_those_of_all_audits_and_of_the_last_ones(reports):
+    table = AuditTable()
+    expected = {name: deque[bool]() for name in "abc"}
+    for name, agreed, disagreed in reports:
+        table.add(name, agreed, disagreed)
+        expected[name].extend([False] * disagreed + [True] * agreed)
+    for name, outcomes in expected.items():
+        recent = list(outcomes)[-RECENT:]
+        assert table.of(name) == {
+            "audits": len(outcomes),
+            "audit_disagreements": outcomes.count(False),
+            "recent_audits": len(recent),
+            "recent_audit_disagreements": recent.count(False),
+        }
+
+
+def test_the_number_of_namespaces_is_bounded_and_those_in_use_are_kept():
+    table = AuditTable()
+    for number in range(2 * MOST_AUDITED_NAMESPACES):
+        table.add(f"namespace {number}", 1, 0)
+        table.add("in use", 0, 1)
+    assert len(table.namespaces) == MOST_AUDITED_NAMESPACES
+    assert table.of("in use")["audits"] == 2 * MOST_AUDITED_NAMESPACES
+    assert table.of("namespace 0")["audits"] == 0
+
+
+def test_audits_are_counted_by_the_engine_s_namespace_whether_something_is_stored_there_or_not(hub):
+    member = hub.join()
+    member.ask(wire.Audited, agreed=3, disagreed=1)
+    (numbers,) = hub.service.stats().namespaces.values()
+    assert (numbers["audits"], numbers["audit_disagreements"], numbers["tokens"]) == (4, 1, 0)
+    member.store(tokens(1, CHUNK))
+    member.ask(wire.Audited, agreed=2, disagreed=0)
+    ((base, numbers),) = hub.service.stats().namespaces.items()
+    assert (numbers["audits"], numbers["recent_audits"], numbers["tokens"]) == (6, 6, CHUNK)
+    page = exposition(hub.service.stats())
+    assert f'blendhub_namespace_audits{{namespace="{base}"}} 6' in page.splitlines()
+
+
+def test_one_report_is_bounded(hub):
+    member = hub.join()
+    for agreed, disagreed in ((wire.MOST_AUDITS + 1, 0), (0, -1), (2**62, 2**62)):
+        with pytest.raises(ProtocolError, match="agreed"):
+            member.ask(wire.Audited, agreed=agreed, disagreed=disagreed)
+    assert hub.service.stats().namespaces == {}
+    assert audits.RECENT < wire.MOST_AUDITS

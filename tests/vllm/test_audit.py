@@ -1,0 +1,168 @@
+"""What a worker computes for an audit, on a model of plain torch, and how it compares predictions."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+
+from blendhub import PluginHost, Span
+from blendhub.errors import Unsupported
+from blendhub.hookspecs import AuditOutcome
+from blendhub.layout import KVLayout
+from blendhub.plan import Match
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
+from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.worker.audit import MOST_KL, behind_moved, check_predictions, compare
+from blendhub.vllm.worker.model.engine_model import positions_of
+from blendhub.vllm.worker.recompute import Blend, BlendContext
+from blendhub.vllm.worker.worker_start import with_audits
+from tests.vllm.two_ranks import ALONE
+
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+HOST = PluginHost.discover()
+BLOCK = 16
+
+
+class SummingModel:
+    """A token's KV is the sum of all tokens up to it: it depends on the whole context, and shows what is stale."""
+
+    block_size, max_tokens, max_spans = BLOCK, 4096, 64
+
+    def __init__(self, n: int, says: bool = True) -> None:
+        self.kv = np.zeros(n)
+        self.batches: list[list[Span]] = []
+        self._says = says
+
+    def forward(self, tokens, blocks, spans):
+        self.batches.append(list(spans))
+        at = positions_of(spans)
+        for position in sorted(at):
+            self.kv[position] = tokens[position] + (self.kv[position - 1] if position else 0)
+        return torch.from_numpy(self.kv[at]).reshape(-1, 1)
+
+    def logits(self, hidden):
+        return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
+
+
+def blended(model, decision, n, selector="none", budget=1000) -> tuple[Blend, list[int]]:
+    """The load of a request that was blended and audited, and the cost of each of its steps."""
+    context = BlendContext(
+        model, [], LAYOUT, SimpleNamespace(block_tokens=1), HOST.create("selector", selector, {}), ALONE
+    )
+    tokens = np.arange(1, n + 1, dtype=np.uint32)
+    blend = Blend(context, LoadJob("r", "space", tokens, np.arange(-(-n // BLOCK)), decision))
+    costs = []
+    while blend.result is None:
+        costs.append(blend.step(budget))
+    return blend, costs
+
+
+def moved(start: int, end: int) -> Match:
+    return Match(Span(start, end), start, 1000, False)
+
+
+@pytest.mark.parametrize("budget", [1000, 7, 1])
+def test_an_audit_predicts_from_blended_kv_and_leaves_exact_kv(budget):
+    n = 60
+    expected = np.cumsum(np.arange(1, n + 1))
+    model = SummingModel(n)
+    model.kv[:10] = expected[:10]  # exact
+    model.kv[10:40] = -1.0  # moved: computed in another context
+    decision = Decision(0, 40, (Match(Span(0, 10), 1, 0, True), moved(10, 40)), 0.0, audit=True)
+    blend, costs = blended(model, decision, n, budget=budget)
+    assert np.array_equal(model.kv, expected)
+    # Nothing was recomputed, so the tail is a sum that begins at the last moved token.
+    stale = -1.0 + sum(range(41, n + 1))
+    given_, truth = (torch.tensor([[s % 7, s % 5]]) for s in (stale, float(expected[-1])))
+    assert blend.result.audit == compare(given_, truth)
+    assert blend.result.recomputed == () and blend.result.holes == 0
+    assert sum(costs) == (n - 40) + (n - 10) and max(costs) <= budget
+
+
+def test_without_an_audit_the_rest_of_the_prompt_is_left_to_vllm():
+    model = SummingModel(60)
+    blend, _ = blended(model, Decision(0, 40, (moved(0, 30), moved(35, 40)), 0.0), 60)
+    assert model.batches == [[Span(30, 35)]] and blend.result.audit is None
+
+
+def test_with_everything_recomputed_both_predictions_agree():
+    blend, _ = blended(SummingModel(60), Decision(0, 40, (moved(0, 40),), 1.0, audit=True), 60, selector="all")
+    assert blend.result.audit == AuditOutcome(agrees=True, kl=0.0)
+
+
+def test_a_rank_without_predictions_computes_the_same_and_reports_no_outcome():
+    decision = Decision(0, 40, (moved(0, 40),), 0.0, audit=True)
+    silent, telling = SummingModel(60, says=False), SummingModel(60)
+    blend, costs = blended(silent, decision, 60)
+    other, other_costs = blended(telling, decision, 60)
+    assert blend.result.audit is None and other.result.audit is not None
+    assert silent.batches == telling.batches and costs == other_costs
+    for reports in ([blend, other], [other, blend]):
+        first, second = (WorkerReport({"r": one.result}) for one in reports)
+        assert first.aggregate(second).loads["r"].audit == other.result.audit
+    failed = WorkerReport({"r": LoadResult(error="no")})
+    told = WorkerReport({"r": other.result})
+    assert failed.aggregate(told).loads["r"].error == told.aggregate(failed).loads["r"].error == "no"
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9), st.booleans()), min_size=1, max_size=9), st.data())
+def test_all_that_is_not_exact_is_computed_anew_from_the_first_moved_token_on(pieces, data):
+    matches, at = [], 0
+    for gap, length, exact in pieces:
+        matches.append(Match(Span(at + gap, at + gap + length), at, 500, exact))
+        at += gap + length
+    decision = Decision(data.draw(st.integers(0, matches[-1].span.end - 1)), at, tuple(matches), 0.1, audit=True)
+    n = at + data.draw(st.integers(1, 5))
+    if not decision.moved:
+        return
+    exact = {p for span in decision.exact for p in range(span.start, span.end)}
+    expected = [p for p in range(decision.first_approximate, n) if p not in exact]
+    assert positions_of(behind_moved(decision, n)).tolist() == expected
+
+
+logits = st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4)
+
+
+@given(logits, logits)
+def test_divergence_and_agreement_are_those_of_the_definition(given_, truth):
+    outcome = compare(torch.tensor([given_]), torch.tensor([truth]))
+    p, q = (np.exp(np.array(one) - np.logaddexp.reduce(one)) for one in (truth, given_))
+    expected = sum(a * (math.log(a) - math.log(b)) for a, b in zip(p, q, strict=True) if a > 1e-30)
+    assert outcome.kl == pytest.approx(expected, rel=1e-3, abs=1e-4) and outcome.kl >= 0
+    if all(np.diff(np.sort(one))[-1] > 1e-3 for one in (given_, truth)):  # otherwise rounding decides
+        assert outcome.agrees == (np.argmax(given_) == np.argmax(truth))
+
+
+@pytest.mark.parametrize(
+    ("given_", "truth", "kl"),
+    [
+        ([0.0, 1.0, -math.inf], [0.0, 1.0, -math.inf], 0.0),
+        ([0.0, 1.0, -math.inf], [0.0, 1.0, 2.0], MOST_KL),
+        ([math.nan, 1.0, 0.0], [0.0, 1.0, 2.0], MOST_KL),
+    ],
+    ids=["a token that both rule out", "a token that blended KV alone rules out", "no number"],
+)
+def test_predictions_that_cannot_be_compared_count_as_far_apart(given_, truth, kl):
+    assert compare(torch.tensor([given_]), torch.tensor([truth])).kl == pytest.approx(kl, abs=1e-6)
+
+
+def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
+    class Mute(SummingModel):
+        def logits(self, hidden):
+            raise AttributeError("compute_logits")
+
+    support = ModelSupport(LAYOUT, True, ("one",))
+    assert with_audits(support, SummingModel(16), ALONE) == ModelSupport(LAYOUT, True, ("one",), audits=True)
+    without = with_audits(support, Mute(16), ALONE)
+    assert not without.audits and without.blends
+    assert "requests are not audited" in without.reasons[1] and "compute_logits" in without.reasons[1]
+    with pytest.raises(Unsupported, match="tuple"):
+        check_predictions(SimpleNamespace(block_size=16, forward=lambda *given: (1, 2)))
