@@ -75,6 +75,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expected_agreement: Annotated[
         Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
     ] = 0.9
+    hold_agreement: Annotated[
+        Annotated[float, Meta(ge=0.5, lt=1)] | None,
+        Meta(description="the recomputed share follows the audits, so that so many agree; none: recompute_ratio stays"),
+    ] = None
+    min_ratio: Annotated[Share, Meta(description="with hold_agreement: the lowest recompute_ratio")] = 0.05
+    max_ratio: Annotated[
+        Share,
+        Meta(description="with hold_agreement: the highest recompute_ratio; where more were needed, reuse is exact"),
+    ] = 0.5
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
     blend_tokens_per_step: Annotated[
@@ -88,6 +97,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         float, Meta(ge=0, description="how long the scheduler waits for a lookup before it goes on to other requests")
     ] = 2.0
     lookup_timeout_s: Annotated[float, Meta(gt=0, description="after this a request is computed without reuse")] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.hold_agreement is None:
+            return
+        if not self.min_ratio <= self.recompute_ratio <= self.max_ratio:
+            raise ValueError(
+                f"hold_agreement begins with recompute_ratio {self.recompute_ratio}, which must be between min_ratio "
+                f"{self.min_ratio} and max_ratio {self.max_ratio}"
+            )
+        if not self.audit_share:
+            raise ValueError("hold_agreement follows audits, but audit_share is 0; raise it, such as to 0.02")
 
 
 class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -29,7 +29,7 @@ class Clock:
 
 
 def state(name: str, asks: bool = False) -> SimpleNamespace:
-    terms, decision = SimpleNamespace(audit=asks, ratio=None), SimpleNamespace(ratio=0.2)
+    terms, decision = SimpleNamespace(audit=asks, ratio=None), SimpleNamespace(ratio=0.15)
     return SimpleNamespace(
         id=name, audit=None, has_begun_to_answer=False, is_sample=False, terms=terms, decision=decision
     )
@@ -108,26 +108,80 @@ def test_the_hub_learns_of_outcomes_with_one_message_at_a_time_none_of_them_too_
 
 
 def test_few_agreements_are_warned_of_once_and_again_after_they_had_recovered():
-    watch = AgreementWatch(Settings(expected_agreement=0.9, recompute_ratio=0.25))
+    watch = AgreementWatch(0.9)
     assert not any(watch.note(True) for _ in range(WATCHED))
     warnings = [one for one in (watch.note(False) for _ in range(WATCHED)) if one]
     assert len(warnings) == 1
-    assert "less than expected_agreement 0.9" in warnings[0] and "recompute_ratio 0.25" in warnings[0]
+    assert "less than expected_agreement 0.9" in warnings[0]
     assert not any(watch.note(True) for _ in range(WATCHED))
     assert sum(watch.note(False) is not None for _ in range(WATCHED)) == 1
 
 
 def test_a_few_audits_are_not_enough_for_a_warning():
-    watch = AgreementWatch(Settings(expected_agreement=0.9))
+    watch = AgreementWatch(0.9)
     assert watch.note(False) is None and watch.note(True) is None and watch.note(False) is None
 
 
 @given(st.lists(st.booleans(), max_size=60), st.floats(0, 1))
 def test_nothing_is_warned_of_while_as_many_agree_as_expected(outcomes, expected):
-    watch = AgreementWatch(Settings(expected_agreement=expected))
+    watch = AgreementWatch(expected)
     for number, agrees in enumerate(outcomes, 1):
         warning = watch.note(agrees)
         assert warning is None or sum(outcomes[:number]) < expected * number
+
+
+HELD = {"hold_agreement": 0.9, "audit_share": 1.0, "max_ratio": 0.3}
+
+
+def audited(some: Audits, name: str, outcome: AuditOutcome, ratio: float | None = None) -> float | None:
+    """An audit from its choice to its end; returns the ratio that it looked at."""
+    sample = state(name)
+    sample.terms.ratio = ratio
+    assert some.wants(sample)
+    sample.decision.ratio = some.ratio_for(sample, True)
+    some.ended(sample, outcome)
+    return sample.decision.ratio
+
+
+def test_the_ratio_follows_the_audits_up_to_exact_reuse_and_back_with_a_line_each(caplog):
+    some = audits(**HELD)
+    with caplog.at_level(logging.INFO, "blendhub"):
+        seen = [audited(some, f"r{n}", DIFFERS) for n in range(30) if some.ratio is not None]
+        assert seen[0] == 0.15 and seen[-1] == 0.3 and some.ratio is None
+        assert some.ratio_for(state("other"), False) is None and some.ratio_for(state("other"), True) == 0.3
+        for n in range(3000):
+            audited(some, f"s{n}", AGREES)
+    assert some.ratio == 0.05
+    lines = [line for line in caplog.messages if "hold_agreement 0.9" in line]
+    assert "recompute_ratio is 0.3 from now on: with 0.15 fewer" in lines[0]
+    assert "with max_ratio 0.3" in lines[1] and "only exact text is reused" in lines[1]
+    assert [line.split(" from")[0] for line in lines[2:]] == [
+        f"BlendHub: recompute_ratio is {ratio}" for ratio in (0.3, 0.15, 0.075, 0.05)
+    ]
+
+
+def test_requests_with_a_ratio_of_their_own_keep_it_and_the_engine_s_does_not_follow_them():
+    some = audits(**HELD)
+    assert {audited(some, f"r{n}", DIFFERS, ratio=0.15) for n in range(50)} == {0.15}
+    assert some.ratio == 0.15
+    for n in range(30):
+        audited(some, f"s{n}", DIFFERS)
+    asked = state("other")
+    asked.terms.ratio = 0.4
+    assert some.ratio is None and some.ratio_for(asked, False) == 0.4
+
+
+def test_trials_of_a_lower_ratio_are_in_the_metrics_but_are_not_what_requests_get():
+    some = audits(**HELD)
+    ratios = [audited(some, f"r{n}", AGREES) for n in range(200)]
+    assert 0.075 in ratios[100:] and set(ratios[:100]) == {0.15}
+    assert len(some.take_records()) == 200
+    assert some._unsent == [0, ratios.count(0.15)]
+
+
+def test_without_hold_agreement_the_ratio_stays():
+    some = audits(audit_share=1.0, recompute_ratio=0.2)
+    assert {audited(some, f"r{n}", DIFFERS) for n in range(100)} == {0.2} and some.ratio == 0.2
 
 
 # With vLLM's own requests.
@@ -189,6 +243,23 @@ def test_exact_reuse_is_not_audited_nor_is_a_model_without_predictions():
             engine.side.arrived(request)
             engine.load(request)
             assert engine.loads and not engine.loads[0].decision.audit
+
+
+def test_above_the_highest_ratio_only_exact_text_is_reused_but_audits_go_on():
+    held = msgspec.structs.replace(SETTINGS, audit_share=0.5, hold_agreement=0.9)
+    with played_engine(settings=held, audits=True) as engine:
+        engine.serve("stored", text(0, 96))
+        loaded = {}
+        for number in range(60):
+            name = f"r{number}"
+            request = engine.request(name, text(1, 32) + text(0, 96) + text(2, 32))
+            engine.side.arrived(request)
+            was_exact = engine.side.audits.ratio is None
+            loaded.setdefault((was_exact, chance_of(name) < 0.5), []).append(engine.load(request, outcome=DIFFERS))
+            engine.end(request, 0)
+        blended, all_of_it = {128}, {160}
+        assert set(loaded[False, False]) == blended and set(loaded[False, True]) == all_of_it
+        assert set(loaded[True, False]) == {0} and set(loaded[True, True]) == all_of_it
 
 
 def test_a_warning_stands_in_vllm_s_log(caplog):

@@ -248,3 +248,19 @@ def test_where_vllm_makes_cuda_graphs_a_wrong_setting_ends_its_start_before_the_
 def test_an_embedded_hub_shares_the_process_only_of_an_engine_that_computes_there(given, device, where):
     extra = {"blendhub": {"hub": given, "device": {"name": "cpu"}}}
     assert read_settings(extra, HOST, device).hub.embedded == where
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ({"hold_agreement": 0.98, "recompute_ratio": 0.6}, "must be between min_ratio 0.05 and max_ratio 0.5"),
+        ({"hold_agreement": 0.98, "min_ratio": 0.2}, "recompute_ratio 0.15, which must be between min_ratio 0.2"),
+        ({"hold_agreement": 0.98, "audit_share": 0}, "audit_share is 0"),
+        ({"hold_agreement": 1.0}, "hold_agreement = 1.0 is not valid"),
+    ],
+)
+def test_what_holds_no_agreement_is_refused(given, complaint):
+    with pytest.raises(OptionError) as raised:
+        read_settings({"blendhub": given}, HOST, "cpu")
+    assert complaint in str(raised.value)
+    assert read_settings({"blendhub": given | {"hold_agreement": None}}, HOST, "cpu").hold_agreement is None

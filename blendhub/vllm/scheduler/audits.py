@@ -1,4 +1,4 @@
-"""Audits in service: which blended requests are audited, and what the outcomes say."""
+"""Audits in service: which blended requests are audited, what the outcomes say, and the ratio that follows them."""
 
 import logging
 import time
@@ -12,6 +12,7 @@ from typing import TypeAlias
 from blendhub.agreement import wilson
 from blendhub.client import HubClient
 from blendhub.hookspecs import AuditOutcome
+from blendhub.vllm.scheduler.held_ratio import HeldRatio, ladder
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.stats import AuditRecord
@@ -53,7 +54,8 @@ class Audits:
         self._clock = clock
         self._last_at = clock()
         self._records: deque[AuditRecord] = deque(maxlen=MOST_RECORDS)
-        self._watch = AgreementWatch(settings)
+        self._held = held_ratio(settings)
+        self._watch = AgreementWatch(settings.expected_agreement)
         self._unsent = [0, 0]
         """Audits that disagreed, and that agreed, of which the hub does not know yet."""
         self._sending: Future[None] | None = None
@@ -67,6 +69,19 @@ class Audits:
         state.is_sample = share > 0 and (is_due or chance_of(state.id) < share)
         return state.is_sample or state.terms.audit
 
+    @property
+    def ratio(self) -> float | None:
+        """The engine's share of moved text to recompute; None: only exact text is reused at present."""
+        return self._held.ratio if self._held else self._settings.recompute_ratio
+
+    def ratio_for(self, state: RequestState, audited: bool) -> float | None:
+        """The share of a request, which may name its own."""
+        if state.terms.ratio is not None:
+            return state.terms.ratio
+        if self._held and audited:
+            return self._held.audited(chance_of(f"{state.id} trial"))
+        return self.ratio
+
     def begun(self, state: RequestState) -> None:
         """The audit of this request is under way."""
         if state.is_sample:
@@ -76,10 +91,15 @@ class Audits:
         """Take note of an outcome. That of a request which asked for its audit is for its response alone."""
         if not state.is_sample or state.decision is None:
             return
-        self._records.append(AuditRecord(self._namespace, state.decision.ratio, outcome.agrees, outcome.kl))
-        self._unsent[outcome.agrees] += 1
-        if warning := self._watch.note(outcome.agrees):
-            log.warning("BlendHub: %s", warning)
+        ratio, follows = state.decision.ratio, state.terms.ratio is None
+        self._records.append(AuditRecord(self._namespace, ratio, outcome.agrees, outcome.kl))
+        # No request is served as in a trial of a lower ratio.
+        if not follows or ratio == self.ratio:
+            self._unsent[outcome.agrees] += 1
+            if warning := self._watch.note(outcome.agrees):
+                log.warning("BlendHub: %s", warning)
+        if self._held and follows:
+            self._follow(self._held, ratio, outcome.agrees)
 
     def take_records(self) -> list[AuditRecord]:
         """The audits since the last call, for the metrics."""
@@ -95,19 +115,38 @@ class Audits:
         self._unsent = [0, 0]
         self._sending = self._run(partial(HubClient.report_audits, agreed=agreed, disagreed=disagreed))
 
+    def _follow(self, held: HeldRatio, audited: float, agrees: bool) -> None:
+        before, target = held.ratio, self._settings.hold_agreement
+        if not held.note(audited, agrees):
+            return
+        self._watch = AgreementWatch(self._settings.expected_agreement)
+        if held.ratio is None:
+            log.warning(
+                "BlendHub: with max_ratio %g of the moved text recomputed, fewer audited requests agree than "
+                "hold_agreement %g; only exact text is reused until they agree again",
+                self._settings.max_ratio, target,
+            )  # fmt: skip
+        else:
+            is_rise = before is not None and held.ratio > before
+            log.info(
+                "BlendHub: recompute_ratio is %.3g from now on: with %.3g %s audited requests agree than hold_agreement "
+                "%g",
+                held.ratio, audited, "fewer" if is_rise else "more", target,
+            )  # fmt: skip
+
 
 class AgreementWatch:
     """Notices that fewer of the last audits agree than is expected."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, expected: float) -> None:
+        self._expected = expected
         self._recent: deque[bool] = deque(maxlen=WATCHED)
         self._has_warned = False
 
     def note(self, agrees: bool) -> str | None:
         """A sentence, once, if it is nearly certain; and again only after as many as expected have agreed."""
         self._recent.append(agrees)
-        audits, agreed, expected = len(self._recent), sum(self._recent), self._settings.expected_agreement
+        audits, agreed, expected = len(self._recent), sum(self._recent), self._expected
         if agreed >= expected * audits:
             self._has_warned = False
         most = wilson(agreed, audits, SURE).high
@@ -117,8 +156,16 @@ class AgreementWatch:
         return (
             f"of the last {audits} audited requests {agreed / audits:.1%} had the same first token as without reuse, "
             f"and of all requests probably at most {most:.1%}: less than expected_agreement {expected:g}. Raise "
-            f"recompute_ratio {self._settings.recompute_ratio:g}, choose another selector, or expect less"
+            "recompute_ratio, choose another selector, set hold_agreement, or expect less"
         )
+
+
+def held_ratio(settings: Settings) -> HeldRatio | None:
+    """None if the ratio stays as it is."""
+    if settings.hold_agreement is None:
+        return None
+    steps, first = ladder(settings.recompute_ratio, settings.min_ratio, settings.max_ratio)
+    return HeldRatio(settings.hold_agreement, steps, first)
 
 
 def chance_of(request: str) -> float:

@@ -245,21 +245,22 @@ class ConnectorScheduler:
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
         request, terms = state.request, state.terms
-        ratio = self._settings.recompute_ratio if terms.ratio is None else terms.ratio
+        audited = self.audits.wants(state)
+        ratio = self.audits.ratio_for(state, audited)
         decision = decide(
             state.matches,
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=terms.mode == "blend" and can_salt(request),
+            blend=terms.mode == "blend" and ratio is not None and can_salt(request),
             holes=self._admission.holes_for(request),
-            ratio=ratio,
-            usual_ratio=self._settings.recompute_ratio,
+            ratio=ratio or 0.0,
+            usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
         )
-        if isinstance(decision, Decision) and decision.moved and self.audits.wants(state):
+        if audited and isinstance(decision, Decision) and decision.moved:
             return msgspec.structs.replace(decision, audit=True)
         return decision
 
