@@ -9,7 +9,7 @@ from tests.vllm.test_engine_ranks import FORKED, environment  # noqa: F401  (a f
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ALL = SETTINGS | {"audit_share": 1.0}
+ALL = SETTINGS | {"audit_share": 1.0, "lookup_timeout_s": 10.0}
 
 
 def case(texts, number: int) -> tuple[list[int], list[list[int]]]:
@@ -100,15 +100,17 @@ def test_audits_work_in_the_second_runner(model, plain, texts):
 def test_two_ranks_audit_as_one(model, plain, environment, texts):  # noqa: F811
     stored, prompts = case(texts, 3)
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, ALL) as engine:
+    # One that computes no scores, which rounding would make different.
+    settings = ALL | {"selector": {"name": "first_k"}}
+    with Engine(model, settings) as engine:
         engine.one(stored)
         engine.forget()
         alone = [engine.one(prompt, store=False).report["audit"] for prompt in prompts]
-    with Engine(model, ALL, environment=environment, **FORKED) as engine:
+    with Engine(model, settings, environment=environment, **FORKED) as engine:
         engine.one(stored)
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, store=False)
         assert disagreement(answers, expected) < TOLERANCE
         for answer, outcome in zip(answers, alone, strict=True):
             assert answer.report["audit"]["agrees"] == outcome["agrees"]
-            assert answer.report["audit"]["kl"] == pytest.approx(outcome["kl"], rel=0.05)
+            assert answer.report["audit"]["kl"] == pytest.approx(outcome["kl"], rel=1e-2)

@@ -129,8 +129,8 @@ class Audits:
         else:
             is_rise = before is not None and held.ratio > before
             log.info(
-                "BlendHub: recompute_ratio is %.3g from now on: with %.3g %s audited requests agree than hold_agreement "
-                "%g",
+                "BlendHub: recompute_ratio is %.3g from now on: with %.3g %s audited requests agree than "
+                "hold_agreement %g",
                 held.ratio, audited, "fewer" if is_rise else "more", target,
             )  # fmt: skip
 

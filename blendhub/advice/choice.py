@@ -1,0 +1,71 @@
+"""From measured agreement to advice: pure."""
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from blendhub.agreement import Interval, wilson
+
+
+class Audited(msgspec.Struct, frozen=True):
+    """What one prompt's audit found."""
+
+    agrees: bool
+    kl: float
+    moved_tokens: int
+
+
+class Measured(msgspec.Struct, frozen=True):
+    """All prompts with one selector and one ratio."""
+
+    selector: str
+    ratio: float
+    audits: tuple[Audited, ...]
+    """Of the prompts of which text was moved."""
+
+    @property
+    def agreed(self) -> int:
+        return sum(one.agrees for one in self.audits)
+
+    @property
+    def agreement(self) -> float:
+        return self.agreed / len(self.audits) if self.audits else 0.0
+
+    @property
+    def interval(self) -> Interval:
+        return wilson(self.agreed, len(self.audits))
+
+    @property
+    def divergence(self) -> float:
+        """The median."""
+        return statistics.median([one.kl for one in self.audits]) if self.audits else 0.0
+
+
+class Advice(msgspec.Struct, frozen=True):
+    chosen: Measured | None
+    """None: nothing that was measured holds the agreement."""
+    is_certain: bool
+    """Whether the interval of the agreement lies above the target, too."""
+
+
+def advise(measured: Sequence[Measured], target: float) -> Advice:
+    """What recomputes least among all that certainly hold the target, or else among all that did with these prompts."""
+    for is_certain in (True, False):
+        enough = [
+            one for one in measured if one.audits and (one.interval.low if is_certain else one.agreement) >= target
+        ]
+        if enough:
+            return Advice(min(enough, key=lambda one: (one.ratio, -one.agreement)), is_certain)
+    return Advice(None, False)
+
+
+def settings_for(advice: Advice, target: float, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings to paste: those that were measured with, and what is advised."""
+    if advice.chosen is None:
+        return {**given, "mode": "exact"}
+    options = given.get("selector", {}).get("options", {})
+    is_given = given.get("selector", {}).get("name") == advice.chosen.selector
+    selector = {"name": advice.chosen.selector} | ({"options": options} if options and is_given else {})
+    return {**given, "selector": selector, "recompute_ratio": advice.chosen.ratio, "expected_agreement": target}

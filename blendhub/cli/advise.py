@@ -1,0 +1,162 @@
+"""``blendhub advise``: which selector and which ratio hold an agreement on a person's own prompts."""
+
+import argparse
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from blendhub.advice.choice import Advice, Measured, advise, settings_for
+from blendhub.advice.measure import Job
+from blendhub.advice.questions import SHAPE, read_questions
+from blendhub.errors import BlendHubError, OptionError
+from blendhub.host import PluginHost
+from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
+from blendhub.vllm.transfer_config import FLAG
+
+RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+COMPARISONS = ("all", "none", "random")
+"""Selectors that only comparisons need."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "advise",
+        help="find the selector and the ratio that hold an agreement on your prompts",
+        description="Serve your prompts with your model in vLLM, audit each of them with every selector and ratio, and "
+        "print the configuration that recomputes least among those whose first tokens agree with full prefill often "
+        "enough. Exits with 1 if none does.",
+    )
+    parser.add_argument("--model", required=True, help="as `vllm serve` takes it: a name or a path")
+    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help=f"a line for each prompt: {SHAPE}")
+    parser.add_argument("--agreement", type=float, default=0.95, metavar="SHARE", help="to hold (default 0.95)")
+    parser.add_argument("--selectors", metavar="NAMES", help="with commas between; default: all that are of use")
+    parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help=f"default {','.join(map(str, RATIOS))}")
+    parser.add_argument("--most", type=int, default=200, metavar="N", help="prompts to read (default 200)")
+    parser.add_argument("--engine", default="{}", metavar="JSON", help="arguments of vLLM's LLM, such as max_model_len")
+    parser.add_argument("--settings", default="{}", metavar="JSON", help=f"settings to measure with, as in {OWNER}")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    host = PluginHost.discover()
+    target, ratios = arguments.agreement, _ratios(arguments.ratios)
+    if not 0 < target <= 1:
+        raise OptionError(f"--agreement {target} should be above 0 and at most 1, such as 0.95")
+    if arguments.most < 1:
+        raise OptionError(f"--most {arguments.most} should be at least 1")
+    engine, settings = _mapping("--engine", arguments.engine), _mapping("--settings", arguments.settings)
+    if mistakes := mistakes_in_settings({KEY: settings}, host, None):
+        raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
+    names = arguments.selectors.split(",") if arguments.selectors else _selectors(host)
+    for name in names:
+        host.spec("selector", name)
+    questions = read_questions(arguments.data, arguments.most)
+    print(f"{len(questions)} prompts, each audited with {', '.join(names)} at {len(ratios)} ratios", flush=True)
+    print(f"{'selector':<12} {'ratio':>5} {'audits':>6} {'agree':>6}  {'95% interval':<15} {'median KL':>9}")
+    measured: list[Measured] = []
+    for name in names:
+        job = Job(arguments.model, engine, _measured_with(settings, name), name, ratios, questions)
+        for one in _measure(job):
+            measured.append(one)
+            print(_row(one), flush=True)
+    advice = advise(measured, target)
+    print(f"\n{_sentence(advice, measured, target)}")
+    print(f"\n{_flag(settings_for(advice, target, settings))}")
+    return 0 if advice.chosen else 1
+
+
+def _measure(job: Job) -> Iterator[Measured]:
+    """Run one engine; what it has measured comes as it goes on. vLLM's output is shown only if it fails."""
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "blendhub.advice.measure", str(write)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write],
+            # vLLM starts processes that would outlive this one: all of them end together.
+            start_new_session=True,
+        )
+        os.close(write)
+        try:
+            assert child.stdin
+            with child.stdin as given:
+                given.write(msgspec.json.encode(job))
+            yield from (msgspec.json.decode(line, type=Measured) for line in lines)
+            code = child.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if code:
+            log.seek(0)
+            print(log.read().decode(errors="replace")[-4000:], file=sys.stderr)
+            raise BlendHubError(
+                f"vLLM failed with the selector {job.selector} (exit code {code}), see above; --engine sets arguments"
+            )
+
+
+def _measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
+    """The person's settings with this selector, without limits that would refuse to blend."""
+    policy = {**settings.get("policy", {}), "max_recompute_share": 1.0}
+    given = settings.get("selector", {})
+    chosen = given if given.get("name") == selector else {"name": selector}
+    return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
+
+
+def _selectors(host: PluginHost) -> list[str]:
+    return [name for name in host.names("selector") if name not in COMPARISONS]
+
+
+def _ratios(text: str) -> tuple[float, ...]:
+    try:
+        ratios = tuple(sorted({float(one) for one in text.split(",")}))
+    except ValueError:
+        ratios = ()
+    if not ratios or not all(0 <= ratio <= 1 for ratio in ratios):
+        raise OptionError(f"--ratios {text!r} should be numbers from 0 to 1 with commas between, such as 0.1,0.2")
+    return ratios
+
+
+def _mapping(option: str, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise OptionError(f"{option} {text!r} is not a JSON object: {error}") from None
+
+
+def _row(one: Measured) -> str:
+    low, high = one.interval
+    interval = f"{low:.1%} to {high:.1%}"
+    return (
+        f"{one.selector:<12} {one.ratio:>5g} {len(one.audits):>6} {one.agreement:>6.1%}  {interval:<15} "
+        f"{one.divergence:>9.4f}"
+    )
+
+
+def _sentence(advice: Advice, measured: Sequence[Measured], target: float) -> str:
+    chosen = advice.chosen
+    if not any(one.audits for one in measured):
+        return "No text of these prompts was moved: only exact reuse was seen, which needs no audit."
+    if chosen is None:
+        return f"Nothing that was measured holds {target:.0%}; exact reuse does, or more of --ratios and --selectors."
+    found = f"{chosen.selector} with recompute_ratio {chosen.ratio:g} agreed in {chosen.agreement:.1%} of the prompts"
+    if advice.is_certain:
+        return f"{found}, and with 95% confidence in more than {target:.0%} of such prompts."
+    return f"{found}. These are too few prompts to be sure of {target:.0%}: hold_agreement follows what is served."
+
+
+def _flag(settings: dict[str, Any]) -> str:
+    config = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
+    extra = {"kv_connector_extra_config": {KEY: settings}}
+    return f"--{FLAG} '{json.dumps(config | extra)}'"
