@@ -75,11 +75,6 @@ class CopiesJob(msgspec.Struct, frozen=True):
     def n_tokens(self) -> int:
         return sum(len(match.span) for match in self.earlier)
 
-    @property
-    def end(self) -> int:
-        """Up to where vLLM waits for KV."""
-        return self.decision.claimed_end(len(self.tokens))
-
 
 class SaveJob(msgspec.Struct, frozen=True):
     """Store the KV of ``span``, which this step computes; slots that it completes are committed."""

@@ -29,7 +29,7 @@ def test_the_places_that_the_question_asks_for_are_computed_again(engine, texts)
         assert answer.report["spans"]["moved"] == [[100, 300]]
         assert 22 <= answer.report["recomputed_tokens"] <= 30
         picked = {at for start, end in answer.report["spans"]["recomputed"] for at in range(start, end)}
-        assert picked >= {*range(100, 104), *range(100 + place, 108 + place)}
+        assert picked >= {*range(100, 104), *range(100 + place, 107 + place)}
 
 
 def test_everything_recomputed_equals_full_prefill(engine, plain, texts):

@@ -234,7 +234,7 @@ class ConnectorScheduler:
                 state.terms.variant,
                 state.tokens(),
                 self._settings.lookup_timeout_s,
-                sensitivity=self._uses_sensitivity and state.terms.mode == "blend",
+                sensitivity=self._uses_sensitivity and state.terms.moves,
             )
         )
         if state.lookup and not state.lookup.is_sent:
