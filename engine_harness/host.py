@@ -226,7 +226,8 @@ class Host:
 
         def taken() -> Any:
             stats = take()
-            self._counts.update(stats.data if stats else {})
+            # Audits are lists of their outcomes.
+            self._counts.update({name: n for name, n in (stats.data if stats else {}).items() if isinstance(n, int)})
             return stats
 
         connector.get_kv_connector_stats = taken
