@@ -26,16 +26,19 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """What ascending, disjoint spans and others like them have in common."""
-    result: list[Span] = []
+    return [span for _, _, span in overlaps(some, others)]
+
+
+def overlaps(some: Sequence[Span], others: Sequence[Span]) -> Iterator[tuple[int, int, Span]]:
+    """Which of ascending, disjoint spans overlap which of others like them, by their numbers, and where."""
     first = 0
-    for span in some:
+    for number, span in enumerate(some):
         while first < len(others) and others[first].end <= span.start:
             first += 1
-        for other in others[first:]:
-            if other.start >= span.end:
+        for at in range(first, len(others)):
+            if others[at].start >= span.end:
                 break
-            result.append(clipped(other, span))
-    return result
+            yield number, at, clipped(others[at], span)
 
 
 def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:

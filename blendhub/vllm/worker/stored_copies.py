@@ -22,7 +22,7 @@ from blendhub.contracts import Rotation
 from blendhub.errors import HubError
 from blendhub.plan import Span
 from blendhub.vllm.messages import CopiesJob
-from blendhub.vllm.spans import clipped
+from blendhub.vllm.spans import overlaps
 from blendhub.vllm.worker.comparison import ComparedLayer, as_bytes, squares
 from blendhub.vllm.worker.learning import MOST_WAITING, Learning
 from blendhub.vllm.worker.model.pages import DTYPES
@@ -118,14 +118,9 @@ class StoredCopies:
 
 def _pairs(some: Sequence[Piece], others: Sequence[Piece]) -> Iterator[tuple[Piece, Piece, Span]]:
     """The pieces of ascending ones that hold the same tokens of the prompt, and the tokens."""
-    at = 0
-    for piece in some:
-        while at < len(others) and others[at].span.end <= piece.span.start:
-            at += 1
-        for other in others[at:]:
-            if other.span.start >= piece.span.end:
-                break
-            yield piece, other, clipped(piece.span, other.span)
+    held = ([piece.span for piece in pieces] for pieces in (some, others))
+    for one, other, span in overlaps(*held):
+        yield some[one], others[other], span
 
 
 def _moved(keys: torch.Tensor, rotation: Rotation | None, old: int, new: int) -> torch.Tensor:

@@ -50,6 +50,9 @@ class RandomOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 WindowTokens: TypeAlias = Annotated[int, Meta(ge=1, le=256)]
+QuestionTokens: TypeAlias = Annotated[
+    WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
+]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
@@ -72,15 +75,11 @@ class LearnedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class QuestionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    question_tokens: Annotated[
-        WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
-    ] = 6
+    question_tokens: QuestionTokens = 6
 
 
 class CombinedOptions(LearnedOptions, frozen=True, forbid_unknown_fields=True):
-    question_tokens: Annotated[
-        WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
-    ] = 6
+    question_tokens: QuestionTokens = 6
     question_share: Annotated[
         Share, Meta(description="what the question's words get of the budget, relative to the other shares; 0: nothing")
     ] = 0.5

@@ -3,6 +3,9 @@
 from abc import abstractmethod
 from math import ceil
 
+import numpy as np
+import numpy.typing as npt
+
 from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
 from blendhub_selectors.options import CombinedOptions, LearnedOptions, QuestionOptions
@@ -35,7 +38,8 @@ class LearnedSelector(WindowSelector):
         self._options = options
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
-        return side_by_side(_known_before(selection, moved, self._options), moved)
+        changes = sensitivity_squared(selection, moved)
+        return side_by_side(_known_before(selection, moved, changes, self._options), moved)
 
 
 class QuestionSelector(WindowSelector):
@@ -59,16 +63,19 @@ class CombinedSelector(WindowSelector):
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
         windows, worth = question(selection, moved, self._options.question_tokens)
+        changes = sensitivity_squared(selection, moved)
         # What the question asks for is right as it is, where no context changes it.
-        asked = windows.ordered(-worth * means(sensitivity_squared(selection, moved), windows))
-        parts = [(self._options.question_share, asked), *_known_before(selection, moved, self._options)]
+        asked = windows.ordered(-worth * means(changes, windows))
+        parts = [(self._options.question_share, asked), *_known_before(selection, moved, changes, self._options)]
         return side_by_side(parts, moved)
 
 
-def _known_before(selection: Selection, moved: Mask, options: LearnedOptions) -> list[tuple[float, Windows]]:
+def _known_before(
+    selection: Selection, moved: Mask, changes: npt.NDArray[np.float64], options: LearnedOptions
+) -> list[tuple[float, Windows]]:
     """What can be known before the question comes: the signals of places and of learned bytes, with their shares."""
     places = heads(selection, options.learned_tokens, options.head_tokens, options.after_hole)
     # A beginning that is known to change less than other text needs not be computed for its place.
-    first = places.where(means(sensitivity_squared(selection, moved), places) >= 1)
+    first = places.where(means(changes, places) >= 1)
     changed = learned(selection, moved, options.learned_tokens, options.after_hole)
     return [(options.head_share, first), (options.learned_share, changed)]
