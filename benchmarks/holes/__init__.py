@@ -1,1 +1,1 @@
-"""What a document costs that nobody has computed before, in the procedure in which others measure it."""
+"""The cost of documents without stored KV in the middle of a prompt, measured as published work measures it."""

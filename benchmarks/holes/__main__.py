@@ -1,4 +1,4 @@
-"""Prompts with documents that nobody has computed before, in two passes: ``python -m benchmarks.holes``."""
+"""Prompts with documents whose KV is not stored, in two passes: ``python -m benchmarks.holes``."""
 
 import argparse
 from collections.abc import Sequence

@@ -14,7 +14,7 @@ class Compared(msgspec.Struct, frozen=True):
     name: str
     options: dict[str, Any] = {}
     reads_question: bool = False
-    """Whether its picks depend on the question, so that each question needs a blend of its own."""
+    """Whether its picks depend on the question, so that each question needs a separate blend."""
     learns: bool = False
     """Whether its picks depend on what was learned before."""
     probe_layers: float = 0.0

@@ -56,7 +56,7 @@ class Asked(msgspec.Struct, frozen=True):
     mode: str = "blend"
     hole: Hole | None = None
     apart: bool = False
-    """Whether each question needs a blend of its own."""
+    """Whether each question needs a separate blend."""
     probed: float = 0.0
     """What choosing costs: a share of what computing all moved tokens costs."""
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 LEAST_LOSS = 0.05
-"""Of a smaller loss no share is told: a few questions would make it anything."""
+"""A smaller loss has no share won back: a few questions would decide it."""
 RESAMPLES = 400
 
 Accuracy: TypeAlias = npt.NDArray[np.float64]

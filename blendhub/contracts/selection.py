@@ -95,7 +95,7 @@ def _check_apart(moved: Sequence[Span], holes: Sequence[Span]) -> None:
     end = 0
     for span in sorted([*moved, *holes]) if holes else ():
         if span.start < end:
-            raise InvalidInput(f"a hole and moved tokens overlap at {span.start}; what is stored is no hole")
+            raise InvalidInput(f"a hole and moved tokens overlap at {span.start}; a hole has no stored KV")
         end = span.end
 
 

@@ -20,6 +20,8 @@ from blendhub.wire import Acquired, Found
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 LeaseReply: TypeAlias = PendingReply[Found] | PendingReply[Acquired]
+RunCall: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
+"""``HubExecutor.run``, for those that need no answer."""
 
 RETRY_S = 1.0
 """How often a hub that could not be reached is tried again."""

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
-from typing import TypeAlias
 
 from blendhub.agreement import wilson
 from blendhub.client import HubClient
 from blendhub.hookspecs import AuditOutcome
+from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.held_ratio import HeldRatio, ladder
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
@@ -31,9 +31,6 @@ WATCHED = 512
 SURE = 3.29
 """The normal quantile of a warning's interval, which misses the true share once in 1,000."""
 
-Run: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
-"""Runs a call of the hub off this thread."""
-
 
 class Audits:
     """Called by the scheduler's thread; waits for nothing."""
@@ -43,7 +40,7 @@ class Audits:
         settings: Settings,
         possible: bool,
         namespace: str,
-        run: Run,
+        run: RunCall,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``possible``: whether the model's predictions can be had. ``namespace``: the digest of the engine's own."""

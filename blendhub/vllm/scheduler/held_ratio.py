@@ -30,7 +30,7 @@ UNTRIED = 100
 """The first audits of a step all look at it, so that a rise which was not enough is followed by the next one soon."""
 
 WORSE, BETTER = (2.0, 4.0, 8.0, 16.0, 32.0), (1 / 2, 1 / 4, 1 / 8)
-"""The odds of a disagreement that are told from the allowed ones, as their multiples."""
+"""The odds of a disagreement that the test distinguishes from the allowed odds, as multiples of these."""
 
 
 def ladder(start: float, low: float, high: float) -> tuple[list[float], int]:

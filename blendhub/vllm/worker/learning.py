@@ -2,24 +2,21 @@
 
 import logging
 import threading
-from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 
 from blendhub.client import HubClient
 from blendhub.errors import StaleEpoch
+from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.comparison import Comparison
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 64
 """Reports that wait for the device or the hub. One more is dropped, and counted."""
-
-Run: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
-"""Runs a call of the hub on the executor's thread."""
 
 
 class _Report(NamedTuple):
@@ -36,7 +33,7 @@ class _Report(NamedTuple):
 class Learning:
     """The reports of a worker. ``add`` and ``advance`` are for the engine's thread, and wait for nothing."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunCall) -> None:
         self._run = run
         self._arriving: list[_Report] = []
         self._state = threading.Lock()
