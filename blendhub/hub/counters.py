@@ -8,12 +8,15 @@ from blendhub.hub.audits import AuditTable
 RECENT = 512
 """How many requests of a kind the latencies are taken from: the last ones."""
 
+ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_moved", "tokens_learned")
+
 
 class Counters:
     """Totals by name, and recent latencies by kind of request."""
 
     def __init__(self) -> None:
-        self.totals: Counter[str] = Counter()
+        # A counter is shown from the hub's start, at 0: monitoring computes rates from its first value.
+        self.totals = Counter(dict.fromkeys(ALWAYS_SHOWN, 0))
         self.requests: defaultdict[str, int] = defaultdict(int)
         self.audits = AuditTable()
         self._seconds: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=RECENT))
