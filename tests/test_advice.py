@@ -1,13 +1,11 @@
-"""What `blendhub advise` reads and chooses."""
+"""What `blendhub advise` chooses."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.advice.choice import Advice, Audited, Measured, advise, settings_for
-from blendhub.advice.questions import read_questions
 from blendhub.cli import main
-from blendhub.errors import InvalidInput
 
 
 def measured(selector: str, ratio: float, agreed: int, of: int) -> Measured:
@@ -53,36 +51,6 @@ def test_the_settings_to_paste_keep_what_was_given():
     other = settings_for(Advice(measured("b", 0.2, 9, 9), True), 0.95, given_)
     assert other["selector"] == {"name": "b"} and other["endpoint"] == "ipc:///x"
     assert settings_for(Advice(None, False), 0.95, {"store": False}) == {"store": False, "mode": "exact"}
-
-
-def test_questions_are_read_line_by_line_and_no_more_than_asked_for(tmp_path):
-    file = tmp_path / "data.jsonl"
-    file.write_text(
-        '{"documents": ["one", "two"], "question": "which?", "answer": "x"}\n\n'
-        '{"documents": [[1, 2]], "question": [3]}\n{"documents": ["one"], "question": "last"}\n'
-    )
-    first, second = read_questions(file, 2)
-    assert (first.documents, first.question) == (["one", "two"], "which?")
-    assert (second.documents, second.question) == ([[1, 2]], [3])
-    assert len(read_questions(file, 99)) == 3
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("{", "line 2"),
-        ('{"documents": [], "question": "x"}', "documents"),
-        ('{"documents": "x", "question": "x"}', "documents"),
-        ('{"documents": ["x"]}', "question"),
-        ('{"documents": [[-1]], "question": "x"}', "documents"),
-    ],
-)
-def test_a_line_that_is_no_question_is_named(tmp_path, line, complaint):
-    file = tmp_path / "data.jsonl"
-    file.write_text(f'{{"documents": ["a"], "question": "b"}}\n{line}\n')
-    with pytest.raises(InvalidInput) as raised:
-        read_questions(file, 9)
-    assert "line 2 is not like" in str(raised.value) and complaint in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,13 @@ from benchmarks.holes.order import Prompt, inflated, with_holes
 from benchmarks.quality import reader_cases
 from benchmarks.quality.arguments import Parser
 from benchmarks.quality.experiment import Shown
-from benchmarks.quality.files import read_examples
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.serving import READER, Shape, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.text_run import ANSWER_TOKENS
 from benchmarks.quality.workload import Case
 from benchmarks.report import finish
+from blendhub.advice.questions import read_questions
 from blendhub.vllm.settings import Settings
 from engine_harness import Engine
 
@@ -72,7 +72,7 @@ def _of_texts(given: argparse.Namespace) -> tuple[list[Case], Answering, dict[st
     from transformers import AutoTokenizer
 
     writer = Writer(AutoTokenizer.from_pretrained(given.model), COLUMNS)
-    cases = [writer.case(example) for example in read_examples(given.data)[: given.until or None]]
+    cases = [writer.case(one) for one in read_questions(given.data, given.until)]
     return cases, Answering(ANSWER_TOKENS, writer.stop), {"dtype": usual_dtype()}
 
 

@@ -3,8 +3,8 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.quality.files import SHAPES
 from benchmarks.quality.reader_run import CHECKPOINT
+from blendhub.advice.questions import SHAPES
 
 
 class Parser(argparse.ArgumentParser):

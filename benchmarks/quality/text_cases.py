@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.quality.files import Example
 from benchmarks.quality.scores import MEASURES
 from benchmarks.quality.workload import Case, Question, Scores, Tokens
+from blendhub.advice import questions
+from blendhub.errors import InvalidInput
 
 INSTRUCTION = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"
@@ -40,12 +41,15 @@ class Writer:
         end = self._tokenizer.eos_token_id
         return () if end is None else (int(end),)
 
-    def case(self, example: Example) -> Case:
-        asked = f"\n\nQuestion: {example.question}\nAnswer:{self._behind}"
+    def case(self, read: questions.Question) -> Case:
+        """Raises InvalidInput if its answers are not known, or if it is not text."""
+        if not read.answers or not all(isinstance(text, str) for text in (*read.documents, read.question)):
+            raise InvalidInput(f"the question {read.question!r} should be text, and have an answer to compare with")
+        asked = f"\n\nQuestion: {read.question}\nAnswer:{self._behind}"
         return Case(
             self.header,
-            [self._tokens(f"{document}\n\n") for document in example.documents],
-            [Question(self._tokens(asked), partial(score, self._text, self._measures, example.answers))],
+            [self._tokens(f"{document}\n\n") for document in read.documents],
+            [Question(self._tokens(asked), partial(score, self._text, self._measures, read.answers))],
         )
 
     def _tokens(self, text: str, add_special_tokens: bool = False) -> Tokens:

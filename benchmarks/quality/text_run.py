@@ -6,13 +6,13 @@ from pathlib import Path
 
 from benchmarks.quality.compared import BAR_RATIOS, DEFAULT_RATIOS, SELECTORS, Compared
 from benchmarks.quality.experiment import Experiment, Plan, Shown
-from benchmarks.quality.files import read_examples
 from benchmarks.quality.found import Found
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving, folder, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
+from blendhub.advice.questions import read_questions
 from blendhub.vllm.settings import Settings
 
 COLUMNS = ("F1", "exact match")
@@ -25,7 +25,7 @@ def run(
     from transformers import AutoTokenizer
 
     writer = Writer(AutoTokenizer.from_pretrained(model), COLUMNS)
-    cases = [writer.case(example) for example in read_examples(data)[: until or None]]
+    cases = [writer.case(one) for one in read_questions(data, until)]
     with folder() as place, Shown() as shown:
         tokens = sum(len(case.body) for case in cases)
         serving = Serving(model, place, tokens, shares=False, dtype=usual_dtype(), max_model_len=longest(cases))

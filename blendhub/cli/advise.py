@@ -16,7 +16,7 @@ import msgspec
 
 from blendhub.advice.choice import Advice, Measured, advise, settings_for
 from blendhub.advice.measure import Job
-from blendhub.advice.questions import SHAPE, read_questions
+from blendhub.advice.questions import SHAPES, read_questions
 from blendhub.errors import BlendHubError, OptionError
 from blendhub.host import PluginHost
 from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
@@ -34,9 +34,11 @@ def add_parser(commands: Any) -> None:
         description="Serve your prompts with your model in vLLM, audit each of them with every selector and ratio, and "
         "print the configuration that recomputes least among those whose first tokens agree with full prefill often "
         "enough. Exits with 1 if none does.",
+        epilog=f"Shapes of --data, as a JSON list or a line each:\n{SHAPES}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", required=True, help="as `vllm serve` takes it: a name or a path")
-    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help=f"a line for each prompt: {SHAPE}")
+    parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="questions; shapes are below")
     parser.add_argument("--agreement", type=float, default=0.95, metavar="SHARE", help="to hold (default 0.95)")
     parser.add_argument("--selectors", metavar="NAMES", help="with commas between; default: all that are of use")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help=f"default {','.join(map(str, RATIOS))}")

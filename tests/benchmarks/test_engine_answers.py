@@ -12,10 +12,10 @@ from benchmarks.holes.order import with_holes
 from benchmarks.holes.passes import PHASES, Procedure, rows
 from benchmarks.quality import reader_run, report, text_run
 from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.files import read_examples
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.rows import rows_of_reader, rows_of_texts
 from benchmarks.quality.text_cases import Writer
+from blendhub.advice.questions import read_questions
 from engine_harness.tiny_model import make_tiny_model
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
@@ -75,7 +75,7 @@ def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, data
     from transformers import AutoTokenizer
 
     writer = Writer(AutoTokenizer.from_pretrained(model), COLUMNS)
-    prompts = [with_holes(writer.case(example), [], [0], [1]) for example in read_examples(data)]
+    prompts = [with_holes(writer.case(one), [], [0], [1]) for one in read_questions(data)]
     found = {}
     for method, submit in (("blend", "all"), ("contiguous", "one")):
         procedure = Procedure(method, 0.3, submit, Answering(8, writer.stop))

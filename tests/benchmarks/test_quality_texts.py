@@ -1,68 +1,11 @@
-"""Files of questions in the shapes that are published, how answers are scored, and which tokens are asked."""
-
-import json
+"""How answers are scored, and which tokens are asked."""
 
 import pytest
 
-from benchmarks.quality.files import Example, read_examples
 from benchmarks.quality.scores import exact_match, f1, rouge_l
+from blendhub.advice.questions import Question
+from blendhub.errors import InvalidInput
 from tests.benchmarks.word_model import WORDS, make_tokenizer
-
-MUSIQUE = {
-    "id": "2hop__1_2",
-    "paragraphs": [
-        {"idx": 0, "title": "Anna", "paragraph_text": "Anna lives in Rome.", "is_supporting": True},
-        {"idx": 1, "title": "Rome", "paragraph_text": "Rome is in Italy.", "is_supporting": True},
-    ],
-    "question": "In which country does Anna live?",
-    "answer": "Italy",
-    "answer_aliases": ["Italia"],
-    "answerable": True,
-}
-HOTPOT = {
-    "_id": "5a8b57f25542995d1e6f1371",
-    "question": "In which country does Anna live?",
-    "answer": "Italy",
-    "supporting_facts": [["Anna", 0]],
-    "context": [["Anna", ["Anna lives in Rome.", " She is old."]], ["Rome", ["Rome is in Italy."]]],
-    "type": "bridge",
-}
-PLAIN = {"question": "Where?", "answers": ["here", "there"], "documents": ["No title.", {"title": "T", "text": "One."}]}
-
-
-@pytest.mark.parametrize("lines", [False, True], ids=["list", "lines"])
-@pytest.mark.parametrize(
-    "entry, answers, documents",
-    [
-        (MUSIQUE, ["Italy", "Italia"], ["Anna\nAnna lives in Rome.", "Rome\nRome is in Italy."]),
-        (HOTPOT, ["Italy"], ["Anna\nAnna lives in Rome. She is old.", "Rome\nRome is in Italy."]),
-        (PLAIN, ["here", "there"], ["No title.", "T\nOne."]),
-        ({"question": "Where?", "answer": 7, "ctxs": [{"title": "", "text": "One."}]}, ["7"], ["One."]),
-        (HOTPOT | {"context": {"title": ["Anna"], "sentences": [["A.", "B."]]}}, ["Italy"], ["Anna\nA. B."]),
-    ],
-    ids=["musique", "hotpotqa and 2wikimqa", "plain", "contexts", "columns"],
-)
-def test_published_shapes_are_read(entry, answers, documents, lines, tmp_path):
-    file = tmp_path / "data.json"
-    file.write_text("\n".join(map(json.dumps, [entry] * 2)) + "\n" if lines else json.dumps([entry] * 2, indent=1))
-    assert read_examples(file) == [Example(entry["question"], answers, documents)] * 2
-
-
-@pytest.mark.parametrize(
-    "entries, complaint",
-    [
-        ([PLAIN, {"query": "x"}], r"data.json: entry 1 has the keys query, .*\n.*Musique"),
-        ([PLAIN | {"documents": []}], "entry 0 .*no documents"),
-        ([PLAIN | {"answers": []}], "entry 0 .*no answers"),
-        (["text"], "entry 0 has the keys str"),
-        ([], "has no entries"),
-    ],
-)
-def test_an_entry_of_no_known_shape_is_named(entries, complaint, tmp_path):
-    file = tmp_path / "data.json"
-    file.write_text(json.dumps(entries))
-    with pytest.raises(ValueError, match=complaint):
-        read_examples(file)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +34,7 @@ def tokenizer(tmp_path_factory):
     return lambda **more: AutoTokenizer.from_pretrained(make_tokenizer(tmp_path_factory.mktemp("words"), **more))
 
 
-EXAMPLE = Example("Where does Anna live ?", ["Rome"], ["Anna\nAnna lives in Rome .", "Rome is in Italy ."])
+EXAMPLE = Question(["Anna\nAnna lives in Rome .", "Rome is in Italy ."], "Where does Anna live ?", ["Rome"])
 
 
 def test_documents_are_the_same_tokens_wherever_they_stand(tokenizer):
@@ -99,7 +42,7 @@ def test_documents_are_the_same_tokens_wherever_they_stand(tokenizer):
 
     writer = Writer(tokenizer(), ["F1", "exact match"])
     case = writer.case(EXAMPLE)
-    other = writer.case(Example("Why ?", [""], EXAMPLE.documents[::-1]))
+    other = writer.case(Question(EXAMPLE.documents[::-1], "Why ?", [""]))
     assert other.documents == case.documents[::-1] and other.header == case.header == writer.header
     assert case.header[0] == WORDS["<s>"] and WORDS["<s>"] not in [*case.documents[0], *case.questions[0].tokens]
     assert writer.stop == (WORDS["</s>"],)
@@ -123,3 +66,11 @@ def test_only_the_first_line_of_an_answer_counts(tokenizer):
     assert question.score([WORDS["Rome"], WORDS["</s>"]]) == [1.0, 1.0]
     assert question.score([WORDS["</s>"]]) == [0.0, 0.0]
     assert score(lambda tokens: " Rome\nQuestion: Why?", [f1], ["Rome"], []) == [1.0]
+
+
+@pytest.mark.parametrize("read", [Question(["a"], "b"), Question([[1]], "b", ["c"]), Question(["a"], [1], ["c"])])
+def test_a_question_without_an_answer_or_without_text_is_refused(tokenizer, read):
+    from benchmarks.quality.text_cases import Writer
+
+    with pytest.raises(InvalidInput, match="should be text, and have an answer"):
+        Writer(tokenizer(), ()).case(read)
