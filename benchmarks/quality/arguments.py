@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from benchmarks.quality.reader_run import CHECKPOINT
+from benchmarks.quality.reader import CHECKPOINT
 from blendhub.advice.questions import SHAPES
 
 

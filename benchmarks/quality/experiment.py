@@ -45,7 +45,7 @@ class Experiment:
     def outcomes(self) -> Iterator[Outcome]:
         plan = self._plan
         with self._serving.storing() as keeper:
-            store(keeper, self._visits(plan.cases, 1), self._steps)
+            store(keeper, self.visits(plan.cases, 1), self._steps)
             yield self._measured(keeper, FULL, plan.cases)
             yield self._measured(keeper, REUSE, plan.cases)
             learners = [one for one in plan.selectors if one.learns]
@@ -57,7 +57,7 @@ class Experiment:
                 engines = [stack.enter_context(self._serving.choosing(one)) for one in learners]
                 for engine, compared in zip(engines, learners, strict=True):
                     yield from self._ratios(engine, compared, "cold", COLD_RATIOS)
-                teach(keeper, self._visits(plan.cases, 2), self._steps)
+                teach(keeper, self.visits(plan.cases, 2), self._steps)
                 for engine, compared in zip(engines, learners, strict=True):
                     yield from self._ratios(engine, compared, "warm", plan.ratios)
             if plan.holes:
@@ -66,8 +66,8 @@ class Experiment:
     def _with_holes(self, keeper: Engine) -> Iterator[Outcome]:
         plan = self._plan
         for hole in HOLES:
-            store(keeper, self._visits(plan.some, 1, hole), self._steps, hole)
-            teach(keeper, self._visits(plan.some, 2, hole), self._steps, hole)
+            store(keeper, self.visits(plan.some, 1, hole), self._steps, hole)
+            teach(keeper, self.visits(plan.some, 2, hole), self._steps, hole)
             asked = msgspec.structs.replace(REUSE, state=f"hole {hole}", hole=hole)
             yield self._measured(keeper, asked, plan.some)
         with self._serving.choosing(plan.default) as engine:
@@ -85,7 +85,8 @@ class Experiment:
     def _measured(self, engine: Engine, asked: Asked, cases: Sequence[Case]) -> Outcome:
         return measure(engine, cases, asked, self._plan.answering, self._steps)
 
-    def _visits(self, cases: Sequence[Case], seed: int, hole: Hole | None = None) -> list[Tokens]:
+    def visits(self, cases: Sequence[Case], seed: int, hole: Hole | None = None) -> list[Tokens]:
+        """The prompts in which the documents of these cases are computed before: with the seed 1, and again with 2."""
         return make_visits(cases, self._plan.headers(seed), self._serving.longest, seed, hole)
 
 

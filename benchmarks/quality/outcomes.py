@@ -30,6 +30,7 @@ class Outcome(msgspec.Struct):
     recomputed: list[float] = []
     """For each case the share of the moved tokens that was computed again, what a probe costs included."""
     first_token_s: list[float] = []
+    """Empty if it was not served."""
 
     @property
     def key(self) -> tuple[str, str, float]:

@@ -13,13 +13,14 @@ from benchmarks.quality.found import Found
 from benchmarks.quality.outcomes import Outcome
 
 # Okabe and Ito's colours, which people of every colour vision tell apart.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#000000")
+COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#000000", "#F0E442", "#882255")
 COLUMNS = 4
 
 
 class Cost(NamedTuple):
     label: str
-    of: Callable[[Found, Outcome], float]
+    of: Callable[[Found, Outcome], float | None]
+    """None where it was not measured."""
 
 
 COMPUTED = Cost(
@@ -28,7 +29,11 @@ COMPUTED = Cost(
 )
 SOONER = Cost(
     "time to first token, to full prefill's",
-    lambda found, outcome: statistics.median(outcome.first_token_s) / statistics.median(found.full.first_token_s),
+    lambda found, outcome: (
+        statistics.median(outcome.first_token_s) / statistics.median(found.full.first_token_s)
+        if outcome.first_token_s
+        else None
+    ),
 )
 
 
@@ -57,6 +62,6 @@ def _draw_panel(axes: Axes, found: Found, title: str, columns: list[int], cost: 
         axes.text(0.5, 0.5, "reuse loses next to nothing", ha="center", transform=axes.transAxes)
     for colour, label in zip(COLOURS, found.labels, strict=False):
         points = [(cost.of(found, one), found.compared(one).share(columns)) for one in found.curve(label)]
-        shown = [(x, y) for x, y in points if y is not None]
+        shown = [(x, y) for x, y in points if x is not None and y is not None]
         style = {"linewidth": 2.4} if label == found.default else {"linewidth": 1.2}
         axes.plot([x for x, _ in shown], [y for _, y in shown], "o-", color=colour, label=label, markersize=3, **style)

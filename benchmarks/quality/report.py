@@ -54,4 +54,4 @@ def _cells(name: str, found: Found, outcome: Outcome) -> list[str]:
         share = None if baseline else found.compared(outcome).share(columns)
         cells.append(f"{100 * score:.1f}" + ("" if share is None else f" ({100 * share:.0f})"))
     cells.append(f"{statistics.mean(outcome.recomputed):.0%}")
-    return [*cells, f"{statistics.median(outcome.first_token_s):.3f}"]
+    return [*cells, f"{statistics.median(outcome.first_token_s):.3f}" if outcome.first_token_s else ""]

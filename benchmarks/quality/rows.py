@@ -31,11 +31,11 @@ def rows_of_selectors(found: Found) -> Iterator[Row]:
     full_s = statistics.median(found.full.first_token_s)
     for label in found.labels:
         for one in found.curve(label):
-            soon = statistics.median(one.first_token_s) / full_s
-            what = (
-                f"{label}: share won back, {statistics.mean(one.recomputed):.0%} of the moved text computed, "
-                f"first token after {soon:.2f} of full prefill's time"
-            )
+            what = f"{label}: share won back, {statistics.mean(one.recomputed):.0%} of the moved text computed, "
+            if one.first_token_s:
+                what += f"first token after {statistics.median(one.first_token_s) / full_s:.2f} of full prefill's time"
+            else:
+                what += "in torch"
             yield _won(found, one, f"{label.replace(' ', '_')}_{round(one.ratio * 100):02d}", what, found.main, None)
 
 

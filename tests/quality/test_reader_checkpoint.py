@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader import words as w
 from benchmarks.quality.reader.evaluate import accuracy
-from benchmarks.quality.reader.export import CHECKPOINT, load
+from benchmarks.quality.reader.export import load
 from benchmarks.quality.reader.task import STRATA, make_prompt
 
 pytestmark = pytest.mark.slow

@@ -9,7 +9,7 @@ from benchmarks.quality.reader.batches import make_batch
 from benchmarks.quality.reader.evaluate import KV, accuracy, answers, blended, compute, stored
 from benchmarks.quality.reader.export import export, load
 from benchmarks.quality.reader.forward import Teacher, learn
-from benchmarks.quality.reader.task import STRATA, Question, Shape, make_prompt
+from benchmarks.quality.reader.task import STRATA, Shape, make_prompt
 
 SHORT = Shape((2, 4), (25, 60), (0, 1000), (1, 3), (1, 2), (0, 1))
 CLOSE = {"rtol": 1e-3, "atol": 1e-3}
@@ -43,7 +43,7 @@ def test_training_answers_as_evaluation_does(reader, prompts, alone):
     for prompt, questions, expected, right in zip(prompts, asked, batch.answers.tolist(), learned.right, strict=True):
         kv = stored(reader, prompt, [prompt.header[:1]] * len(prompt.documents)) if alone else None
         whole = blended(reader, prompt, kv, [set()] * len(prompt.documents))
-        given = answers(reader, whole, [Question(one, 0, "") for one in questions])
+        given = answers(reader, whole, questions)
         agree += [(answer == wanted) == bool(one) for answer, wanted, one in zip(given, expected, right, strict=True)]
     # Alone, the first token is one step before a document in evaluation, and farther away in training.
     assert sum(agree) >= (0.9 if alone else 1.0) * len(agree)

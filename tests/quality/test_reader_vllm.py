@@ -2,8 +2,9 @@
 
 import pytest
 
+from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader.evaluate import answers, blended
-from benchmarks.quality.reader.export import CHECKPOINT, load
+from benchmarks.quality.reader.export import load
 from benchmarks.quality.reader.task import make_prompt
 from engine_harness import Engine
 
@@ -17,5 +18,5 @@ def test_vllm_answers_as_torch_does():
             asked = prompt.questions[::10]
             text = [*prompt.header, *(token for document in prompt.documents for token in document)]
             given = engine.ask(*([*text, *question.tokens] for question in asked))
-            expected = answers(reader, blended(reader, prompt, None, []), asked)
+            expected = answers(reader, blended(reader, prompt, None, []), [question.tokens for question in asked])
             assert [answer.tokens for answer in given] == [[token] for token in expected]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from benchmarks.quality.reader import words as w
 from benchmarks.quality.reader.model import Reader, attend, rotate
-from benchmarks.quality.reader.task import STRATA, Prompt, Question
+from benchmarks.quality.reader.task import STRATA, Prompt
 
 Context = Literal["full", "alone", "foreign"]
 Recompute = Callable[[Prompt], Sequence[Set[int]]]
@@ -42,7 +42,7 @@ def accuracy(
     for prompt in prompts:
         kv = None if context == "full" else stored(reader, prompt, _donors(rng, prompt, prompts, context))
         anew = recompute(prompt) if recompute else [set[int]() for _ in prompt.documents]
-        given = answers(reader, blended(reader, prompt, kv, anew), prompt.questions)
+        given = answers(reader, blended(reader, prompt, kv, anew), [one.tokens for one in prompt.questions])
         for question, answer in zip(prompt.questions, given, strict=True):
             asked[question.stratum] += 1
             right[question.stratum] += answer == question.answer
@@ -79,12 +79,14 @@ def blended(reader: Reader, prompt: Prompt, kv: Sequence[KV] | None, anew: Seque
     for document, places in zip(prompt.documents, anew, strict=True):
         fresh.append(sorted(begin + place for place in places))
         begin += len(document)
+    return compute(reader, tokens, placed(prompt, kv), [place for places in fresh for place in places])
+
+
+def placed(prompt: Prompt, kv: Sequence[KV]) -> KV:
+    """The KV of a prompt's documents where they stand in it; zeros for its header."""
     nothing = kv[0].keys[:, :, :0]
     padding = nothing.new_zeros(*nothing.shape[:2], len(prompt.header), nothing.shape[3])
-    reused = KV(
-        torch.cat([padding, *(one.keys for one in kv)], 2), torch.cat([padding, *(one.values for one in kv)], 2)
-    )
-    return compute(reader, tokens, reused, [place for places in fresh for place in places])
+    return KV(torch.cat([padding, *(one.keys for one in kv)], 2), torch.cat([padding, *(one.values for one in kv)], 2))
 
 
 def compute(reader: Reader, tokens: Sequence[int], reused: KV | None = None, fresh: Sequence[int] | None = None) -> KV:
@@ -106,9 +108,9 @@ def compute(reader: Reader, tokens: Sequence[int], reused: KV | None = None, fre
     return KV(torch.stack(keys), torch.stack(values))
 
 
-def answers(reader: Reader, kv: KV, questions: Sequence[Question]) -> list[int]:
+def answers(reader: Reader, kv: KV, questions: Sequence[Sequence[int]]) -> list[int]:
     """The reader's answer to each question, asked alone behind the prompt: no question sees another one."""
-    tokens = torch.tensor([question.tokens for question in questions])
+    tokens = torch.tensor(questions)
     number, asked = tokens.shape
     length = kv.keys.shape[2]
     before = reader.rotation(torch.arange(length)[None])

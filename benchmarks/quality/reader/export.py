@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
+from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader import words as w
 from benchmarks.quality.reader.model import EPS, Reader, Sizes
 
-CHECKPOINT = Path(__file__).parent / "checkpoint"
 LONGEST = 2304
 
 
