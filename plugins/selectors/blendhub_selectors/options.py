@@ -74,12 +74,19 @@ class LearnedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.3
 
 
+QuestionBefore: TypeAlias = Annotated[
+    int, Meta(ge=0, le=256, description="so many tokens before a word of the question are picked with it")
+]
+
+
 class QuestionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    question_tokens: QuestionTokens = 6
+    question_tokens: QuestionTokens = 8
+    question_before: QuestionBefore = 3
 
 
 class CombinedOptions(LearnedOptions, frozen=True, forbid_unknown_fields=True):
-    question_tokens: QuestionTokens = 6
+    question_tokens: QuestionTokens = 8
+    question_before: QuestionBefore = 3
     question_share: Annotated[
         Share, Meta(description="what the question's words get of the budget, relative to the other shares; 0: nothing")
     ] = 0.5

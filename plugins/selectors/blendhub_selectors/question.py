@@ -23,8 +23,10 @@ Numbers = npt.NDArray[np.int64]
 Worths = npt.NDArray[np.float64]
 
 
-def question(selection: Selection, moved: Mask, width: int) -> tuple[Windows, Worths]:
-    """A window from each rare token of the question on that stands in moved text, and its worth.
+def question(selection: Selection, moved: Mask, width: int, before: int) -> tuple[Windows, Worths]:
+    """A window around each rare token of the question that stands in moved text, and its worth.
+
+    It holds ``before`` tokens before that token, and ``width`` from it on.
 
     A window is worth the more, the more different ones of these tokens it holds, the rarer they are in the prompt, and
     the earlier they stand in it: so that what follows them is in it too. There are no windows if the question stands
@@ -33,10 +35,10 @@ def question(selection: Selection, moved: Mask, width: int) -> tuple[Windows, Wo
     text = selection.tokens[: selection.question.start]
     moved = moved[: len(text)]
     tail, front = _asked(selection, text), _before_moved(selection)
-    asked, before = (_RareTokens.of(tokens, text, moved) for tokens in (tail, front))
-    if before.worth > asked.worth and before.worth * len(tail) > FRONT * asked.worth * len(front):
+    asked, ahead = (_RareTokens.of(tokens, text, moved) for tokens in (tail, front))
+    if ahead.worth > asked.worth and ahead.worth * len(tail) > FRONT * asked.worth * len(front):
         return Windows.at(np.empty(0, np.int64), width, len(text)), np.empty(0)
-    return _found(np.where(moved, asked.numbers(text), -1), asked.weights, width)
+    return _found(np.where(moved, asked.numbers(text), -1), asked.weights, width, before)
 
 
 class _RareTokens(msgspec.Struct, frozen=True, eq=False):
@@ -96,8 +98,8 @@ def _before_moved(selection: Selection) -> Tokens:
     return together if len(together) <= LONGEST else together[:0]
 
 
-def _found(numbers: Numbers, weights: Worths, width: int) -> tuple[Windows, Worths]:
-    """A window from each place on where one of the tokens stands, and its worth."""
+def _found(numbers: Numbers, weights: Worths, width: int, before: int) -> tuple[Windows, Worths]:
+    """A window around each place where one of the tokens stands, and its worth."""
     starts = np.flatnonzero(numbers >= 0)
     places = starts[:, None] + np.arange(width)
     inside = np.append(numbers, np.full(width, -1))[places]
@@ -107,4 +109,4 @@ def _found(numbers: Numbers, weights: Worths, width: int) -> tuple[Windows, Wort
     for offset in range(width):
         is_new = (inside[:, :offset] != inside[:, offset : offset + 1]).all(1)
         worth += is_new * weight[inside[:, offset]] * (width - offset) / width
-    return Windows.at(starts, width, len(numbers)), worth
+    return Windows(np.maximum(starts - before, 0), np.minimum(starts + width, len(numbers))), worth

@@ -50,7 +50,7 @@ class QuestionSelector(WindowSelector):
         self._options = options
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
-        windows, worth = question(selection, moved, self._options.question_tokens)
+        windows, worth = question(selection, moved, self._options.question_tokens, self._options.question_before)
         return windows.ordered(-worth)
 
 
@@ -62,7 +62,7 @@ class CombinedSelector(WindowSelector):
         self._options = options
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
-        windows, worth = question(selection, moved, self._options.question_tokens)
+        windows, worth = question(selection, moved, self._options.question_tokens, self._options.question_before)
         changes = sensitivity_squared(selection, moved)
         # What the question asks for is right as it is, where no context changes it.
         asked = windows.ordered(-worth * means(changes, windows))
