@@ -24,7 +24,7 @@ IMPORTED = (
     "blendhub.hub.embedded",
     "blendhub_cpu.device",
     "blendhub_matchers.rolling_hash",
-    "blendhub_selectors.ranking",
+    "blendhub_selectors.windowed",
     "blendhub_transports.zmq_transport",
 )
 """What engines of this repository import at their start; those that an interpreter lacks are left out."""

@@ -12,6 +12,9 @@ from engine_harness.tiny_model import make_tiny_model
 SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
 """Of tests: everything that was asked for is blended, whether it pays or not."""
 
+PROBING = {"selector": {"name": "hkvd"}}
+"""Some layers are computed before the selector chooses."""
+
 TOLERANCE = 1e-3
 """Of log-probabilities that were computed in another order: see ``disagreement``."""
 

@@ -3,7 +3,7 @@
 import pytest
 
 from engine_harness import Engine, deviation, disagreement, largest_difference
-from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -13,10 +13,10 @@ ROUNDING = 1e-5
 COMPILED = {"enforce_eager": False, "arrange": ["tests.vllm.uncompiled_sampler:arrange"]}
 KINDS = {
     "eager": ({}, {}),
-    "chunk is block, prefill in chunks": ({"chunk_tokens": 32}, {"max_num_batched_tokens": 256}),
-    "compiled": ({}, COMPILED),
+    "chunk is block, prefill in chunks": (PROBING | {"chunk_tokens": 32}, {"max_num_batched_tokens": 256}),
+    "compiled": (PROBING, COMPILED),
     "no prefix caching": ({"chunk_tokens": 96}, {"enable_prefix_caching": False}),
-    "second runner": ({}, ON_THE_SECOND_RUNNER),
+    "second runner": (PROBING, ON_THE_SECOND_RUNNER),
     "embedded by the runner, compiled": ({}, COMPILED | {"enable_prompt_embeds": True}),
     "one batch at a time": ({}, {"async_scheduling": False}),
 }

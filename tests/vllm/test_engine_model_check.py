@@ -7,7 +7,7 @@ import pytest
 
 from engine_harness import Engine, largest_difference
 from engine_harness.tiny_model import make_tiny_model
-from tests.vllm.conftest import SETTINGS
+from tests.vllm.conftest import PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -82,7 +82,7 @@ def start(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps(config))
         # vLLM's rotation for CPUs takes part of a longer vector (MLA) for a whole one; that in torch does not.
         plain = {"custom_ops": ["none"]}
-        return Engine(tmp_path, SETTINGS, load_format="dummy", compilation_config=plain)
+        return Engine(tmp_path, SETTINGS | PROBING, load_format="dummy", compilation_config=plain)
 
     return start
 

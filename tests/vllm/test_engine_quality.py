@@ -3,7 +3,7 @@
 import pytest
 
 from engine_harness import Engine, deviation
-from tests.vllm.conftest import SETTINGS, Texts
+from tests.vllm.conftest import PROBING, SETTINGS, Texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,7 +29,7 @@ def case(model, plain):
 
 def test_the_more_is_recomputed_the_closer(model, case):
     stored, prompt, expected = case
-    with Engine(model, SETTINGS) as engine:
+    with Engine(model, SETTINGS | PROBING) as engine:
         engine.one(stored)
         by_deviation = deviations(engine, prompt, expected, (0.0, 0.05, 0.15, 0.5, 0.9, 1.0))
     assert by_deviation == sorted(by_deviation, reverse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine_harness import Engine, disagreement
-from tests.vllm.conftest import SETTINGS, TOLERANCE
+from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 # Alone, because each rank computes on a core.
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
@@ -34,7 +34,7 @@ def test_two_ranks_blend_as_one(batches, ranks, model, plain, environment, texts
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS, environment=environment, async_scheduling=batches == 2, **ranks) as engine:
+    with Engine(model, SETTINGS | PROBING, environment=environment, async_scheduling=batches == 2, **ranks) as engine:
         assert engine.call("batches_in_flight") == batches
         engine.one([*first, *second])
         engine.forget()

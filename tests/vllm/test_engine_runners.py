@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine_harness import Engine, largest_difference
-from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -18,7 +18,7 @@ FIRST_TOKENS = {"selector": {"name": "first_k", "options": {"k": 1}}}
 
 def start(model: Path, backend: str, second: bool, kernel_block: str = "", **options):
     arrange = ["tests.vllm.gpu_stand_ins:put_in_place", backend, str(int(second)), kernel_block]
-    settings = SETTINGS | {"chunk_tokens": 32} | options.pop("settings", {})
+    settings = SETTINGS | PROBING | {"chunk_tokens": 32} | options.pop("settings", {})
     return Engine(model, settings, arrange=arrange, **ON_THE_SECOND_RUNNER, **FEW | options)
 
 
