@@ -76,7 +76,7 @@ npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure th
 soak: setup ## A hub among hostile, killed and frozen clients; every byte read is held against what was written
 	$(BIN)/python -m benchmarks.soak
 
-demo: setup ## Serve documents seen before with vLLM, in three ways; results go to build/demo
+demo: setup ## Ask vLLM about documents seen before, in four ways; results go to build/demo
 	$(BIN)/python -m examples.demo
 
 clean: ## Remove what was built, and the environment

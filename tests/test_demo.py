@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-WAYS = ["full", "exact", "blended"]
+WAYS = ["full", "exact", "blended", "moved"]
 
 
 def run_demo(*arguments: str, before: str = "pass") -> "subprocess.CompletedProcess[str]":
@@ -22,7 +22,7 @@ def test_without_vllm_it_says_what_to_do():
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("option", ["--prompts", "--rounds", "--layers"])
+@pytest.mark.parametrize("option", ["--prompts", "--questions"])
 def test_a_senseless_size_is_refused(option):
     done = run_demo(option, "0")
     assert done.returncode == 2 and option in done.stderr and "1 or more, got '0'" in done.stderr
@@ -32,10 +32,9 @@ def test_a_senseless_size_is_refused(option):
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
     out = tmp_path_factory.mktemp("demo")
-    # Three layers: of two, the selector's probe would make both exact.
-    done = run_demo("--prompts", "2", "--rounds", "2", "--layers", "3", "--out", str(out))
+    done = run_demo("--prompts", "3", "--questions", "18", "--out", str(out))
     assert done.returncode == 0, done.stderr
-    assert all(title in done.stdout for title in ("full prefill", "exact prefix only", "blended", "weights are random"))
+    assert all(said in done.stdout for said in ("full prefill", "exact prefix", "reused as is", "right answers"))
     return out
 
 
@@ -46,13 +45,21 @@ def report(out: Path) -> dict:
 
 @pytest.mark.slow
 def test_each_way_reuses_what_it_may(report):
-    full, exact, blended = (report["ways"][way]["tokens"] for way in WAYS)
+    full, exact, blended, moved = (report["ways"][way]["tokens"] for way in WAYS)
     n_tokens = full["computed"]
     assert [name for name, count in full.items() if count] == ["computed"]
-    assert exact["moved"] == exact["recomputed"] == exact["hole"] == 0 < exact["cached"]
+    assert exact == full
     assert blended["moved"] > n_tokens / 2 and blended["hole"] > 0
     assert 0 < blended["recomputed"] <= 0.16 * (blended["moved"] + blended["recomputed"])
-    assert sum(exact.values()) == sum(blended.values()) == n_tokens
+    assert moved["recomputed"] == 0 and moved["moved"] == blended["moved"] + blended["recomputed"]
+    assert sum(blended.values()) == sum(moved.values()) == n_tokens
+
+
+@pytest.mark.slow
+def test_recomputing_some_wins_back_answers_that_reuse_loses(report):
+    full, exact, blended, moved = (report["ways"][way]["right_answers"] for way in WAYS)
+    assert full == exact >= 0.9
+    assert moved < blended < full and moved < 0.7
 
 
 @pytest.mark.slow
@@ -63,7 +70,7 @@ def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
             start, end = stretch["span"]
             assert start == at < end
             at, counts[stretch["fate"]] = end, counts[stretch["fate"]] + end - start
-        assert 2000 <= at <= 4096
+        assert 1000 <= at <= 2048
         assert counts["cached"] == one["report"]["engine_tokens"] and counts["exact"] == one["report"]["exact_tokens"]
         assert counts["moved"] + counts["recomputed"] == one["report"]["moved_tokens"]
         assert counts["recomputed"] == one["report"]["recomputed_tokens"]
@@ -71,16 +78,12 @@ def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
 
 
 @pytest.mark.slow
-def test_only_blended_kv_deviates(report):
-    deviations = {way: report["ways"][way]["kv_deviation"] for way in WAYS}
-    assert deviations["full"] == 0 and deviations["exact"] < 1e-4 < 1e-2 < deviations["blended"]
-
-
-@pytest.mark.slow
-def test_every_prompt_is_timed_in_every_round(report):
-    assert [(one["prompt"], one["way"]) for one in report["measured"]] == [(n, way) for n in (1, 2) for way in WAYS]
-    assert all(len(one["first_token_s"]) == 2 and min(one["first_token_s"]) > 0 for one in report["measured"])
-    assert report["versions"]["blendhub"] and report["cores"] >= 1
+def test_every_question_is_timed_and_judged(report):
+    measured = report["measured"]
+    assert [(one["prompt"], one["way"]) for one in measured] == [(n, way) for n in (1, 2, 3) for way in WAYS]
+    assert all(len(one["first_token_s"]) == len(one["right"]) == 18 for one in measured)
+    assert all(min(one["first_token_s"]) > 0 for one in measured)
+    assert report["n_questions"] == 54 and report["versions"]["blendhub"] and report["cores"] >= 1
 
 
 @pytest.mark.slow

@@ -1,64 +1,63 @@
-"""The same prompts served three ways, in turn, so that whatever else the machine does meets all ways alike."""
+"""The same questions served in four ways, in turn, so that whatever else the machine does meets all ways alike."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 from rich.progress import Progress
 
 from blendhub.plan import Span
-from engine_harness import KV, Answer, Engine, deviation
+from engine_harness import Answer, Engine
 from examples.demo.fates import Fate, Stretch, paint
 from examples.demo.workload import Tokens, Workload
 
 
 class Way(msgspec.Struct, frozen=True):
     title: str
-    mode: str
+    asked: dict[str, Any]
     """What each request asks of BlendHub."""
-    system_is_cached: bool
-    """Whether vLLM's own cache holds the system prompt, as it does on a server with other users."""
 
 
 WAYS = {
-    "full": Way("full prefill", "off", False),
-    "exact": Way("exact prefix only", "exact", True),
-    "blended": Way("blended", "blend", True),
+    "full": Way("full prefill", {"mode": "off"}),
+    "exact": Way("exact prefix", {"mode": "exact"}),
+    "blended": Way("blended", {}),
+    "moved": Way("reused as is", {"recompute_ratio": 0.0}),
 }
 
 
 class Measured(msgspec.Struct):
-    """One prompt, served one way in every round."""
+    """One prompt, served one way with each of its questions."""
 
     prompt: int
     way: str
     plan: list[Stretch]
+    """What became of each token, when the first question was asked."""
     report: dict[str, Any]
-    """What the response said about reuse."""
-    kv_deviation: float
-    """Relative Frobenius norm of the difference to full prefill's KV, over the prompt."""
+    """What the response to that one said about reuse."""
     first_token_s: list[float] = []
+    right: list[bool] = []
+    """Whether the answer to each question was."""
 
 
-def run(engine: Engine, workload: Workload, n_prompts: int, n_rounds: int, progress: Progress) -> list[Measured]:
+def run(engine: Engine, workload: Workload, progress: Progress) -> list[Measured]:
     for prompt in progress.track(workload.earlier(), description="show it every document once"):
         engine.one(prompt)
-    another, *prompts = workload.later(1 + n_prompts)
+    (another, _), *prompts = workload.later()
     # What happens for the first time takes longer: code is compiled, memory touched.
     for way in progress.track(WAYS.values(), description="warm up"):
-        _serve(engine, workload.system, another, way)
+        _serve(engine, another, way)
     measured: dict[tuple[int, str], Measured] = {}
-    full_kv: KV | None = None
-    turns = list(_turns(n_prompts, n_rounds))
-    for round, number, name in progress.track(turns, description="serve prompts in three ways"):
-        prompt = prompts[number]
-        answer = _serve(engine, workload.system, prompt, WAYS[name])
-        if round == 0:
-            kv = answer.kv(len(prompt))
-            full_kv = kv if full_kv is None or name == "full" else full_kv
-            plan = plan_of(len(prompt), answer.report)
-            measured[number, name] = Measured(number + 1, name, plan, answer.report, deviation(kv, full_kv))
+    turns = list(_turns([len(questions) for _, questions in prompts]))
+    for number, asked, name in progress.track(turns, description="ask in four ways"):
+        body, questions = prompts[number]
+        question = questions[asked]
+        prompt = [*body, *question.tokens]
+        answer = _serve(engine, prompt, WAYS[name])
+        if asked == 0:
+            measured[number, name] = Measured(number + 1, name, plan_of(len(prompt), answer.report), answer.report)
         measured[number, name].first_token_s.append(answer.first_token_s)
+        measured[number, name].right.append(answer.tokens == [question.answer])
     return list(measured.values())
 
 
@@ -69,17 +68,15 @@ def plan_of(n_tokens: int, report: dict[str, Any]) -> list[Stretch]:
     return paint(n_tokens, report["engine_tokens"], {fate: spans.get(name, []) for name, fate in fates.items()})
 
 
-def _turns(n_prompts: int, n_rounds: int) -> Iterator[tuple[int, int, str]]:
-    """Round, prompt and way. Each round begins with another way; the first one with full prefill, as a reference."""
+def _turns(questions: Sequence[int]) -> Iterator[tuple[int, int, str]]:
+    """Prompt, question and way. Each question begins with another way."""
     names = list(WAYS)
-    for round in range(n_rounds):
-        begin = round % len(names)
-        for number in range(n_prompts):
-            yield from ((round, number, name) for name in names[begin:] + names[:begin])
+    for number, n in enumerate(questions):
+        for asked in range(n):
+            begin = asked % len(names)
+            yield from ((number, asked, name) for name in names[begin:] + names[:begin])
 
 
-def _serve(engine: Engine, system: Tokens, prompt: Tokens, way: Way) -> Answer:
+def _serve(engine: Engine, prompt: Tokens, way: Way) -> Answer:
     engine.forget()
-    if way.system_is_cached:
-        engine.one(system, mode="off", store=False)
-    return engine.one(prompt, mode=way.mode, store=False, explain=True)
+    return engine.one(prompt, store=False, explain=True, **way.asked)

@@ -1,41 +1,39 @@
-"""Prompts as retrieval makes them: a system prompt, documents in the order a search ranked them, a new question.
+"""Prompts as retrieval makes them: documents seen before, in a new order, and questions to what they say together.
 
-No tokenizer takes part: token ids are drawn at random, and a document is the same ids wherever it stands.
+They are those of the small reader that answers them: words of a language with 288 of them, so no tokenizer takes part.
 """
 
-from collections.abc import Sequence
+import random
+from itertools import zip_longest
 
-import numpy as np
+from benchmarks.quality.reader.task import Prompt, Question, make_prompt
+from benchmarks.quality.reader_cases import headers
+from benchmarks.quality.workload import Case, Tokens, make_visits
 
-N_DOCUMENTS = 12
-LONGEST = 4096
-Tokens = list[int]
+LONGEST = 2048
+ASKED = ("plain", "local", "cross", "split", "chained", "alias")
+"""What a question asks for: a fact that a document states alone, or one that other documents settle."""
 
 
 class Workload:
-    """Earlier prompts show each document once; later ones show the same documents in new orders, with new glue."""
+    """Earlier prompts show each document among others; later ones bring some together and ask about them."""
 
-    def __init__(self, vocabulary: int, seed: int = 1) -> None:
-        self._vocabulary = vocabulary
-        self._random = np.random.default_rng(seed)
-        self.system = self._text(200)
-        self._documents = [self._text(self._any(450, 700)) for _ in range(N_DOCUMENTS)]
+    def __init__(self, n_prompts: int, n_questions: int) -> None:
+        # The first prompt is for warming up.
+        made = [make_prompt(seed, "test") for seed in range(1 + n_prompts)]
+        self._cases = [Case(one.header, one.documents, []) for one in made]
+        self._questions = [_choose(one, seed, n_questions) for seed, one in enumerate(made)]
 
     def earlier(self) -> list[Tokens]:
-        return [self._prompt(range(first, first + 3)) for first in range(0, N_DOCUMENTS, 3)]
+        return make_visits(self._cases, headers(1), LONGEST, seed=1)
 
-    def later(self, n: int) -> list[Tokens]:
-        return [self._prompt(self._random.permutation(N_DOCUMENTS)[: self._any(4, 5)].tolist()) for _ in range(n)]
+    def later(self) -> list[tuple[Tokens, list[Question]]]:
+        """Prompts without a question, and the questions that are asked behind each."""
+        return [(case.body, asked) for case, asked in zip(self._cases, self._questions, strict=True)]
 
-    def _prompt(self, ranked: Sequence[int]) -> Tokens:
-        prompt = [*self.system, *self._documents[ranked[0]]]
-        for document in ranked[1:]:
-            prompt += self._text(self._any(10, 40)) + self._documents[document]
-        return prompt + self._text(self._any(20, 60))
 
-    def _text(self, length: int) -> Tokens:
-        fresh: Tokens = self._random.integers(0, self._vocabulary, length).tolist()
-        return fresh
-
-    def _any(self, least: int, most: int) -> int:
-        return int(self._random.integers(least, most, endpoint=True))
+def _choose(prompt: Prompt, seed: int, n: int) -> list[Question]:
+    """Questions of each kind in turn, none twice."""
+    asked = random.Random(seed).sample(prompt.questions, len(prompt.questions))
+    kinds = ([one for one in asked if one.stratum == kind] for kind in ASKED)
+    return [one for turn in zip_longest(*kinds) for one in turn if one][:n]
