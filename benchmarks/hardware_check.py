@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import msgspec
@@ -24,7 +25,7 @@ def check(
     plugin: PluginSpec[Device],
     folder: str,
     benchmark: str,
-    machine: Callable[[], dict],
+    machine: Callable[[], dict[str, Any]],
     engine: Callable[[], Sequence[Row]] = lambda: (),
 ) -> int:
     """``folder`` has the plugin's tests, ``benchmark`` is a module, ``machine`` says what the report names; ``engine``
@@ -66,7 +67,7 @@ def _counts(junit: Path) -> dict[str, int]:
     return {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
 
 
-def _is_good(report: dict) -> bool:
+def _is_good(report: dict[str, Any]) -> bool:
     tests, benchmark = report["tests"], report["benchmark"]
     if not tests or not benchmark or tests["failures"] or tests["errors"]:
         return False

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -201,6 +202,7 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
         for _ in progress(range(repeats), "copies"):
             into.append(cold(target, source) / cold(shard, source))
             out.append(cold(target, source) / cold(target, shard))
+        assert reserved.right
         client.abort(reserved.right)
     return [
         row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, by numpy between ordinary arrays", "x", into, 0.9),
@@ -222,7 +224,7 @@ def growth(few: int, many: int) -> list[Row]:
     }
     ratios = []
     for turn in progress(range(60), "growth"):
-        large, small = (seconds(lambda n=n: hubs[n].look_up(prompts[n])) for n in (many, few))
+        large, small = (seconds(partial(hubs[n].look_up, prompts[n])) for n in (many, few))
         if turn > 9:  # the first ones warm up
             ratios.append(large / small)
     for hub in hubs.values():

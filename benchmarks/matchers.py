@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,11 @@ def _run(number: int, chunks: int = RUN_CHUNKS) -> Array:
     return np.random.default_rng(number).integers(0, VOCABULARY, chunks * CHUNK, dtype=np.uint32)
 
 
+def _discard(matcher: Matcher, runs: int) -> None:
+    for run in range(runs):
+        matcher.discard(run, Span(0, RUN_CHUNKS * CHUNK))
+
+
 def _fill(matcher: Matcher, first: int, last: int) -> float:
     """Store the runs ``[first, last)``; returns the seconds that storing took."""
     seconds = 0.0
@@ -168,7 +174,7 @@ def speed(peer: Peer | None, chunks: int) -> list[Row]:
             peer("add", peer.file("runs", everything))
             removed = new_matcher()
             _fill(removed, 0, runs)
-            ours = seconds(lambda: [removed.discard(run, Span(0, RUN_CHUNKS * CHUNK)) for run in range(runs)])  # noqa: B023
+            ours = seconds(partial(_discard, removed, runs))
             discarded.append(theirs / ours)
     matched, ratios = [], []
     path = peer.file("prompt", prompt) if peer else ""
@@ -217,7 +223,7 @@ def _plot(sizes: list[int], rows: list[Row]) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.plot(sizes, [one.value for one in rows], marker="o")
+    axes.plot(sizes, [one.value or 0.0 for one in rows], marker="o")
     axes.axhline(10, linestyle="--", color="grey", label="bar")
     axes.set(
         xscale="log", xlabel="stored chunks of 256 tokens", ylabel="million tokens a second, one core", ylim=(0, None)

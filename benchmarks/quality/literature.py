@@ -38,7 +38,7 @@ class Literature:
     def __init__(self, reader: Reader, prompts: Sequence[Prompt], cases: Sequence[Case], visits: Sequence[Tokens]):
         self._reader = reader
         self._cases = list(zip(prompts, cases, strict=True))
-        self._known = {}
+        self._known: dict[tuple[int, ...], KV] = {}
         for visit in visits:
             self._known |= _documents(reader, visit)
 

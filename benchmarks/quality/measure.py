@@ -30,7 +30,7 @@ class Answering(msgspec.Struct, frozen=True):
         return self.all(engine, [prompt], asked)[0]
 
     def all(self, engine: Engine, prompts: Sequence[Tokens], asked: dict[str, Any]) -> list[Answer]:
-        stop = {"stop_token_ids": list(self.stop)} if self.stop else {}
+        stop: dict[str, Any] = {"stop_token_ids": list(self.stop)} if self.stop else {}
         return engine.ask(*prompts, tokens=self.tokens, **stop, **asked)
 
 
@@ -109,7 +109,7 @@ def _checked(case: Case, answer: Answer, asked: Asked, least_found: float) -> in
     return moved
 
 
-def _namespace(hole: Hole | None) -> dict[str, str]:
+def _namespace(hole: Hole | None) -> dict[str, Any]:
     """Where documents are stored: all of them, or all but one of each prompt."""
     return {"cache_salt": f"without the {hole}"} if hole else {}
 

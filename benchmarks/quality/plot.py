@@ -63,5 +63,6 @@ def _draw_panel(axes: Axes, found: Found, title: str, columns: list[int], cost: 
     for colour, label in zip(COLOURS, found.labels, strict=False):
         points = [(cost.of(found, one), found.compared(one).share(columns)) for one in found.curve(label)]
         shown = [(x, y) for x, y in points if x is not None and y is not None]
-        style = {"linewidth": 2.4} if label == found.default else {"linewidth": 1.2}
-        axes.plot([x for x, _ in shown], [y for _, y in shown], "o-", color=colour, label=label, markersize=3, **style)
+        width = 2.4 if label == found.default else 1.2
+        xs, ys = [x for x, _ in shown], [y for _, y in shown]
+        axes.plot(xs, ys, "o-", color=colour, label=label, markersize=3, linewidth=width)

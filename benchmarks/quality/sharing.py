@@ -10,4 +10,4 @@ from blendhub.vllm.scheduler import connector_scheduler
 
 def arrange() -> None:
     """Call this in the engine's process, before there is an engine."""
-    connector_scheduler.salt_block_hashes = lambda request, first_approximate, hash_block_size: None
+    vars(connector_scheduler)["salt_block_hashes"] = lambda request, first_approximate, hash_block_size: None

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -154,12 +155,13 @@ def _positions(rng: random.Random, body: Sequence[int]) -> list[int]:
     return positions
 
 
-def _known(
-    prompt: Prompt, asked: Sequence[Question], longest: int, alone: bool
-) -> tuple[list[tuple[int, int, int]], ...]:
+_Known: TypeAlias = tuple[int, int, int]
+
+
+def _known(prompt: Prompt, asked: Sequence[Question], longest: int, alone: bool) -> tuple[list[_Known], ...]:
     """What should be known at early, middle and late layers: places, entities, relations."""
     begins = _begins(prompt)
-    early, middle, late = [], [], []
+    early, middle, late = list[_Known](), list[_Known](), list[_Known]()
     local = set[tuple[int, int]]()
     for fact in prompt.facts:
         if alone and fact.stratum not in ("plain", "local"):

@@ -93,7 +93,7 @@ def compute(reader: Reader, tokens: Sequence[int], reused: KV | None = None, fre
     """The KV of a prompt, of which only ``fresh`` positions are computed if others are ``reused``."""
     places = torch.arange(len(tokens)) if fresh is None else torch.tensor(fresh)
     everywhere = reader.rotation(torch.arange(len(tokens))[None])
-    here = tuple(one[:, :, places] for one in everywhere)
+    here = everywhere[0][:, :, places], everywhere[1][:, :, places]
     mask = None if fresh is None else torch.arange(len(tokens)) <= places[:, None]
     hidden = reader.model.embed_tokens(torch.tensor(tokens)[places])[None]
     keys, values = [], []

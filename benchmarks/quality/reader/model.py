@@ -52,7 +52,7 @@ class Normed(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(context: Any, gradient: Tensor) -> Tensor:
         y, scale = context.saved_tensors
         along = torch.linalg.vecdot(gradient, y)[..., None].div_(-y.shape[-1])
         return torch.addcmul(gradient, y, along).mul_(scale)

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import multiprocessing, nn
+from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from benchmarks.quality.reader.batches import Batch, make_batch
 from benchmarks.quality.reader.begin import begin
@@ -104,10 +105,8 @@ class Training:
         for number in range(len(STRATA)):
             there = batch.strata == number
             seen += [learned.right[there].sum(), there.sum()]
-        missing = [one for one in self.parameters if one.grad is None]
-        for one in missing:
-            one.grad = torch.zeros_like(one)
-        flat = torch.cat([*(one.grad.flatten() for one in self.parameters), torch.stack([one.float() for one in seen])])
+        grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in self.parameters]
+        flat = torch.cat([*(one.flatten() for one in grads), torch.stack([one.float() for one in seen])])
         dist.all_reduce(flat)
         here = 0
         for one in self.parameters:
@@ -139,7 +138,7 @@ class Training:
         }  # fmt: skip
 
     def save(self, file: Path) -> None:
-        kept = {"reader": self.reader.state_dict(), "teacher": self.teacher.state_dict()}
+        kept: dict[str, Any] = {"reader": self.reader.state_dict(), "teacher": self.teacher.state_dict()}
         kept |= {"optimisers": [one.state_dict() for one in self.optimisers]}
         kept |= {name: getattr(self, name) for name in KEPT}
         torch.save(kept, file.with_suffix(".new"))
@@ -210,7 +209,7 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     (options.out / "meeting").unlink(missing_ok=True)
-    multiprocessing.spawn(work, (options,), options.ranks)
+    spawn(work, (options,), options.ranks)
 
 
 if __name__ == "__main__":
