@@ -89,6 +89,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="with hold_agreement: the highest recompute_ratio; where more were needed, reuse is exact"),
     ] = 0.5
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
+    store_blended: Annotated[
+        bool | None,
+        Meta(
+            description="store blended KV, too, for prompts that repeat its whole prefix; default: if the arena holds "
+            "four prompts of max_model_len"
+        ),
+    ] = None
     learn_sensitivity: Annotated[
         bool, Meta(description="tell the hub how much recomputed tokens' KV has changed, for selectors that use that")
     ] = True
@@ -124,6 +131,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
+    settled: Annotated[
+        bool, Meta(description="false: take no KV that earlier requests blended; their text is blended anew")
+    ] = True
     audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
         False
     )

@@ -28,8 +28,9 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.scheduler.salt_block_hashes import can_salt, salt_block_hashes
+from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.settling import Settling
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
@@ -65,9 +66,14 @@ class ConnectorScheduler:
         """The ranks that have not tried yet to reach the hub."""
         self.executor = HubExecutor(place, engine_id, -1, host)
         self.saves = SaveScheduler(
-            self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
+            self.executor,
+            config.cache_config.block_size,
+            settings,
+            admission.namespace.world_size,
+            lambda: self._arena.stores_blended,
         )
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
+        self.settling = Settling(self.audits)
         self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -92,6 +98,7 @@ class ConnectorScheduler:
         """Look up a new request at once, long before vLLM schedules it."""
         terms, refusal = self._admission.admit(request, self._arena.refusal())
         state = self._requests[request.request_id] = RequestState(request, terms)
+        self.settling.take(state)
         if refusal:
             self._refuse(state, refusal)
             if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
@@ -104,6 +111,9 @@ class ConnectorScheduler:
         state = self._requests.get(request.request_id)
         if state is None:
             return 0, False
+        # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
+        if not state.is_scheduled and self.settling.take(state):
+            return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
             self._refuse(
@@ -130,7 +140,12 @@ class ConnectorScheduler:
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
         """vLLM has allocated blocks for the tokens that ``matched`` returned."""
         state = self._requests.get(request.request_id)
-        if state is None or not n_external or state.decision is None:
+        if state is None:
+            return
+        if not state.is_scheduled:
+            state.scheduled()
+            self.counters["tokens_settled"] += len(state.settled_span or ())
+        if not n_external or state.decision is None:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
@@ -145,7 +160,8 @@ class ConnectorScheduler:
             self.saves.retire(state)
         if decision.first_approximate is not None:
             # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
-            salt_block_hashes(request, decision.first_approximate, self._config.cache_config.block_size)
+            size = self._config.cache_config.block_size
+            state.hashes.salt(decision.first_approximate, size, state.engine_tokens // size)
 
     # A step.
 
@@ -182,6 +198,7 @@ class ConnectorScheduler:
             if state and state.stage is Stage.LOADING:
                 state.end_load(result)
                 self._count_load(state, result)
+                self.settling.remember(state)
 
     # A request ends.
 
@@ -203,6 +220,7 @@ class ConnectorScheduler:
             self._cancelled.add(state.id)
             self.saves.abort(state)
             return False, response
+        self.settling.remember(state)
         return self.saves.end(state, blocks), response
 
     @property
@@ -216,6 +234,7 @@ class ConnectorScheduler:
         Earlier lookups are repeated, and pending saves are dropped.
         """
         self.saves.drop_all()
+        self.settling.blocks.clear()
         self.executor.clear()
         for state in self._requests.values():
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
@@ -235,6 +254,7 @@ class ConnectorScheduler:
                 state.tokens(),
                 self._settings.lookup_timeout_s,
                 sensitivity=self._uses_sensitivity and state.terms.moves,
+                settled=self.settling.least_ratio(state),
             )
         )
         if state.lookup and not state.lookup.is_sent:
@@ -279,7 +299,8 @@ class ConnectorScheduler:
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
         request, terms = state.request, state.terms
-        audited = self.audits.wants(state)
+        # What is blended before the load stays so: other requests may read these blocks.
+        audited = state.first_approximate is None and self.audits.wants(state)
         ratio = self.audits.ratio_for(state, audited)
         decision = decide(
             state.matches,
@@ -294,7 +315,7 @@ class ConnectorScheduler:
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
         )
-        if audited and isinstance(decision, Decision) and decision.moved:
+        if audited and isinstance(decision, Decision) and decision.first_approximate is not None:
             return msgspec.structs.replace(decision, audit=True)
         return decision
 
@@ -312,7 +333,9 @@ class ConnectorScheduler:
             self.counters["loads_failed"] += 1
             return
         moved = state.decision.moved
-        self.counters["requests_blended" if moved else "requests_exact"] += 1
+        is_blended = state.decision.first_approximate is not None
+        self.counters["requests_blended" if is_blended else "requests_exact"] += 1
+        self.counters["tokens_settled"] += total(state.decision.settled)
         self.counters["tokens_exact"] += total(state.decision.exact)
         self.counters["tokens_moved"] += total(moved)
         self.counters["tokens_recomputed"] += total(result.recomputed)
