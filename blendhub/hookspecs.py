@@ -116,6 +116,8 @@ class ReusedSpans(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: tuple[Span, ...]
     """Parts of ``moved``."""
     holes: tuple[Span, ...]
+    settled: tuple[Span, ...] = ()
+    """What was reused as it was blended before, behind the same text."""
 
 
 class AuditOutcome(msgspec.Struct, frozen=True):
@@ -139,6 +141,7 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     moved_tokens: int
     recomputed_tokens: int
     hole_tokens: int
+    settled_tokens: int = 0
     reason: str | None = None
     """Why nothing was reused, or what went wrong; None if something was."""
     spans: ReusedSpans | None = None

@@ -124,6 +124,9 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     recompute_ratio: Annotated[Share | None, Meta(description="overrides the engine's for this request")] = None
     store: Annotated[bool, Meta(description="false: store nothing of this request")] = True
     explain: Annotated[bool, Meta(description="true: the response lists the loaded and the recomputed spans")] = False
+    settled: Annotated[
+        bool, Meta(description="false: take no KV that earlier requests blended; their text is blended anew")
+    ] = True
     audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
         False
     )

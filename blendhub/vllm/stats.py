@@ -19,6 +19,7 @@ COUNTERS: dict[str, str] = {
     "requests_exact": "Requests for which only exact text was reused.",
     "loads_failed": "Requests whose stored KV could not be loaded, so vLLM computed it.",
     "tokens_exact": "Tokens reused at the position where they were computed.",
+    "tokens_settled": "Tokens reused as they were blended before, behind the same text.",
     "tokens_moved": "Tokens reused at another position than where they were computed.",
     "tokens_recomputed": "Moved tokens that were recomputed.",
     "tokens_in_holes": "Tokens between reused ones that were computed.",

@@ -121,8 +121,8 @@ class PlayedEngine:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
         n_external, _ = self.side.matched(request, local)
         assert n_external is not None
+        self.side.allocated(request, list(range(1, 1 - (-(local + n_external) // BLOCK))), n_external)
         if n_external:
-            self.side.allocated(request, list(range(1, 1 - (-(local + n_external) // BLOCK))), n_external)
             self.step()
             self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error, audit=outcome)}))
         return local if error else local + n_external

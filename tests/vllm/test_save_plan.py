@@ -71,15 +71,15 @@ def stored(draw):
 @given(stored(), st.none() | st.integers(0, PROMPT), st.integers(1, 6))
 def test_what_is_not_stored_is_asked_for(matches, first_approximate, min_tokens):
     hub = Hub()
-    SavePlan(hub.reserve, min_tokens).begin(PROMPT, matches, first_approximate)
+    SavePlan(hub.reserve, min_tokens).begin(PROMPT, [match.span for match in matches], first_approximate)
     covered = {p for match in matches for p in positions(match.span)}
     stretches, stretch = [], []
     for position in range(PROMPT + 1):
-        if position < PROMPT and position not in covered:
-            stretch.append(position)
-        elif stretch:
+        if stretch and (position in covered or position in (first_approximate, PROMPT)):
             stretches.append(stretch)
             stretch = []
+        if position not in covered:
+            stretch.append(position)
     expected = []
     for stretch in stretches:
         exact = first_approximate is None or not any(p >= first_approximate for p in stretch)
@@ -93,7 +93,7 @@ def test_what_is_not_stored_is_asked_for(matches, first_approximate, min_tokens)
 def test_every_granted_position_is_written_once_in_order_and_never_too_early(matches, answered, data):
     hub = Hub()
     saving = SavePlan(hub.reserve, 1)
-    saving.begin(PROMPT, matches, None)
+    saving.begin(PROMPT, [match.span for match in matches], None)
     written = {}
 
     def write(computed):
@@ -158,7 +158,7 @@ def test_a_preempted_request_does_not_write_again_what_it_computes_again():
 def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
     hub = Hub()
     saving = SavePlan(hub.reserve, 1)
-    saving.begin(PROMPT, [Match(Span(0, 10), 1, 0, True)], None)
+    saving.begin(PROMPT, [Span(0, 10)], None)
     hub.answer(0, "grants", 0, PROMPT)
     saving.add_answer(PROMPT, PROMPT + 3, exact=True)
     assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), True, saving.saves[0].reservation.run)

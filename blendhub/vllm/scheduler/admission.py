@@ -10,7 +10,7 @@ from blendhub.errors import OptionError
 from blendhub.layout import Namespace, Variant
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.scheduler.request_state import Terms
+from blendhub.vllm.scheduler.request_state import MOVING, Terms
 from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys, read_request
 
 log = logging.getLogger(__name__)
@@ -38,13 +38,22 @@ class Admission:
             asked = RequestSettings(mode="off", store=False)
             refusal: Refusal | None = Refusal("bad_request", str(error))
         else:
-            refusal = self._refusal(request, asked) or obstacle
+            refusal = self._refusal(request, asked)
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
-        if mode in ("blend", "contiguous") and not (self._support.blends and request.lora_request is None):
+        if mode in MOVING and not (self._support.blends and request.lora_request is None):
             mode = "exact"
-        stores = self._stores and asked.store and not _why_unsupported(request) and not obstacle
-        return Terms(_variant_of(request), mode, asked.recompute_ratio, stores, asked.explain, asked.audit), refusal
+        terms = Terms(
+            variant=_variant_of(request),
+            mode=mode,
+            ratio=asked.recompute_ratio,
+            stores=self._stores and asked.store and not _why_unsupported(request) and not obstacle,
+            explains=asked.explain,
+            audit=asked.audit,
+            # What is in vLLM's own cache needs no hub, so no obstacle stands in its way.
+            settles=asked.settled and mode in MOVING and not refusal,
+        )
+        return terms, refusal or obstacle
 
     def holes_for(self, request: Request) -> bool:
         """Whether holes of this request may be computed apart from the engine's own prefill."""

@@ -28,8 +28,9 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
-from blendhub.vllm.scheduler.salt_block_hashes import can_salt, salt_block_hashes
+from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.settled_blocks import SettledBlocks
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
@@ -68,6 +69,7 @@ class ConnectorScheduler:
             self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
         )
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
+        self.settled = SettledBlocks()
         self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -92,6 +94,7 @@ class ConnectorScheduler:
         """Look up a new request at once, long before vLLM schedules it."""
         terms, refusal = self._admission.admit(request, self._arena.refusal())
         state = self._requests[request.request_id] = RequestState(request, terms)
+        self._take_settled(state)
         if refusal:
             self._refuse(state, refusal)
             if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
@@ -104,6 +107,9 @@ class ConnectorScheduler:
         state = self._requests.get(request.request_id)
         if state is None:
             return 0, False
+        # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
+        if not state.is_scheduled and self._take_settled(state):
+            return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
             self._refuse(
@@ -130,7 +136,10 @@ class ConnectorScheduler:
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
         """vLLM has allocated blocks for the tokens that ``matched`` returned."""
         state = self._requests.get(request.request_id)
-        if state is None or not n_external or state.decision is None:
+        if state is None:
+            return
+        self._note_scheduled(state)
+        if not n_external or state.decision is None:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
@@ -145,7 +154,8 @@ class ConnectorScheduler:
             self.saves.retire(state)
         if decision.first_approximate is not None:
             # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
-            salt_block_hashes(request, decision.first_approximate, self._config.cache_config.block_size)
+            size = self._config.cache_config.block_size
+            state.hashes.salt(decision.first_approximate, size, state.engine_tokens // size)
 
     # A step.
 
@@ -182,6 +192,7 @@ class ConnectorScheduler:
             if state and state.stage is Stage.LOADING:
                 state.end_load(result)
                 self._count_load(state, result)
+                self._remember_settled(state)
 
     # A request ends.
 
@@ -203,6 +214,7 @@ class ConnectorScheduler:
             self._cancelled.add(state.id)
             self.saves.abort(state)
             return False, response
+        self._remember_settled(state)
         return self.saves.end(state, blocks), response
 
     @property
@@ -216,6 +228,7 @@ class ConnectorScheduler:
         Earlier lookups are repeated, and pending saves are dropped.
         """
         self.saves.drop_all()
+        self.settled.clear()
         self.executor.clear()
         for state in self._requests.values():
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
@@ -279,7 +292,8 @@ class ConnectorScheduler:
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
         request, terms = state.request, state.terms
-        audited = self.audits.wants(state)
+        # What is blended before the load stays so: other requests may read these blocks.
+        audited = state.first_approximate is None and self.audits.wants(state)
         ratio = self.audits.ratio_for(state, audited)
         decision = decide(
             state.matches,
@@ -297,6 +311,33 @@ class ConnectorScheduler:
         if audited and isinstance(decision, Decision) and decision.moved:
             return msgspec.structs.replace(decision, audit=True)
         return decision
+
+    # Settled blocks.
+
+    def _take_settled(self, state: RequestState) -> bool:
+        """Have vLLM look for the blended blocks that the request may take; returns whether that is new.
+
+        A request that is to be audited takes none, because exact KV cannot be written in their place.
+        """
+        request, ratio, settled = state.request, self.audits.ratio_for(state, audited=False), None
+        if (
+            state.terms.settles
+            and ratio is not None
+            and not request.skip_reading_prefix_cache
+            and not self.audits.wants(state)
+        ):
+            settled = self.settled.find(state.hashes.own(), request.num_tokens, ratio)
+        return state.take(settled)
+
+    def _note_scheduled(self, state: RequestState) -> None:
+        if not state.is_scheduled:
+            state.scheduled()
+            self.counters["tokens_settled"] += len(state.settled_span or ())
+
+    def _remember_settled(self, state: RequestState) -> None:
+        """vLLM caches blended blocks, or has generated tokens behind them."""
+        if state.first_approximate is not None:
+            self.settled.remember(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)

@@ -1,8 +1,10 @@
-"""The blocks of running requests, which saves read from."""
+"""The blocks of running requests, which saves read from, and what vLLM's prefix cache has."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.output import SchedulerOutput
 
 if TYPE_CHECKING:
@@ -15,6 +17,10 @@ class RequestBlocks(ABC):
     @abstractmethod
     def of(self, request: str) -> list[int]:
         """The blocks of a running request, in the order of its tokens."""
+
+    @abstractmethod
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
+        """How many tokens vLLM's prefix cache has under these hashes, at most so many; None: that cannot be asked."""
 
     @abstractmethod
     def allocated(self, request: str, blocks: list[int]) -> None:
@@ -38,6 +44,9 @@ class AskedBlocks(RequestBlocks):
     def of(self, request: str) -> list[int]:
         return self._manager.get_block_ids(request)[0]
 
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
+        return self._manager.coordinator.find_longest_cache_hit(list(hashes), most)[1]
+
     def allocated(self, request: str, blocks: list[int]) -> None:
         """vLLM knows."""
 
@@ -60,6 +69,9 @@ class FollowedBlocks(RequestBlocks):
 
     def of(self, request: str) -> list[int]:
         return self._blocks[request]
+
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
+        return None
 
     def allocated(self, request: str, blocks: list[int]) -> None:
         self._blocks[request] = list(blocks)

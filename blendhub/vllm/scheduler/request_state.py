@@ -10,14 +10,18 @@ from vllm.v1.request import Request
 
 from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Variant
-from blendhub.plan import Match
+from blendhub.plan import Match, Span
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 from blendhub.vllm.settings import Mode
 from blendhub.vllm.spans import total
 from blendhub.wire import Found
+
+MOVING: tuple[Mode, ...] = ("blend", "contiguous")
+"""The modes in which text may be reused elsewhere than where it was computed."""
 
 
 class Stage(Enum):
@@ -45,11 +49,13 @@ class Terms(msgspec.Struct, frozen=True):
     explains: bool = False
     audit: bool = False
     """Whether the request asks for an audit."""
+    settles: bool = False
+    """Whether the request takes KV that earlier requests blended."""
 
     @property
     def moves(self) -> bool:
         """Whether text may be reused elsewhere than where it was computed."""
-        return self.mode in ("blend", "contiguous")
+        return self.mode in MOVING
 
 
 class RequestState:
@@ -85,11 +91,40 @@ class RequestState:
         """The outcome. No request is audited twice."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
+        self.hashes = RequestHashes(request)
+        self.is_scheduled = False
+        """Whether vLLM has allocated blocks; afterwards its hashes are only salted."""
+        self.settled_span: Span | None = None
+        """What it took of blended blocks in vLLM's own cache."""
+        self.ratio = 1.0
+        """The least share of moved text that was recomputed in its KV."""
+        self._settled: Settled | None = None
+        """Whose blocks vLLM looks for."""
         self._approximate_before: int | None = None
-        """``first_approximate`` of earlier loads: a preempted request may keep blended blocks."""
+        """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
+        blended blocks."""
         self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)
 
     # Transitions.
+
+    def take(self, settled: Settled | None) -> bool:
+        """Have vLLM look for these blended blocks, or for none; returns whether it looked for others until now."""
+        assert not self.is_scheduled
+        if settled == self._settled:
+            return False
+        self._settled = settled
+        self.hashes.take(settled)
+        return True
+
+    def scheduled(self) -> None:
+        """vLLM has allocated blocks, and given it its own cached prefix of ``engine_tokens``."""
+        assert not self.is_scheduled
+        settled = self._settled
+        if settled and self.engine_tokens > settled.first_approximate:
+            self.settled_span = Span(settled.first_approximate, self.engine_tokens)
+            self.ratio = settled.ratio
+            self._approximate_before = settled.first_approximate
+        self.is_scheduled = True
 
     def look_up(self, lookup: Lookup) -> None:
         assert self.stage is not Stage.LOADING
@@ -116,6 +151,8 @@ class RequestState:
         self.result = result
         self.audit = self.audit or result.audit
         self.stage = Stage.COMPUTING if result.error else Stage.LOADED
+        if self.stage is Stage.LOADED and self.decision and self.decision.moved and not self.decision.audit:
+            self.ratio = min(self.ratio, self.decision.ratio)
         self.end_lookup()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -169,23 +206,27 @@ class RequestState:
 
     def report(self) -> dict[str, Any]:
         """For the response: how many of the prompt's tokens were reused and recomputed, or why none were."""
-        report: dict[str, Any] = {"engine_tokens": self.engine_tokens, "exact_tokens": 0, "moved_tokens": 0}
-        report |= {"recomputed_tokens": 0, "hole_tokens": 0}
-        if self.decision and self.result and not self.result.error:
-            report["exact_tokens"] = total(self.decision.exact)
-            report["moved_tokens"] = total(self.decision.moved)
-            report["recomputed_tokens"] = total(self.result.recomputed)
-            report["hole_tokens"] = self.result.holes
-            if self.terms.explains:
-                report["spans"] = {
-                    "exact": msgspec.to_builtins(self.decision.exact),
-                    "moved": msgspec.to_builtins(self.decision.moved),
-                    "recomputed": msgspec.to_builtins(list(self.result.recomputed)),
-                    "holes": msgspec.to_builtins(self.decision.holes),
-                }
-        elif self.result:
+        loaded = self.decision if self.result and not self.result.error else None
+        spans: dict[str, list[Span]] = {
+            "exact": loaded.exact if loaded else [],
+            "settled": [self.settled_span] if self.settled_span else [],
+            "moved": loaded.moved if loaded else [],
+            "recomputed": list(self.result.recomputed) if self.result else [],
+            "holes": loaded.holes if loaded else [],
+        }
+        report: dict[str, Any] = {
+            "engine_tokens": self.engine_tokens,
+            "exact_tokens": total(spans["exact"]),
+            "settled_tokens": total(spans["settled"]),
+            "moved_tokens": total(spans["moved"]),
+            "recomputed_tokens": total(spans["recomputed"]),
+            "hole_tokens": total(spans["holes"]),
+        }
+        if self.terms.explains and (loaded or self.settled_span):
+            report["spans"] = msgspec.to_builtins(spans)
+        if self.result and self.result.error:
             report["reason"] = self.result.error
-        elif self.refusal:
+        elif self.refusal and not loaded:
             report["reason"] = self.refusal.reason
         if self.audit:
             report["audit"] = msgspec.to_builtins(self.audit)

@@ -1,4 +1,4 @@
-"""Salts a request's block hashes, so that vLLM's prefix cache gives its blended KV to no other request."""
+"""Salts a request's block hashes, so that no other request finds its blended KV in vLLM's prefix cache by itself."""
 
 import secrets
 from hashlib import blake2b

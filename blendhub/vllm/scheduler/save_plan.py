@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from blendhub.client import Reservation
-from blendhub.plan import Match, Span, gaps
+from blendhub.plan import Span, gaps
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
@@ -71,13 +71,15 @@ class SavePlan:
         self._reserve = reserve
         self._min_tokens = min_tokens
 
-    def begin(self, n_prompt: int, stored: Sequence[Match], first_approximate: int | None) -> None:
-        """Store the parts of the prompt that are not stored, except short ones between moved text: no lookup would find
-        them again."""
-        for gap in gaps(Span(0, n_prompt), (match.span for match in stored)):
-            exact = first_approximate is None or gap.end <= first_approximate
-            if exact or gap.end == n_prompt or len(gap) >= self._min_tokens:
-                self._add(gap, exact, None)
+    def begin(self, n_prompt: int, stored: Sequence[Span], first_approximate: int | None) -> None:
+        """Store the parts of the prompt that ``stored``, ascending, lacks, except short ones between moved text: no
+        lookup would find them again."""
+        border = n_prompt if first_approximate is None else min(first_approximate, n_prompt)
+        for gap in gaps(Span(0, border), stored):
+            self._add(gap, True, None)
+        for gap in gaps(Span(border, n_prompt), stored):
+            if gap.end == n_prompt or len(gap) >= self._min_tokens:
+                self._add(gap, False, None)
 
     def add_answer(self, n_prompt: int, computed: int, exact: bool) -> None:
         """Store the generated tokens too."""

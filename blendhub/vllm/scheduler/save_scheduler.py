@@ -18,6 +18,7 @@ from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.spans import joined
 
 BlockIds = Callable[[str], list[int]]
 NULL_BLOCK = 0
@@ -184,9 +185,11 @@ class SaveScheduler:
 
     def _new_plan(self, request: RequestState) -> SavePlan:
         blended = request.first_approximate is not None
-        stored = [match for match in request.matches if match.exact or blended]
+        stored = [match.span for match in request.matches if match.exact or blended]
+        # What earlier requests blended is no text that could be moved.
+        settled = [request.settled_span] if request.settled_span else []
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
-        plan.begin(request.request.num_prompt_tokens, stored, request.first_approximate)
+        plan.begin(request.request.num_prompt_tokens, joined([*stored, *settled]), request.first_approximate)
         return plan
 
     def _reserve(self, request: RequestState, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":

@@ -1,0 +1,141 @@
+"""Blended blocks in vLLM's own prefix cache that a later request finds again, because its whole prefix is theirs.
+
+Blended blocks are cached under salted hashes (see ``salt_block_hashes``), which no request has by itself. Here the
+salted hashes are remembered by the *own* ones: those that follow from the tokens, the LoRA adapter and the cache salt
+of everything up to a block's end. Who has the same own hashes may take the salted ones.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.request import Request
+
+from blendhub.vllm.scheduler.salt_block_hashes import salt_block_hashes
+
+MOST_BLOCKS = 2**16
+"""Blended blocks whose hashes are remembered: about 25 MB. With one more, the one used longest ago is forgotten."""
+
+CachedTokens = Callable[[Sequence[BlockHash], int], int | None]
+"""How many tokens vLLM has cached under these hashes, at most so many; None: this vLLM cannot be asked."""
+
+
+class _Block(NamedTuple):
+    """A blended block."""
+
+    hash: BlockHash
+    before: BlockHash | None
+    """The hash of the block before, if there is one."""
+    first_approximate: int
+    ratio: float
+
+
+class Settled(NamedTuple):
+    """A prefix that ends with blended blocks."""
+
+    hashes: list[BlockHash]
+    first_approximate: int
+    """The position of the first token whose KV is not what the model alone computes."""
+    ratio: float
+    """The least share of moved text that was recomputed in it."""
+
+
+class SettledBlocks:
+    """The blended blocks that vLLM was given, of all requests. For one thread."""
+
+    def __init__(self, most: int = MOST_BLOCKS) -> None:
+        self.cached: CachedTokens = lambda hashes, most: None
+        self._most = most
+        self._blocks: dict[BlockHash, _Block] = {}
+        """By the own hashes; the one used longest ago comes first."""
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def remember(
+        self, own: Sequence[BlockHash], hashes: Sequence[BlockHash], first_approximate: int, ratio: float
+    ) -> None:
+        """vLLM has blocks, or will have them, under these hashes in place of the own ones."""
+        for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
+            if mine == salted:
+                continue
+            block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio)
+            known = self._blocks.pop(mine, None)
+            self._blocks[mine] = known if known and known[:2] == block[:2] else block
+        while len(self._blocks) > self._most:
+            del self._blocks[next(iter(self._blocks))]
+
+    def find(self, own: Sequence[BlockHash], n_tokens: int, least_ratio: float) -> Settled | None:
+        """The prefix with blended blocks of which vLLM has most, if it has more of it than of the own blocks.
+
+        ``least_ratio``: blocks are left out that were blended with fewer tokens recomputed.
+        """
+        candidates = self._candidates(own, least_ratio)
+        if not candidates:
+            return None
+        # The last token is always computed.
+        lengths = [self.cached(candidate.hashes, n_tokens - 1) for candidate in candidates]
+        best, longest = None, self.cached(own, n_tokens - 1)
+        for candidate, length in zip(candidates, lengths, strict=True):
+            if length is None or longest is None:
+                best = candidate
+            elif length > longest:
+                best, longest = candidate, length
+        return best
+
+    def clear(self) -> None:
+        self._blocks.clear()
+
+    def _candidates(self, own: Sequence[BlockHash], least_ratio: float) -> list[Settled]:
+        """The prefixes with blended blocks, from which each next one branches off later."""
+        found: list[Settled] = []
+        for at, mine in enumerate(own):
+            block = self._blocks.get(mine)
+            if block is None or block.ratio < least_ratio:
+                continue
+            if found and len(found[-1].hashes) == at and block.before == found[-1].hashes[-1]:
+                found[-1].hashes.append(block.hash)
+                found[-1] = found[-1]._replace(ratio=min(found[-1].ratio, block.ratio))
+            elif block.before == (own[at - 1] if at else None):
+                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio))
+        return found
+
+
+class RequestHashes:
+    """The block hashes of one request: its own, and those under which vLLM caches its blocks."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._own = list(request.block_hashes)
+        self._are_own = True
+        self._cached_before: list[BlockHash] = []
+        """The hashes of the blocks that were cached before the hashes were salted last."""
+
+    def own(self) -> list[BlockHash]:
+        """The hashes that follow from the tokens, those of generated ones too."""
+        request = self._request
+        if self._are_own:
+            self._own = list(request.block_hashes)
+        else:
+            salted, request.block_hashes = request.block_hashes, self._own
+            request.update_block_hashes()
+            request.block_hashes = salted
+        return self._own
+
+    def cached(self) -> list[BlockHash]:
+        """The hashes under which vLLM has the blocks, or will have them."""
+        return [*self._cached_before, *self._request.block_hashes[len(self._cached_before) :]]
+
+    def take(self, settled: Settled | None) -> None:
+        """Have vLLM look for this prefix; None: for the request's own."""
+        own = self.own()
+        self._are_own = settled is None
+        self._request.block_hashes = list(settled.hashes if settled else own)
+        self._request.update_block_hashes()
+
+    def salt(self, first_approximate: int, block_size: int, n_cached: int) -> None:
+        """Make the hashes unique from a token on; vLLM has taken ``n_cached`` blocks from its cache."""
+        self.own()
+        self._cached_before = self.cached()[:n_cached]
+        salt_block_hashes(self._request, first_approximate, block_size)
+        self._are_own = False

@@ -1,0 +1,117 @@
+"""A conversation blends each document once: its next turns find the blended KV again, and no other prompt does."""
+
+import pytest
+
+from engine_harness import Engine, disagreement, largest_difference
+from tests.vllm.conftest import SETTINGS, TOLERANCE
+from tests.vllm.test_engine_sharing import make_adapter
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+BLOCK = 32
+ROUNDING = 1e-5
+"""float32 computed in another order."""
+
+SETTLING = SETTINGS | {"audit_share": 0, "lookup_timeout_s": 10.0}
+ANSWER = 20
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["two batches in flight", "one batch at a time"])
+def engine(request, model):
+    with Engine(model, SETTLING, async_scheduling=request.param) as engine:
+        yield engine
+
+
+class Chat:
+    """A conversation; each turn brings a document that is stored, and a question."""
+
+    def __init__(self, engine, texts, turns=6):
+        self._engine = engine
+        self._texts = texts
+        self._documents = [texts.new(160) for _ in range(turns)]
+        for document in self._documents:
+            engine.one(document)
+        engine.forget()
+        self.prompt = texts.new(50)
+
+    def turn(self, answer=None, **asked):
+        """The answer to the next question, behind the last answer; ``prompt`` has everything that was said before."""
+        if answer:
+            self.prompt += answer.tokens
+        self.prompt += [*self._texts.new(11), *self._documents.pop(), *self._texts.new(30)]
+        return self._engine.one(self.prompt, tokens=ANSWER, explain=True, **asked)
+
+
+def test_six_turns_blend_each_document_once(engine, plain, texts):
+    chat, answer, before, there = Chat(engine, texts), None, None, 0
+    for number in range(6):
+        answer = chat.turn(answer)
+        report = answer.report
+        assert report["moved_tokens"] >= 160
+        if number:
+            # vLLM has whole blocks, and of the last token no KV.
+            assert report["engine_tokens"] == there // BLOCK * BLOCK
+            assert report["settled_tokens"] == there // BLOCK * BLOCK - 61
+            assert report["spans"]["settled"] == [[61, there // BLOCK * BLOCK]]
+            assert all(start >= there // BLOCK * BLOCK for start, _ in report["spans"]["recomputed"])
+            settled = there // BLOCK * BLOCK
+            assert (answer.kv(settled) == before[:, :, :settled]).all()
+        there = len(chat.prompt) + ANSWER - 1
+        before = answer.kv(there)
+    for mode in ("exact", "off"):
+        asked = engine.one(chat.prompt, tokens=ANSWER, mode=mode, store=False)
+        assert asked.report["settled_tokens"] == 0
+        expected = plain.one(chat.prompt, tokens=ANSWER)
+        assert disagreement([asked], [expected]) < TOLERANCE
+        n = len(chat.prompt) - 1
+        assert largest_difference(asked.kv(n), expected.kv(n)) < ROUNDING
+    # vLLM has computed all of the prompt itself now, and that is what it is asked for.
+    clean = engine.one(chat.prompt, tokens=ANSWER)
+    assert clean.report["settled_tokens"] == 0
+    assert clean.report["engine_tokens"] == (len(chat.prompt) - 1) // BLOCK * BLOCK
+
+
+def test_a_retry_and_a_second_user_blend_nothing_and_who_does_not_want_it_blends_anew(engine, texts):
+    chat = Chat(engine, texts)
+    first = chat.turn()
+    there = (len(chat.prompt) - 1) // BLOCK * BLOCK
+    again = engine.one(chat.prompt, tokens=ANSWER, explain=True)
+    assert again.report["engine_tokens"] == there and again.report["settled_tokens"] == there - 61
+    assert again.report["moved_tokens"] == again.report["recomputed_tokens"] == 0
+    assert disagreement([again], [first]) < TOLERANCE
+    second = engine.one([*chat.prompt[:-10], *texts.new(10)], tokens=ANSWER)
+    assert second.report["settled_tokens"] > 150
+    anew = engine.one(chat.prompt, tokens=ANSWER, settled=False, store=False)
+    assert anew.report["settled_tokens"] == 0 and anew.report["moved_tokens"] == 160
+    more = engine.one(chat.prompt, tokens=ANSWER, recompute_ratio=0.9, store=False)
+    assert more.report["settled_tokens"] == 0 and more.report["recomputed_tokens"] == 144
+
+
+def test_another_salt_and_an_adapter_find_nothing(model, texts, tmp_path):
+    adapter = str(make_adapter(tmp_path / "one", 0))
+    with Engine(model, SETTLING, enable_lora=True, max_lora_rank=8) as engine:
+        chat = Chat(engine, texts)
+        chat.turn()
+        for asked in ({"cache_salt": "mine"}, {"lora": adapter}):
+            other = engine.one(chat.prompt, tokens=2, **asked)
+            assert (other.report["engine_tokens"], other.report["settled_tokens"]) == (0, 0)
+            assert other.report["moved_tokens"] == 0
+        assert engine.one(chat.prompt, tokens=2).report["settled_tokens"] > 150
+
+
+@pytest.mark.parametrize("asynchronous", [True, False], ids=["two batches in flight", "one batch at a time"])
+def test_preempted_requests_with_settled_blocks(asynchronous, model, plain, texts):
+    """Few blocks for many answers. Everything is recomputed, so that what is settled can be compared with vLLM's."""
+    shared = texts.new(300)
+    prompts = [[*texts.new(20), *shared, *texts.new(20)] for _ in range(6)]
+    options = {"num_gpu_blocks_override": 60, "max_model_len": 1024, "async_scheduling": asynchronous}
+    with Engine(model, SETTLING, **options) as engine:
+        engine.one([*shared, *texts.new(5)])
+        engine.forget()
+        rounds = [engine.ask(*prompts, tokens=200, recompute_ratio=1.0) for _ in range(2)]
+        assert engine.call("preemptions") > 0
+        assert any(answer.report["settled_tokens"] for answer in rounds[1])
+        engine.forget()
+    expected = [plain.one(prompt, tokens=200) for prompt in prompts]
+    for answers in rounds:
+        assert disagreement(answers, expected) < TOLERANCE

@@ -1,0 +1,222 @@
+"""The scheduler side and blended blocks in vLLM's own cache: who takes them, and what follows from it."""
+
+import msgspec
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub.hookspecs import AuditOutcome
+from blendhub.vllm.messages import LoadResult, WorkerReport
+from tests.vllm.played_engine import BLOCK, SETTINGS, played_engine, text
+
+DOCUMENT, BEGINNING, QUESTION = text(0, 96), text(1, 64), text(2, 32)
+PROMPT = BEGINNING + DOCUMENT + QUESTION
+GOES_ON = [*PROMPT, *text(3, 64)]
+SETTLED = len(PROMPT)
+"""Blocks of the prompt are whole."""
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        engine.serve("document", DOCUMENT)
+        yield engine
+
+
+def blend(engine, name="blended", prompt=PROMPT, **asked):
+    """Serve a prompt of which a document is moved; returns the hashes under which vLLM has cached its blocks."""
+    request = engine.request(name, prompt, **asked)
+    engine.side.arrived(request)
+    there = engine.load(request)
+    engine.step(**{name: (there, len(prompt) - there)})
+    request.append_output_token_ids(1)
+    engine.end(request, len(prompt))
+    return list(request.block_hashes)
+
+
+def arrived(engine, name, prompt=GOES_ON, **asked):
+    request = engine.request(name, prompt, **asked)
+    own = list(request.block_hashes)
+    engine.side.arrived(request)
+    return request, own
+
+
+def report(engine, request):
+    return engine.side._requests[request.request_id].report()
+
+
+def test_a_prompt_that_goes_on_looks_for_the_blended_blocks(engine):
+    blended = blend(engine)
+    request, own = arrived(engine, "next", explain=True)
+    assert request.block_hashes[: len(blended)] == blended
+    assert request.block_hashes[:4] == own[:4] and not set(request.block_hashes[4:]) & set(own)
+    engine.load(request, local=SETTLED)
+    engine.step(next=(SETTLED, 64))
+    facts = report(engine, request)
+    assert (facts["engine_tokens"], facts["settled_tokens"], facts["moved_tokens"]) == (SETTLED, SETTLED - 64, 0)
+    assert facts["spans"]["settled"] == [[64, SETTLED]]
+    assert engine.side.counters["tokens_settled"] == SETTLED - 64
+    engine.end(request, len(GOES_ON))
+
+
+@pytest.mark.parametrize("asked", [{"mode": "exact"}, {"mode": "off"}, {"settled": False}, {"recompute_ratio": 0.5}])
+def test_requests_that_do_not_accept_them_have_their_own_hashes(engine, asked):
+    blend(engine)
+    request, own = arrived(engine, "next", **asked)
+    assert request.block_hashes == own
+
+
+def test_a_request_with_another_salt_has_its_own_hashes(engine):
+    blend(engine)
+    request = engine.request("next", GOES_ON, salt="another")
+    own = list(request.block_hashes)
+    engine.side.arrived(request)
+    assert request.block_hashes == own
+
+
+def test_requests_that_need_every_token_computed_have_their_own_hashes(engine):
+    blend(engine)
+    request = engine.request("next", GOES_ON)
+    request.skip_reading_prefix_cache = True
+    own = list(request.block_hashes)
+    engine.side.arrived(request)
+    assert engine.side.matched(request, 0) == (0, False) and request.block_hashes == own
+
+
+def test_what_stands_behind_settled_blocks_is_never_stored_as_exact(engine):
+    blend(engine)
+    engine.client.clear()
+    request, _ = arrived(engine, "next")
+    engine.load(request, local=SETTLED)
+    engine.step(next=(SETTLED, 64))
+    for token in text(4, 33):
+        request.append_output_token_ids(token)
+    engine.end(request, len(GOES_ON) + 32)
+    whole = GOES_ON + text(4, 32)
+    assert engine.found(whole, exact=True) == set(range(64))
+    # The settled blocks themselves are no text that was computed here, so nothing may move them.
+    assert engine.found(whole, exact=False) == set(range(SETTLED, len(whole)))
+
+
+def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn(engine):
+    request, own = arrived(engine, "waiting")
+    blended = blend(engine)
+    assert request.block_hashes == own
+    assert engine.side.matched(request, 0) == (None, False)
+    assert request.block_hashes[: len(blended)] == blended
+    assert engine.load(request, local=SETTLED) == SETTLED
+    assert report(engine, request)["settled_tokens"] == SETTLED - 64
+
+
+def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
+    blend(engine)
+    request, own = arrived(engine, "waiting")
+    engine.side.settled.cached = lambda hashes, most: 0
+    assert engine.side.matched(request, 0) == (None, False)
+    assert request.block_hashes == own
+    assert engine.load(request, local=0) > 0
+    assert report(engine, request)["settled_tokens"] == 0
+
+
+def test_a_request_whose_settled_blocks_are_gone_is_exact(engine):
+    """Where vLLM cannot be asked, only its answer shows that they are."""
+    blend(engine)
+    engine.client.clear()
+    request, _ = arrived(engine, "next")
+    assert engine.load(request, local=64) == 64
+    assert engine.side._requests["next"].first_approximate is None
+    engine.step(next=(64, len(GOES_ON) - 64))
+    request.append_output_token_ids(1)
+    engine.end(request, len(GOES_ON))
+    assert engine.found(GOES_ON, exact=True) == set(range(len(GOES_ON)))
+
+
+def test_blended_blocks_are_taken_while_the_hub_is_gone(engine):
+    blended = blend(engine)
+    engine.side.executor.registered.close()
+    request, _ = arrived(engine, "next")
+    assert engine.load(request, local=SETTLED) == SETTLED
+    assert request.block_hashes[: len(blended)] == blended
+    assert report(engine, request)["settled_tokens"] == SETTLED - 64
+
+
+def test_a_load_that_failed_leaves_nothing_to_take(engine):
+    request, _ = arrived(engine, "failed", PROMPT)
+    engine.load(request, error="the hub is gone")
+    engine.step(failed=(0, len(PROMPT)))
+    request.append_output_token_ids(1)
+    engine.end(request, len(PROMPT))
+    following, own = arrived(engine, "next")
+    assert following.block_hashes == own and not len(engine.side.settled)
+
+
+def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(engine):
+    request, _ = arrived(engine, "aborted", PROMPT)
+    n_external, _ = engine.side.matched(request, 0)
+    engine.side.allocated(request, list(range(1, 20)), n_external)
+    engine.step()
+    engine.side.ended(request, [])
+    assert not len(engine.side.settled)
+
+
+def test_what_was_blended_is_taken_before_its_request_has_ended(engine):
+    request, _ = arrived(engine, "blended", PROMPT)
+    engine.load(request)
+    following, own = arrived(engine, "next")
+    assert following.block_hashes[:12] == request.block_hashes[:12] != own[:12]
+
+
+def test_a_preempted_request_is_counted_once_and_stays_approximate(engine):
+    blend(engine)
+    request, _ = arrived(engine, "next")
+    engine.load(request, local=SETTLED)
+    engine.step(next=(SETTLED, 16))
+    # vLLM took its blocks, and some of the settled ones were evicted meanwhile.
+    assert engine.load(request, local=64 + BLOCK) >= 64 + BLOCK
+    assert engine.side._requests["next"].first_approximate == 64
+    assert engine.side.counters["tokens_settled"] == SETTLED - 64
+
+
+def test_turns_that_blend_further_documents_find_all_that_was_blended_before(engine):
+    another = text(5, 96)
+    engine.serve("another", another)
+    blend(engine)
+    prompt = [*GOES_ON, *another, *text(6, 32)]
+    request, _ = arrived(engine, "next", prompt)
+    assert engine.load(request, local=SETTLED) == len(prompt) - 32
+    assert report(engine, request)["moved_tokens"] == 96
+    engine.step(next=(len(prompt) - 32, 32))
+    answer = text(7, 33)
+    for token in answer:
+        request.append_output_token_ids(token)
+    engine.end(request, len(prompt) + 32)
+    third, own = arrived(engine, "third", [*prompt, *answer[:32], *text(8, 16)])
+    there = (len(prompt) + 32) // BLOCK
+    assert third.block_hashes[:there] == request.block_hashes[:there]
+    assert not set(third.block_hashes[4:]) & set(own)
+    assert engine.side._requests["third"]._settled.first_approximate == 64
+
+
+def test_the_cleared_cache_has_nothing_to_take(engine):
+    blend(engine)
+    engine.side.clear()
+    request, own = arrived(engine, "next")
+    assert request.block_hashes == own
+
+
+def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others():
+    settings = msgspec.structs.replace(SETTINGS, audit_share=0.0)
+    with played_engine(settings=settings, audits=True) as engine:
+        engine.serve("document", DOCUMENT)
+        blend(engine)
+        request, own = arrived(engine, "audited", audit=True, recompute_ratio=0.15)
+        assert request.block_hashes == own
+        n_external, _ = engine.side.matched(request, 0)
+        assert n_external == len(GOES_ON)
+        engine.side.allocated(request, list(range(1, 30)), n_external)
+        engine.step()
+        audit = AuditOutcome(agrees=True, kl=0.0)
+        engine.side.process_report(WorkerReport({"audited": LoadResult(audit=audit)}))
+        # Its KV is exact, so those may take it that ask for the most.
+        following, own = arrived(engine, "next", recompute_ratio=1.0)
+        assert following.block_hashes[:16] == request.block_hashes[:16] != own[:16]
