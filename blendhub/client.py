@@ -50,12 +50,15 @@ class HubClient(HubSession):
         acquire: bool = True,
         skip_prefix: int = 0,
         wait_s: float = 0.0,
+        settled: float | None = None,
     ) -> wire.Found:
         """Find what of these tokens is stored, with a read lease on it unless ``acquire`` is false.
 
         ``acquire`` tells where the KV is.
         """
-        return self.submit_lookup(tokens, variant, acquire=acquire, skip_prefix=skip_prefix, wait_s=wait_s).result()
+        return self.submit_lookup(
+            tokens, variant, acquire=acquire, skip_prefix=skip_prefix, wait_s=wait_s, settled=settled
+        ).result()
 
     def submit_lookup(
         self,
@@ -66,11 +69,13 @@ class HubClient(HubSession):
         skip_prefix: int = 0,
         wait_s: float = 0.0,
         sensitivity: bool = False,
+        settled: float | None = None,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
         """The same without waiting for the reply.
 
-        ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``.
+        ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``. ``settled``: the least
+        share that was recomputed in settled KV; None: find none.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -79,6 +84,7 @@ class HubClient(HubSession):
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
             sensitivity=sensitivity,
+            settled=settled,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
@@ -160,12 +166,14 @@ class HubClient(HubSession):
         variant: Variant = BASE,
         *,
         exact: bool = True,
+        blended: bool = False,
+        ratio: float = 0.0,
         run: int | None = None,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
         session, asked_at = self._session, self._clock()
         message = wire.Reserve(
-            session=session.session, epoch=session.epoch, variant=variant, span=span, exact=exact, run=run
+            **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
         )
         answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
         right = None

@@ -25,19 +25,26 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
     """``span`` of the prompt holds the same tokens as ``run`` from its position ``source_start`` on.
 
     ``exact`` promises more: the same positions and the same whole prefix, so that the stored KV is
-    bit for bit what the engine would compute.
+    bit for bit what the engine would compute. ``settled``: the same positions and the same whole prefix, too, but some
+    of that was blended; the KV is loaded as it is. No match is both.
     """
 
     span: Span
     run: int
     source_start: int
     exact: bool
+    settled: bool = False
+
+    @property
+    def moved(self) -> bool:
+        """Whether the text stood behind another prefix, or elsewhere, when its KV was computed."""
+        return not (self.exact or self.settled)
 
     def part(self, start: int, end: int) -> "Match":
         """The same match, narrowed to ``[start, end)`` of the prompt."""
         if not self.span.start <= start <= end <= self.span.end:
             raise InvalidInput(f"[{start}, {end}) is not part of {self.span}")
-        return Match(Span(start, end), self.run, self.source_start + start - self.span.start, self.exact)
+        return Match(Span(start, end), self.run, self.source_start + start - self.span.start, self.exact, self.settled)
 
     def continues(self, earlier: "Match") -> bool:
         """Whether this match goes on where ``earlier`` ends, in the prompt and in the run alike."""
@@ -46,6 +53,7 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
             and self.run == earlier.run
             and self.source_start == earlier.source_start + len(earlier.span)
             and self.exact == earlier.exact
+            and self.settled == earlier.settled
         )
 
 
@@ -88,23 +96,25 @@ def join(matches: Iterable[Match]) -> list[Match]:
     for match in matches:
         if joined and match.continues(joined[-1]):
             first = joined.pop()
-            match = Match(Span(first.span.start, match.span.end), first.run, first.source_start, first.exact)
+            whole = Span(first.span.start, match.span.end)
+            match = Match(whole, first.run, first.source_start, first.exact, first.settled)
         joined.append(match)
     return joined
 
 
 def combine(answers: Sequence[Sequence[Match]], min_tokens: int = 1) -> list[Match]:
-    """The answers of several matchers to one prompt, as one: exact matches first, then in the order given.
+    """The answers of several matchers to one prompt, as one: exact matches first, then settled ones, then moved ones,
+    and of each kind in the order given.
 
     A later answer fills only what earlier ones left open. A piece that is shorter than ``min_tokens``
     because an earlier match cut it is dropped: it would cost a transfer and save next to nothing.
     """
     chosen: list[Match] = []
-    for exact in (True, False):
+    for kind in ("exact", "settled", "moved"):
         for answer in answers:
             taken = [match.span for match in chosen]
             for match in answer:
-                if match.exact is exact:
+                if getattr(match, kind):
                     chosen += _uncut(match, taken, min_tokens)
             chosen.sort(key=lambda match: match.span)
     return join(chosen)

@@ -18,11 +18,12 @@ from blendhub.layout import Namespace, Text, Variant
 from blendhub.plan import Match, Span
 from blendhub.processes import ProcessId
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """In one message; a lookup answers with no more."""
@@ -116,6 +117,8 @@ class Lookup(InNamespace, frozen=True):
     wait_s: Seconds = 0.0
     sensitivity: bool = False
     """Answer with what is known of the sensitivity of the matches' tokens, too."""
+    settled: Ratio | None = None
+    """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
 
 
 class Prefetch(InNamespace, frozen=True):
@@ -150,10 +153,15 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
 
     ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
     reply's span begins after it. ``run``: extend this run if it ends where the span starts.
+
+    ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. Nor is it stored again
+    where anything is stored behind that prefix. ``ratio``: of KV that is not exact, the share that was recomputed.
     """
 
     span: Span
     exact: bool = True
+    blended: bool = False
+    ratio: Ratio = 0.0
     run: Id | None = None
 
 

@@ -11,6 +11,8 @@ from blendhub.errors import InvalidInput
 from blendhub.plan import check_tiling, gaps, join
 
 LENGTH = 24
+KINDS = [(True, False), (False, True), (False, False)]
+"""Whether a match is exact, and whether it is settled, in the order in which matches are preferred."""
 
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
 
@@ -23,14 +25,14 @@ def answers(draw):
     for start, end in zip(borders[::2], borders[1::2], strict=False):
         # Few runs and sources, so that neighbours often continue each other.
         source = draw(st.sampled_from([start, start, 0, 100 + start]))
-        found.append(Match(Span(start, end), draw(st.integers(1, 2)), source, draw(st.booleans())))
+        found.append(Match(Span(start, end), draw(st.integers(1, 2)), source, *draw(st.sampled_from(KINDS))))
     return found
 
 
 def tokens_of(matches):
     """Where each covered token comes from."""
     return {
-        match.span.start + i: (match.run, match.source_start + i, match.exact)
+        match.span.start + i: (match.run, match.source_start + i, match.exact, match.settled)
         for match in matches
         for i in range(len(match.span))
     }
@@ -38,11 +40,11 @@ def tokens_of(matches):
 
 def combine_token_by_token(given_answers, min_tokens):
     origin = {}
-    for exact in (True, False):
+    for kind in KINDS:
         for answer in given_answers:
             taken = set(origin)
             for match in answer:
-                if match.exact is not exact:
+                if (match.exact, match.settled) != kind:
                     continue
                 pieces, piece = [], []
                 for position in range(match.span.start, match.span.end + 1):
@@ -55,12 +57,12 @@ def combine_token_by_token(given_answers, min_tokens):
                     if len(piece) >= min_tokens or len(piece) == len(match.span):
                         for position in piece:
                             source = match.source_start + position - match.span.start
-                            origin[position] = (match.run, source, match.exact)
+                            origin[position] = (match.run, source, *kind)
     return origin
 
 
 @given(st.lists(answers(), max_size=4), st.integers(1, 5))
-def test_combine_takes_exact_first_and_then_the_order_given(given_answers, min_tokens):
+def test_combine_takes_exact_matches_first_then_settled_ones_and_then_the_order_given(given_answers, min_tokens):
     combined = combine(given_answers, min_tokens)
     check_tiling(LENGTH, combined)
     assert tokens_of(combined) == combine_token_by_token(given_answers, min_tokens)

@@ -10,8 +10,6 @@ from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.workload import Case, Hole, Tokens
 from engine_harness import Answer, Engine
 
-OFF = {"mode": "off", "store": False}
-
 Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]
 """Goes through a sequence and shows how far it is."""
 
@@ -87,8 +85,7 @@ def measure(engine: Engine, cases: Sequence[Case], asked: Asked, answering: Answ
         request = {"mode": asked.mode, "recompute_ratio": asked.ratio, "store": False, **_namespace(asked.hole)}
         leader = answering.one(engine, first, request)
         # The others find the first one's KV in vLLM's own cache, unless they need another choice of tokens.
-        request = request if asked.apart else OFF | _namespace(asked.hole)
-        answers = [leader, *answering.all(engine, others, request)]
+        answers = [leader, *answering.all(engine, others, request | {"settled": not asked.apart})]
         moved = _checked(case, leader, asked, answering.least_found)
         table = [question.score(answer.tokens) for question, answer in zip(case.questions, answers, strict=True)]
         outcome.scores.append([sum(score or 0.0 for score in column) for column in zip(*table, strict=True)])

@@ -48,7 +48,7 @@ def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS)
             headers=reader_cases.headers,
         )
         tokens = sum(len(case.body) for case in cases)
-        serving = Serving(str(checkpoint), place, tokens * (1 + len(HOLES)), shares=True, **READER)
+        serving = Serving(str(checkpoint), place, tokens * (1 + len(HOLES)), **READER)
         experiment = Experiment(plan, serving, shown.steps)
         outcomes = list(experiment.outcomes())
         literature = Literature(load(checkpoint), prompts, cases, experiment.visits(cases, 1))

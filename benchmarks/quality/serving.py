@@ -18,14 +18,11 @@ PATIENCE_S = 30.0
 class Serving:
     """Engines of one model, and the hub that they share, which runs in the engine that stores."""
 
-    def __init__(self, model: str, place: Path, stored_tokens: int, *, shares: bool, **options: Any) -> None:
-        """``stored_tokens``: how much there must be room for. ``shares``: many questions are asked to one prompt, and
-        share its KV. ``options`` are vLLM's.
-        """
+    def __init__(self, model: str, place: Path, stored_tokens: int, **options: Any) -> None:
+        """``stored_tokens``: how much there must be room for. ``options`` are vLLM's."""
         shape = Shape(model)
         self.layers, self.longest = shape.layers, int(options.get("max_model_len", shape.longest))
         self._model = model
-        self._shares = shares
         self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
         self._site = place / "site"
         self._site.mkdir()
@@ -37,21 +34,20 @@ class Serving:
     def storing(self) -> contextlib.AbstractContextManager[Engine]:
         """Its hub ends with it. It learns, but has nothing to choose: what moved is computed anew, all or nothing."""
         hub = {"arena_gib": self._arena_gib, "metrics": "", "listen": [{"endpoint": self._endpoint}]}
-        return self._engine({"hub": hub, "selector": {"name": "random"}}, self._shares)
+        return self._engine({"hub": hub, "selector": {"name": "random"}})
 
     def choosing(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
         """An engine with this selector. It does not learn: one question must not help the next."""
         settings = {"endpoint": self._endpoint, "selector": compared.choice, "learn_sensitivity": False}
-        return self._engine(settings, self._shares and not compared.reads_question)
+        return self._engine(settings)
 
     @contextlib.contextmanager
-    def _engine(self, settings: dict[str, Any], shared: bool) -> Iterator[Engine]:
+    def _engine(self, settings: dict[str, Any]) -> Iterator[Engine]:
         settings |= {"policy": {"max_recompute_share": 1.0}, "lookup_timeout_s": PATIENCE_S}
         with Engine(
             self._model,
             settings,
             environment={"PYTHONPATH": f"{self._site}:{ROOT}"},
-            arrange=["benchmarks.quality.sharing:arrange"] if shared else [],
             **self._options,
         ) as engine:
             yield engine

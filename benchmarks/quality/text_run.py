@@ -28,7 +28,7 @@ def run(
     cases = [writer.case(one) for one in read_questions(data, until)]
     with folder() as place, Shown() as shown:
         tokens = sum(len(case.body) for case in cases)
-        serving = Serving(model, place, tokens, shares=False, dtype=usual_dtype(), max_model_len=longest(cases))
+        serving = Serving(model, place, tokens, dtype=usual_dtype(), max_model_len=longest(cases))
         plan = Plan(
             cases=cases,
             some=cases,

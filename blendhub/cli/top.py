@@ -111,6 +111,7 @@ class View:
         return [
             ("lookups", f"{looked:,.0f}{self._rate('requests_lookup')}, hit rate {_share(found, looked)}"),
             ("exact", f"{count('tokens_exact'):,.0f} tokens{self._rate('tokens_exact')}"),
+            ("settled", f"{count('tokens_settled'):,.0f} tokens{self._rate('tokens_settled')}"),
             ("moved", f"{count('tokens_moved'):,.0f} tokens{self._rate('tokens_moved')}"),
             ("arena", f"{_bytes(used)} of {_bytes(size)} ({_share(used, size)}), {_bytes(quarantined)} quarantined"),
             ("chunks", f"{gauge('chunks'):,.0f}, {gauge('chunks_in_arena'):,.0f} of them in the arena"),

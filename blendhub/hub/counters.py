@@ -8,7 +8,7 @@ from blendhub.hub.audits import AuditTable
 RECENT = 512
 """How many requests of a kind the latencies are taken from: the last ones."""
 
-ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_moved", "tokens_learned")
+ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_settled", "tokens_moved", "tokens_learned")
 
 
 class Counters:

@@ -7,6 +7,7 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -16,6 +17,7 @@ from blendhub.errors import BlendHubError, InvalidInput
 from blendhub.host import PluginHost
 from blendhub.hub.lanes import Lane, LaneThreads
 from blendhub.hub.limits import MOST_CHUNKS
+from blendhub.hub.settled import SettledMatches
 from blendhub.layout import Namespace
 from blendhub.plan import Match, Span, combine, gaps
 from blendhub.tokens import Tokens
@@ -47,17 +49,28 @@ class Chunk:
         """One byte a token; see :mod:`blendhub.hub.sensitivity`. None while nothing is known of any."""
 
 
+class Origin(NamedTuple):
+    """How the KV of a run came about."""
+
+    exact: bool
+    """Nothing before or in it was blended."""
+    blended: bool = False
+    """It was blended itself, so it is of use behind its whole prefix only. Other KV may be moved."""
+    ratio: float = 0.0
+    """Of what is not exact: the share that was recomputed when it, or what stands before it, was blended."""
+
+
 class Run:
     """Chunks whose KV was computed in one go, at positions that follow each other."""
 
-    __slots__ = ("_hash", "_hashed", "_starts", "chunks", "end", "exact", "id", "index", "key", "tokens")
+    __slots__ = ("_hash", "_hashed", "_starts", "chunks", "end", "id", "index", "key", "origin", "tokens")
 
-    def __init__(self, id: int, index: "NamespaceIndex", end: int, exact: bool, key: RunKey | None = None) -> None:
+    def __init__(self, id: int, index: "NamespaceIndex", end: int, origin: Origin, key: RunKey | None = None) -> None:
         self.id = id
         self.index = index
         self.end = end
         """The end of the last chunk that was ever published; the run may grow there."""
-        self.exact = exact
+        self.origin = origin
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
         self.tokens: Tokens | None = None
         """From position 0, kept while the store is to save chunks."""
@@ -132,6 +145,12 @@ class NamespaceIndex:
         self._matchers: list[Matcher] = [
             host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
         ]
+        prefixes = (
+            partial(host.create, "matcher", choice.name, choice.options)
+            for choice, matcher in zip(namespace.matchers, self._matchers, strict=True)
+            if matcher.reach == "prefix"
+        )
+        self._settled = SettledMatches(next(prefixes, None))
 
     def __len__(self) -> int:
         return self.n_tokens
@@ -142,15 +161,21 @@ class NamespaceIndex:
         if self.lane.is_idle:
             # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
             with contextlib.suppress(BlendHubError):
-                self._nbytes = sum(matcher.nbytes for matcher in self._matchers)
+                self._nbytes = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
         return self._nbytes
 
     def chunks(self) -> Iterator[Chunk]:
         return (chunk for run in self.runs.values() for chunk in run.chunks.values())
 
-    def match(self, tokens: Tokens) -> list[Match]:
-        """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a lane's work."""
-        return combine([matcher.match(tokens) for matcher in self._matchers])
+    def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
+        """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a lane's work.
+
+        ``settled``: the least share that was recomputed in settled KV; None: none is found.
+        """
+        answers = [matcher.match(tokens) for matcher in self._matchers]
+        if settled is not None:
+            answers.append(self._settled.match(tokens, settled))
+        return combine(answers)
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
@@ -176,18 +201,23 @@ class NamespaceIndex:
                 return chunk_matches[:MOST_CHUNKS]
         return chunk_matches
 
-    def examine(self, tokens: Tokens, span: Span, run: Run | None) -> tuple[int, bool]:
+    def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
         """What of the span is new. Part of a lane's work.
 
         The position up to which it is stored exactly already, from its start, and whether its tokens from there on
-        continue the run.
+        continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.
         """
         reached = span.start
-        for match in self.match(tokens[: span.end]):
-            if match.exact and match.span.start <= reached:
+        for match in self.match(tokens[: span.end], 0.0 if blended else None):
+            if not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
         return reached, run is not None and run.continues(tokens, reached)
+
+    @property
+    def finds_settled(self) -> bool:
+        """Whether settled KV can be found: if one of the matchers finds prefixes."""
+        return self._settled.can_match
 
     def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
         """Append chunks, ascending, to a run, and make them matchable: at once, or when the lane is done with that."""
@@ -209,7 +239,7 @@ class NamespaceIndex:
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
-        self.lane.update(partial(self._discard, run.id, chunk.span), 0)
+        self.lane.update(partial(self._discard, run, chunk.span), 0)
         run.remove(chunk)
         self.sensitivity_bytes -= len(chunk.sensitivity or b"")
         chunk.sensitivity = None
@@ -229,15 +259,21 @@ class NamespaceIndex:
         self.changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
-        for matcher in self._matchers:
-            matcher.add(run.id, tokens, span, run.exact)
-            for gap in missing:
-                matcher.discard(run.id, gap)
+        for matcher in self._matchers_of(run.origin):
+            matcher.add(run.id, tokens, span, run.origin.exact)
+        self._settled.add(run, tokens, span)
         run.note_tokens(tokens, span.end)
+        for gap in missing:
+            self._discard(run, gap)
 
-    def _discard(self, run: int, span: Span) -> None:
-        for matcher in self._matchers:
-            matcher.discard(run, span)
+    def _discard(self, run: Run, span: Span) -> None:
+        for matcher in self._matchers_of(run.origin):
+            matcher.discard(run.id, span)
+        self._settled.discard(run, span)
+
+    def _matchers_of(self, origin: Origin) -> list[Matcher]:
+        """The matchers that find its text wherever it stands."""
+        return [] if origin.blended else self._matchers
 
     def check_integrity(self) -> None:
         chunks = list(self.chunks())
@@ -247,8 +283,10 @@ class NamespaceIndex:
         assert all(len(chunk.sensitivity or b"") == len(chunk.span) for chunk in learned)
         assert self.sensitivity_bytes == sum(len(chunk.span) for chunk in learned)
         if self.lane.is_idle:
+            movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
             known = [len(matcher) for matcher in self._matchers]
-            assert known == [self.n_tokens] * len(known), "a matcher knows other tokens than the index"
+            assert known == [movable] * len(known), "a matcher knows other tokens than the index"
+            self._settled.check_integrity(self.runs.values())
         for run in self.runs.values():
             assert run.chunks, "the index keeps a run without chunks"
             assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())

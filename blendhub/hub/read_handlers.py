@@ -34,7 +34,7 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        matches = index.lane.ask(partial(index.match, tokens), len(tokens))
+        matches = index.lane.ask(partial(index.match, tokens, message.settled), len(tokens))
         if isinstance(matches, asyncio.Future):
             return self._lookup_later(session, index, message, matches)
         return self._answer_lookup(session, index, message, matches)
@@ -95,13 +95,16 @@ class ReadHandlers(Handlers):
         return Envelope(answer, [known]) if known else answer
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
-        exact = moved = 0
+        exact = settled = moved = 0
         for found in chunk_matches:
             if found.match.exact:
                 exact += found.end - found.start
+            elif found.match.settled:
+                settled += found.end - found.start
             else:
                 moved += found.end - found.start
         self.counters.totals["tokens_exact"] += exact
+        self.counters.totals["tokens_settled"] += settled
         self.counters.totals["tokens_moved"] += moved
 
     def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:

@@ -9,7 +9,7 @@ from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import EvictionPolicy
-from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Run, Saved
+from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
 from blendhub.hub.index_table import IndexTable
 from blendhub.hub.limits import FREE_INDEX_BYTES
 from blendhub.hub.reads import ReadLease, Reads
@@ -100,7 +100,7 @@ class HubState:
         index: NamespaceIndex,
         tokens: Tokens,
         span: Span,
-        exact: bool,
+        origin: Origin,
         run: Run | None,
         deadline: float,
     ) -> WriteLease | None:
@@ -115,10 +115,10 @@ class HubState:
             run is None
             or index.runs.get(run.id) is not run
             or run.end != span.start
-            or run.exact != exact
+            or run.origin != origin
             or self.writes.is_growing(run)
         ):
-            run = Run(self.next_id(), index, span.start, exact)
+            run = Run(self.next_id(), index, span.start, origin)
         return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, run, tokens, span)
 
     def commit(self, session: Session, lease: int, upto: int) -> None:

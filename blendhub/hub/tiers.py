@@ -19,7 +19,7 @@ import msgspec
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.errors import BlendHubError, InvalidInput, StoreFailed
 from blendhub.hub.cache import Cache
-from blendhub.hub.index import Chunk, NamespaceIndex, Run, Saved, content_of
+from blendhub.hub.index import Chunk, NamespaceIndex, Origin, Run, Saved, content_of
 from blendhub.hub.index_table import IndexTable
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.notes import Notes
@@ -37,6 +37,8 @@ class RunDescription(msgspec.Struct, frozen=True):
 
     namespace: Namespace
     exact: bool
+    blended: bool = False
+    ratio: float = 0.0
 
 
 class Tier:
@@ -155,7 +157,7 @@ class Tier:
             return self.store.save(run.key, chunk.span, shards)
         except InvalidInput:  # the store does not have the run, or only a shorter version
             assert run.tokens is not None
-            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, run.exact))
+            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
             dropped = self.store.save_run(StoredRun(run.key, run.tokens.tobytes(), about, ()))
             return dropped + self.store.save(run.key, chunk.span, shards)
 
@@ -205,7 +207,8 @@ class Tier:
 
     def _restore_run(self, stored: StoredRun, about: RunDescription, index: NamespaceIndex, id: int) -> int:
         tokens = as_tokens(stored.tokens)
-        run = Run(id, index, stored.chunks[0].start, about.exact, stored.key)
+        origin = Origin(about.exact, about.blended, about.ratio)
+        run = Run(id, index, stored.chunks[0].start, origin, stored.key)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.saved = Saved.YES

@@ -10,7 +10,7 @@ from blendhub import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers, run_in_thread
-from blendhub.hub.index import NamespaceIndex, Run
+from blendhub.hub.index import NamespaceIndex, Origin, Run
 from blendhub.hub.limits import AT_ONCE
 from blendhub.hub.sessions import Session
 from blendhub.hub.writes import WriteLease, check_reservation
@@ -32,16 +32,20 @@ class WriteHandlers(Handlers):
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
+        if message.exact and message.blended:
+            raise InvalidInput("a reservation is for exact or for blended KV, not for both; set one of them")
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
             index = await run_in_thread(self.state.make_index, namespace.with_variant(message.variant))
         else:
             named = index.runs.get(message.run) if message.run is not None else None
-            examined = index.lane.ask(partial(index.examine, tokens, message.span, named), len(tokens))
+            examined = index.lane.ask(
+                partial(index.examine, tokens, message.span, named, blended=message.blended), len(tokens)
+            )
             start, continues = await examined if isinstance(examined, asyncio.Future) else examined
             run = named if continues else None
-        if start >= message.span.end:
+        if start >= message.span.end or (message.blended and not index.finds_settled):
             return wire.Reserved(span=Span(start, start))
         lease = await self._allocate(session, message, index, run, tokens, Span(start, message.span.end))
         return wire.Reserved(
@@ -63,11 +67,12 @@ class WriteHandlers(Handlers):
         span: Span,
     ) -> WriteLease:
         """A write lease; while the arena is full, waits for chunks to be saved, up to ``wait_for_store_s``."""
+        origin = Origin(message.exact, message.blended, message.ratio)
         give_up_at = self.clock() + self.config.wait_for_store_s
         while True:
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s
-            lease = self.state.reserve(session, index, tokens, span, message.exact, run, deadline)
+            lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
             if lease:
                 return lease
             left = give_up_at - self.clock()

@@ -32,9 +32,14 @@ class Decision(msgspec.Struct, frozen=True):
         return [clipped(match.span, self._claimed) for match in self.matches if match.exact]
 
     @property
+    def settled(self) -> list[Span]:
+        """What was blended before behind the same whole prefix, or computed behind that: loaded as it is."""
+        return [clipped(match.span, self._claimed) for match in self.matches if match.settled]
+
+    @property
     def moved(self) -> list[Span]:
         """Where reused text stands elsewhere than where it was computed; neighbours are not joined."""
-        return [clipped(match.span, self._claimed) for match in self.matches if not match.exact]
+        return [clipped(match.span, self._claimed) for match in self.matches if match.moved]
 
     @property
     def holes(self) -> list[Span]:
@@ -43,7 +48,7 @@ class Decision(msgspec.Struct, frozen=True):
     @property
     def first_approximate(self) -> int | None:
         """From which position on KV is not what the model alone would compute; None if all of it is."""
-        return self.moved[0].start if self.moved else None
+        return min((span.start for span in [*self.moved, *self.settled]), default=None)
 
 
 class Refusal(msgspec.Struct, frozen=True):

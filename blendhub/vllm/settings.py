@@ -89,6 +89,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Meta(description="with hold_agreement: the highest recompute_ratio; where more were needed, reuse is exact"),
     ] = 0.5
     store: Annotated[bool, Meta(description="store what this engine computes")] = True
+    store_blended: Annotated[
+        bool | None,
+        Meta(
+            description="store blended KV, too, for prompts that repeat its whole prefix; default: if the arena holds "
+            "four prompts of max_model_len"
+        ),
+    ] = None
     learn_sensitivity: Annotated[
         bool, Meta(description="tell the hub how much recomputed tokens' KV has changed, for selectors that use that")
     ] = True

@@ -28,18 +28,33 @@ from blendhub.plan import Span
 
 
 class ReadingRules(HubRules):
-    @rule(which=WHICH, prompt=PROMPT, variant=VARIANT, wait=st.sampled_from([0.0, 0.5]), skip=st.integers(0, 220))
-    def look_up(self, which: int, prompt: int, variant: Variant, wait: float, skip: int) -> None:
-        self.look_up_by(self.an_engine(which), PROMPTS[prompt], variant, wait, skip)
+    @rule(
+        which=WHICH,
+        prompt=PROMPT,
+        variant=VARIANT,
+        wait=st.sampled_from([0.0, 0.5]),
+        skip=st.integers(0, 220),
+        settled=st.sampled_from([None, 0.0, 0.3]),
+    )
+    def look_up(self, which: int, prompt: int, variant: Variant, wait: float, skip: int, settled: float | None) -> None:
+        self.look_up_by(self.an_engine(which), PROMPTS[prompt], variant, wait, skip, settled)
 
     def look_up_by(
-        self, engine: Engine, prompt: np.ndarray, variant: Variant = BASE, wait: float = 0.0, skip: int = 0
+        self,
+        engine: Engine,
+        prompt: np.ndarray,
+        variant: Variant = BASE,
+        wait: float = 0.0,
+        skip: int = 0,
+        settled: float | None = None,
     ) -> None:
         """What the lookup leases, each worker acquires, while the line to both is good."""
         scheduler = engine.scheduler.client
         with contextlib.suppress(BlendHubError):
-            found = scheduler.lookup(prompt, variant, wait_s=wait, skip_prefix=skip)
+            found = scheduler.lookup(prompt, variant, wait_s=wait, skip_prefix=skip, settled=settled)
             check_order([match.span for match in found.matches], skip)
+            assert not any(match.settled and (settled is None or match.exact) for match in found.matches)
+            assert all(match.moved or match.source_start == match.span.start for match in found.matches)
             assert (found.lease is None) == (not found.matches)
             for worker in engine.workers:
                 with contextlib.suppress(BlendHubError):

@@ -1,6 +1,7 @@
 """Rules by which engines of the state machine write: in time, too late, and while they are cut off."""
 
 import contextlib
+from typing import Any
 
 import numpy as np
 from direct_transport import Line
@@ -14,17 +15,25 @@ from blendhub.errors import BlendHubError
 from blendhub.layout import Variant
 from blendhub.plan import Span
 
+ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
+
 
 class WritingRules(ReadingRules):
-    @rule(which=WHICH, text=TEXT, variant=VARIANT, exact=st.booleans(), start=st.sampled_from([0, 0, 20, 32]))
-    def reserve(self, which: int, text: int, variant: Variant, exact: bool, start: int) -> None:
-        self.reserve_for(self.an_engine(which), TEXTS[text], variant, exact, start)
+    @rule(
+        which=WHICH,
+        text=TEXT,
+        variant=VARIANT,
+        origin=st.sampled_from(ORIGINS),
+        start=st.sampled_from([0, 0, 20, 32]),
+    )
+    def reserve(self, which: int, text: int, variant: Variant, origin: dict[str, Any], start: int) -> None:
+        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin)
 
     def reserve_for(
-        self, engine: Engine, text: np.ndarray, variant: Variant = BASE, exact: bool = True, start: int = 0
+        self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, **origin: Any
     ) -> Job | None:
         try:
-            reserved = engine.scheduler.client.reserve(text, Span(start, len(text)), variant, exact=exact)
+            reserved = engine.scheduler.client.reserve(text, Span(start, len(text)), variant, **origin)
         except BlendHubError:
             return None
         if reserved.right is None:

@@ -20,7 +20,7 @@ from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.worker.audit import MOST_KL, behind_moved, check_predictions, compare
+from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compare, inexact
 from blendhub.vllm.worker.model.engine_model import positions_of
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.worker_start import with_audits
@@ -125,7 +125,7 @@ def test_all_that_is_not_exact_is_computed_anew_from_the_first_moved_token_on(pi
         return
     exact = {p for span in decision.exact for p in range(span.start, span.end)}
     expected = [p for p in range(decision.first_approximate, n) if p not in exact]
-    assert positions_of(behind_moved(decision, n)).tolist() == expected
+    assert positions_of(inexact(decision, n)).tolist() == expected
 
 
 logits = st.lists(st.floats(-30, 30, width=32), min_size=4, max_size=4)

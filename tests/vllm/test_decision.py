@@ -27,16 +27,16 @@ def answers(draw):
     borders = sorted(draw(st.sets(st.integers(0, LENGTH), max_size=10)))
     found = []
     for start, end in zip(borders[::2], borders[1::2], strict=False):
-        exact = draw(st.booleans())
-        source = start if exact else draw(st.sampled_from([start + 100, start + 200]))
-        found.append(Match(Span(start, end), draw(st.integers(1, 2)), source, exact))
+        exact, settled = draw(st.sampled_from([(True, False), (False, True), (False, False)]))
+        source = start if exact or settled else draw(st.sampled_from([start + 100, start + 200]))
+        found.append(Match(Span(start, end), draw(st.integers(1, 2)), source, exact, settled))
     return found
 
 
 def tokens_of(matches):
     """Where each covered token comes from."""
     return {
-        match.span.start + i: (match.run, match.source_start + i, match.exact)
+        match.span.start + i: (match.run, match.source_start + i, match.exact, match.settled)
         for match in matches
         for i in range(len(match.span))
     }
@@ -63,13 +63,13 @@ def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
     if not holes:
         origin = unbroken(origin, first)
     code = "too_little" if blend or any(match.exact for match in matches) else "nothing_exact"
-    moved = [p for p, (*_, exact) in origin.items() if not exact]
+    moved = [p for p, (*_, exact, settled) in origin.items() if not (exact or settled)]
     if moved:
         claimed = max(origin) + 1 - first
         cost = claimed - len(origin) + Fraction(min(ratio, usual)) * len(moved)
         if cost / claimed > Fraction(policy.max_recompute_share):
             code = "too_much"
-            origin = {p: source for p, source in origin.items() if source[2]}
+            origin = {p: source for p, source in origin.items() if source[2] or source[3]}
             if not holes:
                 origin = unbroken(origin, first)
     return origin if len(origin) >= policy.min_reused_tokens else code
@@ -105,12 +105,13 @@ def test_what_is_claimed_is_tiled_and_leaves_the_last_token_to_the_engine(matche
     assert given.ratio == ratio
     check_tiling(given.end, given.matches)
     assert list(given.matches) == join(given.matches)
-    tiles = sorted([*given.exact, *given.moved, *given.holes])
+    tiles = sorted([*given.exact, *given.settled, *given.moved, *given.holes])
     assert all(len(tile) for tile in tiles)
     assert [p for tile in tiles for p in range(tile.start, tile.end)] == list(range(given.start, given.end))
-    assert positions(given.exact) == {p for p, (*_, exact) in tokens_of(given.matches).items() if exact}
-    assert given.first_approximate == min(positions(given.moved), default=None)
-    assert blend or not given.moved
+    assert positions(given.exact) == {p for p, (*_, exact, _) in tokens_of(given.matches).items() if exact}
+    assert positions(given.settled) == {p for p, (*_, settled) in tokens_of(given.matches).items() if settled}
+    assert given.first_approximate == min(positions([*given.moved, *given.settled]), default=None)
+    assert blend or not (given.moved or given.settled)
     assert holes or not given.holes
 
 

@@ -60,10 +60,10 @@ def test_a_request_asks_for_its_audit_and_others_are_blended_beside_it(model, te
         asked = [{"audit": number == 1, "store": False} for number in range(3)]
         answers = engine.ask(*prompts, tokens=4, each=asked)
         assert ["audit" in answer.report for answer in answers] == [False, True, False]
-        # What was audited is exact, but stays this request's alone.
-        engine.one(prompts[1], store=False)
+        # What was audited is found again, though as settled, and never by requests that want no blended KV.
         again = engine.one(prompts[1], store=False)
-        assert again.report["engine_tokens"] < 64 and again.report["moved_tokens"] > 400
+        assert again.report["settled_tokens"] > 400 and again.report["moved_tokens"] < 64
+        assert engine.one(prompts[1], store=False, mode="off").report["engine_tokens"] == 0
 
 
 def test_a_ratio_that_does_not_hold_agreement_rises_until_text_is_not_moved_any_more(model, plain, texts):

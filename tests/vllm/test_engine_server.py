@@ -129,6 +129,7 @@ def test_a_response_tells_what_was_reused(server, texts):
     assert first == {
         "engine_tokens": 0,
         "exact_tokens": 0,
+        "settled_tokens": 0,
         "moved_tokens": 0,
         "recomputed_tokens": 0,
         "hole_tokens": 0,
@@ -137,6 +138,7 @@ def test_a_response_tells_what_was_reused(server, texts):
     assert server.ask([*texts.new(50), *document, *texts.new(9)]) == {
         "engine_tokens": 0,
         "exact_tokens": 0,
+        "settled_tokens": 0,
         "moved_tokens": 400,
         "recomputed_tokens": 60,
         "hole_tokens": 50,

@@ -2,6 +2,7 @@
 
 from concurrent.futures import Future
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,9 +29,9 @@ class Hub:
     def __init__(self):
         self.asked = []
 
-    def reserve(self, span, exact, run):
+    def reserve(self, span, kind, run):
         future = Future()
-        self.asked.append((span, exact, run, future))
+        self.asked.append((span, kind, run, future))
         return future
 
     def answer(self, number, kind, skipped, kept):
@@ -83,10 +84,11 @@ def test_what_is_not_stored_is_asked_for(matches, first_approximate, min_tokens)
     expected = []
     for stretch in stretches:
         exact = first_approximate is None or not any(p >= first_approximate for p in stretch)
+        kind = "exact" if exact else "behind"
         # The prompt's end is kept however short: what the answer goes on from.
         if exact or len(stretch) >= min_tokens or stretch[-1] == PROMPT - 1:
-            expected.append((Span(stretch[0], stretch[-1] + 1), exact, None))
-    assert [(span, exact, run) for span, exact, run, _ in hub.asked] == expected
+            expected.append((Span(stretch[0], stretch[-1] + 1), kind, None))
+    assert [asked[:3] for asked in hub.asked] == expected
 
 
 @given(stored(), st.integers(0, 12), st.data())
@@ -135,7 +137,7 @@ def test_every_granted_position_is_written_once_in_order_and_never_too_early(mat
 @given(st.integers(1, PROMPT), st.integers(0, PROMPT))
 def test_a_lease_that_is_not_written_to_its_end_is_open(length, computed):
     future = Future()
-    save = PlannedSave(Span(0, length), True, future)
+    save = PlannedSave(Span(0, length), future)
     assert save.is_pending and save.open_right is None
     slots = tuple(Slot(chunk, 0) for chunk in LAYOUT.chunks_of(Span(0, length)))
     right = right_to(7, length)
@@ -161,7 +163,7 @@ def test_an_answer_goes_on_with_the_run_that_holds_the_end_of_the_prompt():
     saving.begin(PROMPT, [Span(0, 10)], None)
     hub.answer(0, "grants", 0, PROMPT)
     saving.add_answer(PROMPT, PROMPT + 3, exact=True)
-    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), True, saving.saves[0].reservation.run)
+    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), "exact", saving.saves[0].reservation.run)
 
 
 def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_room():
@@ -170,7 +172,7 @@ def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_
     saving.begin(PROMPT, [], None)
     hub.answer(0, "grants", 0, 10)
     saving.add_answer(PROMPT, PROMPT + 3, exact=False)
-    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), False, None)
+    assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), "behind", None)
 
 
 def test_without_an_answer_there_is_nothing_to_add():
@@ -178,3 +180,19 @@ def test_without_an_answer_there_is_nothing_to_add():
     saving = SavePlan(hub.reserve, 1)
     saving.add_answer(PROMPT, PROMPT, exact=True)
     assert not hub.asked and not saving.is_pending
+
+
+@pytest.mark.parametrize(
+    "settled, asked",
+    [
+        ([], [Span(5, 20)]),
+        ([Span(0, 9)], [Span(9, 20)]),
+        ([Span(0, 9), Span(12, 20)], [Span(9, 12)]),
+        ([Span(0, 9), Span(12, 15)], [Span(9, 20)]),
+        ([Span(0, 24)], []),
+    ],
+)
+def test_blended_text_is_stored_in_one_piece_unless_it_is_settled(settled, asked):
+    hub = Hub()
+    SavePlan(hub.reserve, 1).blend(Span(5, 20), settled)
+    assert [one[:3] for one in hub.asked] == [(span, "blended", None) for span in asked]

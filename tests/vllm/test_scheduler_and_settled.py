@@ -1,6 +1,7 @@
 """The scheduler side and blended blocks in vLLM's own cache: who takes them, and what follows from it."""
 
 import msgspec
+import numpy as np
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -114,8 +115,8 @@ def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
     engine.side.settled.cached = lambda hashes, most: 0
     assert engine.side.matched(request, 0) == (None, False)
     assert request.block_hashes == own
-    assert engine.load(request, local=0) > 0
-    assert report(engine, request)["settled_tokens"] == 0
+    assert engine.load(request, local=0) == SETTLED
+    assert engine.side._requests["waiting"].settled_span is None
 
 
 def test_a_request_whose_settled_blocks_are_gone_is_exact(engine):
@@ -220,3 +221,67 @@ def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others():
         # Its KV is exact, so those may take it that ask for the most.
         following, own = arrived(engine, "next", recompute_ratio=1.0)
         assert following.block_hashes[:16] == request.block_hashes[:16] != own[:16]
+
+
+def kinds(engine, tokens, settled=0.15):
+    found = engine.client.lookup(np.asarray(tokens, np.uint32), acquire=False, settled=settled)
+    return [
+        (match.span.start, match.span.end, "exact" if match.exact else "settled" if match.settled else "moved")
+        for match in found.matches
+    ]
+
+
+def test_what_vllm_has_evicted_comes_from_the_hub_and_is_not_recomputed(engine):
+    blend(engine)
+    assert kinds(engine, PROMPT) == [(0, 64, "exact"), (64, 160, "settled"), (160, 192, "settled")]
+    engine.side.settled.clear()
+    request, own = arrived(engine, "next", explain=True)
+    assert engine.load(request) == SETTLED
+    facts = report(engine, request)
+    assert (facts["exact_tokens"], facts["settled_tokens"], facts["moved_tokens"]) == (64, 128, 0)
+    assert facts["spans"]["settled"] == [[64, SETTLED]]
+    assert engine.side.counters["tokens_settled"] == 128 and engine.side.counters["requests_blended"] == 2
+    # It is still no KV for those who want it exact: its blocks are salted.
+    assert request.block_hashes[:4] == own[:4] and not set(request.block_hashes[4:]) & set(own)
+    assert engine.side._requests["next"].first_approximate == 64
+
+
+@pytest.mark.parametrize("asked", [{"settled": False}, {"recompute_ratio": 0.5}])
+def test_requests_that_do_not_accept_settled_text_blend_anew_and_leave_no_second_copy(engine, asked):
+    blend(engine)
+    stored = engine.gauge("chunks")
+    request, _ = arrived(engine, "anew", PROMPT, **asked)
+    there = engine.load(request)
+    assert report(engine, request)["settled_tokens"] == 0 and report(engine, request)["moved_tokens"] >= 96
+    engine.step(anew=(there, len(PROMPT) - there))
+    request.append_output_token_ids(1)
+    engine.end(request, len(PROMPT))
+    assert engine.gauge("chunks") == stored
+
+
+@pytest.mark.parametrize("asked", [{"mode": "exact"}, {"mode": "off"}])
+def test_exact_requests_get_no_settled_text_from_the_hub(engine, asked):
+    blend(engine)
+    request, own = arrived(engine, "exact", **asked)
+    assert engine.load(request) == (64 if asked["mode"] == "exact" else 0)
+    assert request.block_hashes == own and engine.side._requests["exact"].first_approximate is None
+
+
+def test_blended_text_is_not_stored_where_that_is_off():
+    with played_engine(settings=msgspec.structs.replace(SETTINGS, store_blended=False)) as engine:
+        engine.serve("document", DOCUMENT)
+        blend(engine)
+        # The document is found where it is stored alone, and only what was computed behind it is settled.
+        assert kinds(engine, PROMPT) == [(0, 64, "exact"), (64, 160, "moved"), (160, 192, "settled")]
+
+
+def test_settled_blocks_of_vllm_are_stored_where_the_hub_has_lost_them(engine):
+    blend(engine)
+    engine.client.clear()
+    request, _ = arrived(engine, "next")
+    engine.load(request, local=SETTLED)
+    engine.step(next=(SETTLED, 64))
+    request.append_output_token_ids(1)
+    engine.end(request, len(GOES_ON))
+    assert kinds(engine, GOES_ON) == [(0, 64, "exact"), (64, SETTLED, "settled"), (SETTLED, len(GOES_ON), "settled")]
+    assert kinds(engine, GOES_ON, settled=None) == [(0, 64, "exact"), (SETTLED, len(GOES_ON), "moved")]

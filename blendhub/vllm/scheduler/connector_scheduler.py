@@ -66,7 +66,11 @@ class ConnectorScheduler:
         """The ranks that have not tried yet to reach the hub."""
         self.executor = HubExecutor(place, engine_id, -1, host)
         self.saves = SaveScheduler(
-            self.executor, config.cache_config.block_size, settings, admission.namespace.world_size
+            self.executor,
+            config.cache_config.block_size,
+            settings,
+            admission.namespace.world_size,
+            lambda: self._arena.stores_blended,
         )
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self.settled = SettledBlocks()
@@ -248,6 +252,7 @@ class ConnectorScheduler:
                 state.tokens(),
                 self._settings.lookup_timeout_s,
                 sensitivity=self._uses_sensitivity and state.terms.moves,
+                settled=self.audits.ratio_for(state, audited=False) if state.terms.settles else None,
             )
         )
         if state.lookup and not state.lookup.is_sent:
@@ -308,7 +313,7 @@ class ConnectorScheduler:
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
         )
-        if audited and isinstance(decision, Decision) and decision.moved:
+        if audited and isinstance(decision, Decision) and decision.first_approximate is not None:
             return msgspec.structs.replace(decision, audit=True)
         return decision
 
@@ -353,7 +358,9 @@ class ConnectorScheduler:
             self.counters["loads_failed"] += 1
             return
         moved = state.decision.moved
-        self.counters["requests_blended" if moved else "requests_exact"] += 1
+        is_blended = state.decision.first_approximate is not None
+        self.counters["requests_blended" if is_blended else "requests_exact"] += 1
+        self.counters["tokens_settled"] += total(state.decision.settled)
         self.counters["tokens_exact"] += total(state.decision.exact)
         self.counters["tokens_moved"] += total(moved)
         self.counters["tokens_recomputed"] += total(result.recomputed)

@@ -23,9 +23,10 @@ def decide(
 ) -> Decision | Refusal:
     """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
 
-    ``blend``: moved text may be used. ``holes``: what lies behind a hole may be used, and the hole be computed apart
-    from the engine's own prefill; if not, only what continues vLLM's own cache without a gap can be used. ``ratio``:
-    how much of the moved text this request has recomputed; ``usual_ratio``: how much the engine's operator has.
+    ``blend``: moved text and settled KV may be used. ``holes``: what lies behind a hole may be used, and the hole be
+    computed apart from the engine's own prefill; if not, only what continues vLLM's own cache without a gap can be
+    used. ``ratio``: how much of the moved text this request has recomputed; ``usual_ratio``: how much the engine's
+    operator has.
     ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store. Keys that were
     stored for position ``n_positions`` or a later one cannot be moved; None: all can.
     """
@@ -44,8 +45,8 @@ def decide(
             too_much = (
                 f"blending would recompute {share:.0%}, policy.max_recompute_share is {policy.max_recompute_share:.0%}"
             )
-            best = _claim([match for match in usable if match.exact], open, ratio, holes)
-    reused = total(best.exact) + total(best.moved)
+            best = _claim([match for match in usable if not match.moved], open, ratio, holes)
+    reused = total(best.exact) + total(best.settled) + total(best.moved)
     if reused >= policy.min_reused_tokens:
         return best
     if on_the_way:
@@ -80,7 +81,7 @@ def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
 def _movable(match: Match, n_positions: int) -> Match:
     """What of a match the rotation reaches."""
     known = match.span.start + max(n_positions - match.source_start, 0)
-    return match if match.exact else match.part(match.span.start, min(match.span.end, known))
+    return match.part(match.span.start, min(match.span.end, known)) if match.moved else match
 
 
 def _claim(matches: Sequence[Match], open: Span, ratio: float, holes: bool) -> Decision:

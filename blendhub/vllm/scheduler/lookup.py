@@ -23,9 +23,17 @@ class Lookup:
     """
 
     def __init__(
-        self, executor: HubExecutor, variant: Variant, tokens: Tokens, timeout_s: float, *, sensitivity: bool
+        self,
+        executor: HubExecutor,
+        variant: Variant,
+        tokens: Tokens,
+        timeout_s: float,
+        *,
+        sensitivity: bool,
+        settled: float | None,
     ) -> None:
-        """``sensitivity``: ask for what is known of it, too."""
+        """``sensitivity``: ask for what is known of it, too. ``settled``: the least share that was recomputed in
+        settled KV; None: find none."""
         self._executor = executor
         self._submit = partial(
             HubClient.submit_lookup,
@@ -33,6 +41,7 @@ class Lookup:
             variant=variant,
             wait_s=timeout_s * STORE_SHARE,
             sensitivity=sensitivity,
+            settled=settled,
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s

@@ -17,7 +17,7 @@ from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 from blendhub.vllm.settings import Mode
-from blendhub.vllm.spans import total
+from blendhub.vllm.spans import joined, total
 from blendhub.wire import Found
 
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
@@ -151,8 +151,9 @@ class RequestState:
         self.result = result
         self.audit = self.audit or result.audit
         self.stage = Stage.COMPUTING if result.error else Stage.LOADED
-        if self.stage is Stage.LOADED and self.decision and self.decision.moved and not self.decision.audit:
-            self.ratio = min(self.ratio, self.decision.ratio)
+        loaded = self.decision if self.stage is Stage.LOADED else None
+        if loaded and loaded.first_approximate is not None and not loaded.audit:
+            self.ratio = min(self.ratio, loaded.ratio)
         self.end_lookup()
 
     def refuse(self, refusal: Refusal) -> None:
@@ -184,7 +185,7 @@ class RequestState:
         before, found = self.stored_before, self.found
         if before and before.done() and not before.exception():
             found = before.result()
-        return tuple(match for match in found.matches if not match.exact) if found and not self.decision else ()
+        return tuple(match for match in found.matches if match.moved) if found and not self.decision else ()
 
     @property
     def first_approximate(self) -> int | None:
@@ -193,6 +194,15 @@ class RequestState:
         if self.decision and self.stage in (Stage.LOADING, Stage.LOADED):
             firsts.append(self.decision.first_approximate)
         return min((first for first in firsts if first is not None), default=None)
+
+    @property
+    def blended(self) -> Span | None:
+        """From the first approximate token to the last one that was blended: what may be stored as that."""
+        first = self.first_approximate
+        ends = [self.settled_span.end] if self.settled_span else []
+        if self.decision and self.stage is Stage.LOADED:
+            ends += [span.end for span in [*self.decision.moved, *self.decision.settled]]
+        return Span(first, max(ends)) if first is not None and ends and max(ends) > first else None
 
     @property
     def has_begun_to_answer(self) -> bool:
@@ -209,7 +219,9 @@ class RequestState:
         loaded = self.decision if self.result and not self.result.error else None
         spans: dict[str, list[Span]] = {
             "exact": loaded.exact if loaded else [],
-            "settled": [self.settled_span] if self.settled_span else [],
+            "settled": joined(
+                [*([self.settled_span] if self.settled_span else []), *(loaded.settled if loaded else [])]
+            ),
             "moved": loaded.moved if loaded else [],
             "recomputed": list(self.result.recomputed) if self.result else [],
             "holes": loaded.holes if loaded else [],

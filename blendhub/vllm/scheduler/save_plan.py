@@ -2,22 +2,25 @@
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import Literal
 
 from blendhub.client import Reservation
 from blendhub.plan import Span, gaps
 from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
-Reserve = Callable[[Span, bool, int | None], "Future[Reservation]"]
-"""Reserves slots for a span. The other arguments: whether its KV is exact, and the run that it continues."""
+Kind = Literal["exact", "behind", "blended"]
+"""Of KV: exact, computed behind blended KV, or blended."""
+
+Reserve = Callable[[Span, Kind, int | None], "Future[Reservation]"]
+"""Reserves slots for a span. The other arguments: of what kind its KV is, and the run that it continues."""
 
 
 class PlannedSave:
     """A span to store. Nothing is written before the hub has answered with slots."""
 
-    def __init__(self, span: Span, exact: bool, reserved: "Future[Reservation]") -> None:
+    def __init__(self, span: Span, reserved: "Future[Reservation]") -> None:
         self.span = span
-        self.exact = exact
         self._reserved = reserved
         self._written: int | None = None
         self._is_dropped = False
@@ -71,22 +74,29 @@ class SavePlan:
         self._reserve = reserve
         self._min_tokens = min_tokens
 
+    def blend(self, span: Span, settled: Sequence[Span]) -> None:
+        """Store blended KV, and what stands between, from the first token on that ``settled``, ascending, lacks."""
+        lacking = list(gaps(span, settled))
+        if lacking:
+            self._add(Span(lacking[0].start, lacking[-1].end), "blended", None)
+
     def begin(self, n_prompt: int, stored: Sequence[Span], first_approximate: int | None) -> None:
         """Store the parts of the prompt that ``stored``, ascending, lacks, except short ones between moved text: no
         lookup would find them again."""
         border = n_prompt if first_approximate is None else min(first_approximate, n_prompt)
         for gap in gaps(Span(0, border), stored):
-            self._add(gap, True, None)
+            self._add(gap, "exact", None)
         for gap in gaps(Span(border, n_prompt), stored):
             if gap.end == n_prompt or len(gap) >= self._min_tokens:
-                self._add(gap, False, None)
+                self._add(gap, "behind", None)
 
     def add_answer(self, n_prompt: int, computed: int, exact: bool) -> None:
         """Store the generated tokens too."""
         if computed > n_prompt:
             last = self.saves[-1].reservation if self.saves else None
             continues = last is not None and last.span.end == n_prompt
-            self._add(Span(n_prompt, computed), exact, last.run if last and continues else None)
+            kind: Kind = "exact" if exact else "behind"
+            self._add(Span(n_prompt, computed), kind, last.run if last and continues else None)
 
     def drop(self) -> None:
         """Store nothing that is not stored yet."""
@@ -101,5 +111,5 @@ class SavePlan:
     def is_pending(self) -> bool:
         return any(save.is_pending for save in self.saves)
 
-    def _add(self, span: Span, exact: bool, run: int | None) -> None:
-        self.saves.append(PlannedSave(span, exact, self._reserve(span, exact, run)))
+    def _add(self, span: Span, kind: Kind, run: int | None) -> None:
+        self.saves.append(PlannedSave(span, self._reserve(span, kind, run)))

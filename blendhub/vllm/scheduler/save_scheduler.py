@@ -16,7 +16,7 @@ from blendhub.plan import Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.vllm.scheduler.save_plan import SavePlan
+from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import joined
 
@@ -57,7 +57,14 @@ class EndedRequest:
 class SaveScheduler:
     """All methods are called by the scheduler's thread, and none waits for the hub."""
 
-    def __init__(self, executor: HubExecutor, block_size: int, settings: Settings, ranks: int) -> None:
+    def __init__(
+        self,
+        executor: HubExecutor,
+        block_size: int,
+        settings: Settings,
+        ranks: int,
+        stores_blended: Callable[[], bool],
+    ) -> None:
         self.block_ids: BlockIds = lambda request: []
         self.failed_reservations: SimpleQueue[BaseException] = SimpleQueue()
         """Filled by the executor's thread, too."""
@@ -66,6 +73,7 @@ class SaveScheduler:
         self._min_saved_tokens = settings.policy.min_saved_tokens
         self._timeout_s = settings.lookup_timeout_s
         self._ranks = ranks
+        self._stores_blended = stores_blended
         self._running: dict[str, RequestSaves] = {}
         self._ending: dict[str, EndedRequest] = {}
         """vLLM keeps their blocks for saves that no plan has named yet."""
@@ -189,13 +197,21 @@ class SaveScheduler:
         # What earlier requests blended is no text that could be moved.
         settled = [request.settled_span] if request.settled_span else []
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
+        if request.blended and self._stores_blended():
+            plan.blend(request.blended, [match.span for match in request.matches if not match.moved])
         plan.begin(request.request.num_prompt_tokens, joined([*stored, *settled]), request.first_approximate)
         return plan
 
-    def _reserve(self, request: RequestState, span: Span, exact: bool, run: int | None) -> "Future[Reservation]":
-        tokens = request.tokens()[: span.end]
+    def _reserve(self, request: RequestState, span: Span, kind: Kind, run: int | None) -> "Future[Reservation]":
         reserve = partial(
-            HubClient.reserve, tokens=tokens, span=span, variant=request.terms.variant, exact=exact, run=run
+            HubClient.reserve,
+            tokens=request.tokens()[: span.end],
+            span=span,
+            variant=request.terms.variant,
+            exact=kind == "exact",
+            blended=kind == "blended",
+            ratio=0.0 if kind == "exact" else request.ratio,
+            run=run,
         )
         future = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)

@@ -15,6 +15,9 @@ from blendhub.vllm.decision import Refusal
 from blendhub.vllm.settings import OWNER, Mode, Settings
 
 log = logging.getLogger(__name__)
+ROOMY = 4
+"""An arena that holds so many of the longest prompts has room for blended KV by default."""
+
 NO_ARENA = Refusal(
     "no_arena",
     "this machine cannot map the hub's shared memory, so nothing is reused or stored; vLLM's log says what to change",
@@ -43,6 +46,12 @@ class Line(msgspec.Struct, frozen=True):
 def tokens_of(arena_bytes: int, namespace: Namespace) -> int:
     """How many tokens of a model an arena holds, if it holds nothing else."""
     return arena_bytes // namespace.slot_bytes * namespace.layout.chunk_tokens
+
+
+def stores_blended(facts: StartupFacts, arena_bytes: int) -> bool:
+    """Whether blended KV is stored, as the settings say, or as the arena has room."""
+    chosen = facts.settings.store_blended
+    return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len if chosen is None else chosen
 
 
 def lines(facts: StartupFacts, arena_bytes: int | None, trouble: str) -> list[Line]:
@@ -87,6 +96,8 @@ class ArenaWatch:
     def __init__(self, facts: StartupFacts, ready: Callable[[], HubClient | None]) -> None:
         self._facts = facts
         self._ready = ready
+        self.stores_blended = False
+        """Whether blended KV is stored, too."""
         self._logged = ""
         """The arena, or the trouble, that the last lines were about."""
 
@@ -99,6 +110,7 @@ class ArenaWatch:
         about = arena.name.nonce if arena else trouble
         if about != self._logged:
             self._logged = about
+            self.stores_blended = stores_blended(self._facts, arena.name.size if arena else 0)
             for line in lines(self._facts, arena.name.size if arena else None, trouble):
                 log.log(line.level, "%s", line.text)
         return None if arena else NO_ARENA

@@ -13,9 +13,9 @@ MOST_KL = 1e3
 """Of predictions that cannot be compared: with numbers that are none, or with a token that one rules out."""
 
 
-def behind_moved(decision: Decision, n_tokens: int) -> list[Span]:
-    """What is not exact in a blended prompt: all from the first moved token on, but for exact matches behind it."""
-    return list(gaps(Span(decision.moved[0].start, n_tokens), decision.exact))
+def inexact(decision: Decision, n_tokens: int) -> list[Span]:
+    """What is not exact in a blended prompt: all from the first approximate token on, but for exact matches behind."""
+    return list(gaps(Span(decision.first_approximate or 0, n_tokens), decision.exact))
 
 
 def compare(blended: torch.Tensor, exact: torch.Tensor) -> AuditOutcome:

@@ -18,7 +18,7 @@ from blendhub.host import PluginHost
 from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.spans import clipped
+from blendhub.vllm.spans import clipped, total
 from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from blendhub.vllm.worker.ranks import RankFailure
@@ -208,13 +208,14 @@ class ConnectorWorker:
             Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
             for piece in acquired.pieces
         ]
-        expected = sum(len(span) for span in [*job.decision.exact, *job.decision.moved])
-        given = sum(min(s.span.end, job.decision.end) - max(s.span.start, job.decision.start) for s in segments)
+        decision = job.decision
+        expected = total([*decision.exact, *decision.settled, *decision.moved])
+        given = sum(min(s.span.end, decision.end) - max(s.span.start, decision.start) for s in segments)
         if given != expected:
             raise HubError(f"of {expected} tokens that were found, the hub still has {given}")
         if not self._pin(client):
             raise HubError("the hub was restarted, and its new arena is not in use yet")
-        transfer = self._device.load(segments, self._context.model.pages(job.blocks), job.decision.start)
+        transfer = self._device.load(segments, self._context.model.pages(job.blocks), decision.start)
         self._wait_unless_overlapping(transfer)
         return transfer
 

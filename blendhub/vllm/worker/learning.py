@@ -95,7 +95,7 @@ class Learning:
 def _send(report: _Report, client: HubClient) -> None:
     if client.epoch != report.epoch:
         raise StaleEpoch("the hub was restarted since the tokens were loaded")
-    matches = [match for match in report.job.decision.matches if not match.exact]
+    matches = [match for match in report.job.decision.matches if match.moved]
     measured = np.zeros(matches[-1].span.end, np.uint8)
     for comparison in report.comparisons:
         found = comparison.found()

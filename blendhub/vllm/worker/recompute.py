@@ -14,7 +14,7 @@ from blendhub.layout import KVLayout
 from blendhub.plan import Span, gaps
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.spans import batches, common, joined, sampled, total
-from blendhub.vllm.worker.audit import behind_moved, compare
+from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.comparison import ComparedLayer, Comparison
 from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
 from blendhub.vllm.worker.model.pages import read_as_computed
@@ -53,7 +53,7 @@ class Blend:
 
     def __init__(self, context: BlendContext, job: LoadJob) -> None:
         self.job = job
-        needs_nothing = not job.decision.moved and not job.decision.holes
+        needs_nothing = not (job.decision.moved or job.decision.holes or job.decision.audit)
         self.result: LoadResult | None = LoadResult() if needs_nothing else None
         self.comparisons: list[Comparison] = []
         """Of the moved tokens that were recomputed, with what was stored of them."""
@@ -117,7 +117,7 @@ class Blend:
         n = len(self.job.tokens)
         kept = [left for span in self.job.decision.moved for left in gaps(span, self._recomputed)]
         blended = yield from self._predict([Span(self.job.decision.end, n)], [])
-        exact = yield from self._predict(behind_moved(self.job.decision, n), kept)
+        exact = yield from self._predict(inexact(self.job.decision, n), kept)
         if blended is not None and exact is not None:
             self._audit = compare(blended, exact)
 

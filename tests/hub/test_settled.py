@@ -1,0 +1,146 @@
+"""Blended KV is found behind its whole prefix and nowhere else; what was computed behind it is found there as it is."""
+
+import numpy as np
+import pytest
+from hub_direct import BASE, CHUNK, namespace, tokens
+
+from blendhub import wire
+from blendhub.errors import InvalidInput
+from blendhub.layout import Variant
+from blendhub.plan import Span
+from blendhub.plugin_choice import PluginChoice
+
+PROMPT = tokens(1, 5 * CHUNK)
+EXACT, BLENDED, BEHIND = Span(0, 40), Span(40, 100), Span(100, 160)
+
+
+@pytest.fixture
+def member(hub):
+    return store_blended(hub.join())
+
+
+def store_blended(member):
+    """What a blended request leaves: its own beginning, the blended part, and what was computed behind that."""
+    member.store(PROMPT, EXACT)
+    member.store(PROMPT, BLENDED, exact=False, blended=True, ratio=0.15)
+    member.store(PROMPT, BEHIND, exact=False, ratio=0.15)
+    return member
+
+
+def kinds(found):
+    return [
+        (match.span.start, match.span.end, "exact" if match.exact else "settled" if match.settled else "moved")
+        for match in found.matches
+    ]
+
+
+def test_behind_the_whole_prefix_it_is_settled_at_the_positions_where_it_was(hub, member):
+    found = member.lookup(np.concatenate([PROMPT, tokens(2, 20)]), settled=0.15)
+    assert kinds(found) == [(0, 40, "exact"), (40, 100, "settled"), (100, 160, "settled")]
+    assert all(match.source_start == match.span.start for match in found.matches)
+    member.check(member.ask(wire.Acquire, matches=found.matches), PROMPT)
+    assert hub.service.counters.totals["tokens_settled"] == 120
+    hub.state.check_integrity()
+
+
+def test_a_lookup_that_does_not_ask_for_it_finds_nothing_blended(member):
+    assert kinds(member.lookup(PROMPT)) == [(0, 40, "exact"), (100, 160, "moved")]
+
+
+@pytest.mark.parametrize("settled", [None, 0.0])
+def test_elsewhere_only_what_was_computed_can_be_moved(member, settled):
+    for prompt in (
+        np.concatenate([tokens(3, 7), PROMPT]),
+        np.concatenate([PROMPT[:39], tokens(3, 1), PROMPT[40:]]),
+        PROMPT[40:],
+    ):
+        found = member.lookup(prompt, settled=settled)
+        assert not any(match.settled for match in found.matches)
+        blended = {position for match in found.matches for position in range(match.span.start, match.span.end)}
+        shift = len(prompt) - len(PROMPT)
+        assert not blended & set(range(40 + shift, 100 + shift))
+        assert set(range(100 + shift, 160 + shift)) <= blended
+
+
+def test_up_to_where_the_prompts_part_it_is_settled(member):
+    assert kinds(member.lookup(np.concatenate([PROMPT[:70], tokens(2, 40)]), settled=0.15)) == [
+        (0, 40, "exact"),
+        (40, 70, "settled"),
+    ]
+
+
+def test_what_was_blended_with_less_recomputed_is_not_found(member):
+    assert kinds(member.lookup(PROMPT, settled=0.2)) == [(0, 40, "exact"), (100, 160, "moved")]
+
+
+def test_exact_text_comes_before_settled_text(member):
+    member.store(PROMPT, Span(40, 80))
+    assert kinds(member.lookup(PROMPT, settled=0.0))[:3] == [(0, 40, "exact"), (40, 80, "exact"), (80, 100, "settled")]
+
+
+def test_it_is_stored_once_however_much_was_recomputed(member):
+    again = member.reserve(PROMPT, Span(40, 160), exact=False, blended=True, ratio=0.5)
+    assert again.lease is None and not len(again.span)
+    more = np.concatenate([PROMPT, tokens(2, 32)])
+    assert member.reserve(more, Span(40, 192), exact=False, blended=True, ratio=0.5).span == Span(160, 192)
+
+
+def test_settled_text_does_not_keep_exact_text_from_being_stored(member):
+    assert member.reserve(PROMPT, Span(0, 160)).span == Span(40, 160)
+
+
+def test_a_run_goes_on_as_what_it_is(member):
+    longer = np.concatenate([PROMPT, tokens(2, 64)])
+    first = member.store(longer, Span(160, 192), exact=False, blended=True, ratio=0.15)
+    for more in ({"exact": True}, {"exact": False}, {"exact": False, "blended": True, "ratio": 0.3}):
+        assert member.reserve(longer, Span(192, 224), run=first.run, **more).run != first.run
+    same = {"exact": False, "blended": True, "ratio": 0.15}
+    assert member.reserve(longer, Span(192, 224), run=first.run, **same).run == first.run
+
+
+def test_no_kv_is_blended_and_exact(member):
+    with pytest.raises(InvalidInput, match="not for both"):
+        member.reserve(PROMPT, BLENDED, exact=True, blended=True)
+
+
+def test_other_salts_and_adapters_find_nothing(member):
+    for variant in (Variant(cache_salt="mine"), Variant(lora="x")):
+        assert not member.lookup(PROMPT, variant=variant, settled=0.0).matches
+    assert member.lookup(PROMPT, variant=BASE, settled=0.0).matches
+
+
+def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
+    hub = make_hub()
+    member = hub.join(namespace=namespace(matchers=(PluginChoice("rolling_hash", {"min_match_tokens": 16}),)))
+    assert member.reserve(PROMPT, BLENDED, exact=False, blended=True).lease is None
+    store_blended(member)
+    assert all(match.moved or match.exact for match in member.lookup(PROMPT, settled=0.0).matches)
+    hub.state.check_integrity()
+
+
+def test_evicted_chunks_are_forgotten_one_by_one(hub, member):
+    index = hub.state.indexes.get(namespace().digest)
+    for chunk in [chunk for chunk in index.chunks() if chunk.run.origin.blended and chunk.span.start >= 64]:
+        hub.state.drop([chunk])
+    hub.state.check_integrity()
+    left = [(0, 40, "exact"), (40, 64, "settled"), (100, 160, "settled")]
+    assert kinds(member.lookup(PROMPT, acquire=False, settled=0.0)) == left
+    hub.state.drop(list(index.chunks()))
+    hub.state.check_integrity()
+    assert not member.lookup(PROMPT, settled=0.0).matches
+
+
+def test_the_store_keeps_what_it_is(make_hub, tmp_path):
+    first = make_hub(store=tmp_path / "store")
+    store_blended(first.join())
+    first.settle()
+    first.close()
+    second = make_hub(store=tmp_path / "store")
+    member = second.join()
+    second.state.check_integrity()
+    assert kinds(member.lookup(PROMPT, settled=0.15, wait_s=5.0)) == [
+        (0, 40, "exact"),
+        (40, 100, "settled"),
+        (100, 160, "settled"),
+    ]
+    assert kinds(member.lookup(PROMPT, settled=0.2)) == [(0, 40, "exact"), (100, 160, "moved")]
