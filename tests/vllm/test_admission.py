@@ -86,7 +86,7 @@ def test_a_request_is_stored_if_engine_and_request_allow_it(engine, asked):
 def test_invalid_parameters_of_a_request_are_named_and_end_its_reuse(asked):
     terms, refusal = admission().admit(request(asked))
     assert refusal.code == "bad_request" and "kv_transfer_params.blendhub" in refusal.reason
-    assert not terms.stores
+    assert not terms.stores and not terms.settles
 
 
 def test_a_misspelt_key_blendhub_is_an_error():
@@ -116,8 +116,9 @@ def test_keys_of_other_connectors_are_logged_once_each(caplog):
             "prompts given as embeddings are not supported",
         ),
         (pooling(), "pooling requests are not supported"),
+        (request(resumable=True), "prompts whose parts come one after the other are not supported"),
     ],
-    ids=["image", "embeddings", "embeddings_and_tokens", "pooling"],
+    ids=["image", "embeddings", "embeddings_and_tokens", "pooling", "streamed"],
 )
 def test_requests_whose_kv_does_not_follow_from_token_ids_are_neither_reused_nor_stored(unsupported, reason):
     terms, refusal = admission().admit(unsupported)

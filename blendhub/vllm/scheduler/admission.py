@@ -97,6 +97,8 @@ def _why_unsupported(request: Request) -> str:
         return "prompts given as embeddings are not supported"
     if request.pooling_params is not None:
         return "pooling requests are not supported"
+    if getattr(request, "resumable", False):  # not every vLLM has these
+        return "prompts whose parts come one after the other are not supported"
     return ""
 
 
