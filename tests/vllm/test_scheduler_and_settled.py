@@ -112,7 +112,7 @@ def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn(engine):
 def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
     blend(engine)
     request, own = arrived(engine, "waiting")
-    engine.side.settled.cached = lambda hashes, most: 0
+    engine.side.settling.blocks.cached = lambda hashes, most: 0
     assert engine.side.matched(request, 0) == (None, False)
     assert request.block_hashes == own
     assert engine.load(request, local=0) == SETTLED
@@ -148,7 +148,7 @@ def test_a_load_that_failed_leaves_nothing_to_take(engine):
     request.append_output_token_ids(1)
     engine.end(request, len(PROMPT))
     following, own = arrived(engine, "next")
-    assert following.block_hashes == own and not len(engine.side.settled)
+    assert following.block_hashes == own and not len(engine.side.settling.blocks)
 
 
 def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(engine):
@@ -157,7 +157,7 @@ def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(
     engine.side.allocated(request, list(range(1, 20)), n_external)
     engine.step()
     engine.side.ended(request, [])
-    assert not len(engine.side.settled)
+    assert not len(engine.side.settling.blocks)
 
 
 def test_what_was_blended_is_taken_before_its_request_has_ended(engine):
@@ -234,7 +234,7 @@ def kinds(engine, tokens, settled=0.15):
 def test_what_vllm_has_evicted_comes_from_the_hub_and_is_not_recomputed(engine):
     blend(engine)
     assert kinds(engine, PROMPT) == [(0, 64, "exact"), (64, 160, "settled"), (160, 192, "settled")]
-    engine.side.settled.clear()
+    engine.side.settling.blocks.clear()
     request, own = arrived(engine, "next", explain=True)
     assert engine.load(request) == SETTLED
     facts = report(engine, request)

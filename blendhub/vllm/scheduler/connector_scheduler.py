@@ -30,7 +30,7 @@ from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
-from blendhub.vllm.scheduler.settled_blocks import SettledBlocks
+from blendhub.vllm.scheduler.settling import Settling
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
@@ -73,7 +73,7 @@ class ConnectorScheduler:
             lambda: self._arena.stores_blended,
         )
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
-        self.settled = SettledBlocks()
+        self.settling = Settling(self.audits)
         self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -98,7 +98,7 @@ class ConnectorScheduler:
         """Look up a new request at once, long before vLLM schedules it."""
         terms, refusal = self._admission.admit(request, self._arena.refusal())
         state = self._requests[request.request_id] = RequestState(request, terms)
-        self._take_settled(state)
+        self.settling.take(state)
         if refusal:
             self._refuse(state, refusal)
             if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
@@ -112,7 +112,7 @@ class ConnectorScheduler:
         if state is None:
             return 0, False
         # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
-        if not state.is_scheduled and self._take_settled(state):
+        if not state.is_scheduled and self.settling.take(state):
             return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
@@ -142,7 +142,9 @@ class ConnectorScheduler:
         state = self._requests.get(request.request_id)
         if state is None:
             return
-        self._note_scheduled(state)
+        if not state.is_scheduled:
+            state.scheduled()
+            self.counters["tokens_settled"] += len(state.settled_span or ())
         if not n_external or state.decision is None:
             return
         decision, was_approximate_from = state.decision, state.first_approximate
@@ -196,7 +198,7 @@ class ConnectorScheduler:
             if state and state.stage is Stage.LOADING:
                 state.end_load(result)
                 self._count_load(state, result)
-                self._remember_settled(state)
+                self.settling.remember(state)
 
     # A request ends.
 
@@ -218,7 +220,7 @@ class ConnectorScheduler:
             self._cancelled.add(state.id)
             self.saves.abort(state)
             return False, response
-        self._remember_settled(state)
+        self.settling.remember(state)
         return self.saves.end(state, blocks), response
 
     @property
@@ -232,7 +234,7 @@ class ConnectorScheduler:
         Earlier lookups are repeated, and pending saves are dropped.
         """
         self.saves.drop_all()
-        self.settled.clear()
+        self.settling.blocks.clear()
         self.executor.clear()
         for state in self._requests.values():
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
@@ -252,7 +254,7 @@ class ConnectorScheduler:
                 state.tokens(),
                 self._settings.lookup_timeout_s,
                 sensitivity=self._uses_sensitivity and state.terms.moves,
-                settled=self.audits.ratio_for(state, audited=False) if state.terms.settles else None,
+                settled=self.settling.least_ratio(state),
             )
         )
         if state.lookup and not state.lookup.is_sent:
@@ -316,33 +318,6 @@ class ConnectorScheduler:
         if audited and isinstance(decision, Decision) and decision.first_approximate is not None:
             return msgspec.structs.replace(decision, audit=True)
         return decision
-
-    # Settled blocks.
-
-    def _take_settled(self, state: RequestState) -> bool:
-        """Have vLLM look for the blended blocks that the request may take; returns whether that is new.
-
-        A request that is to be audited takes none, because exact KV cannot be written in their place.
-        """
-        request, ratio, settled = state.request, self.audits.ratio_for(state, audited=False), None
-        if (
-            state.terms.settles
-            and ratio is not None
-            and not request.skip_reading_prefix_cache
-            and not self.audits.wants(state)
-        ):
-            settled = self.settled.find(state.hashes.own(), request.num_tokens, ratio)
-        return state.take(settled)
-
-    def _note_scheduled(self, state: RequestState) -> None:
-        if not state.is_scheduled:
-            state.scheduled()
-            self.counters["tokens_settled"] += len(state.settled_span or ())
-
-    def _remember_settled(self, state: RequestState) -> None:
-        """vLLM caches blended blocks, or has generated tokens behind them."""
-        if state.first_approximate is not None:
-            self.settled.remember(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)
