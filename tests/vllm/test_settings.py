@@ -206,7 +206,7 @@ def test_a_request_is_taken_at_its_word():
     [
         (
             {"blendhub": {"ratio": 0.5}},
-            "has no option 'ratio'; its options are: audit, explain, mode, recompute_ratio, store",
+            "has no option 'ratio'; its options are: audit, explain, mode, recompute_ratio, settled, store",
         ),
         ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),
         ({"blendhub": {"recompute_ratio": -0.1}}, "option recompute_ratio = -0.1 is not valid"),

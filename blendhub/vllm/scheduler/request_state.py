@@ -232,7 +232,7 @@ class RequestState:
             "settled_tokens": total(spans["settled"]),
             "moved_tokens": total(spans["moved"]),
             "recomputed_tokens": total(spans["recomputed"]),
-            "hole_tokens": total(spans["holes"]),
+            "hole_tokens": self.result.holes if loaded and self.result else 0,
         }
         if self.terms.explains and (loaded or self.settled_span):
             report["spans"] = msgspec.to_builtins(spans)
