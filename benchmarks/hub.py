@@ -28,7 +28,7 @@ from blendhub.contracts import Envelope
 from blendhub.hub.arena import Arena
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.eviction import LRU
-from blendhub.hub.index import NamespaceIndex
+from blendhub.hub.index import NamespaceIndex, Origin
 from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.state import HubState
@@ -258,7 +258,7 @@ class _Filled:
         self.session = self.state.join(register, b"", 0.0)
 
     def store(self, text: np.ndarray) -> None:
-        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), True, None, 1e9)
+        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(True), None, 1e9)
         assert lease
         self.state.commit(self.session, lease.id, len(text))
 

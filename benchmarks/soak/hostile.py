@@ -156,6 +156,7 @@ class Hostile:
             acquire=self.chance.random() < 0.5,
             skip_prefix_n_tokens=self._position() if self.chance.random() < 0.3 else 0,
             wait_s=self.chance.choice(SECONDS[:-1]),
+            settled=self.chance.choice((None, 0.0, 0.5)),
             sensitivity=self.chance.random() < 0.5,
         )
         return message, self._tokens()
@@ -191,6 +192,8 @@ class Hostile:
             variant=self._variant(),
             span=span,
             exact=self.chance.random() < 0.7,
+            blended=self.chance.random() < 0.2,
+            ratio=self.chance.choice((0.0, 0.15, 1.0)),
             run=self._id(self.runs) if self.chance.random() < 0.5 else None,
         )
         return message, self._tokens(min(span.end, 50_000))
