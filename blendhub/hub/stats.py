@@ -67,4 +67,4 @@ def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
     """Nothing where the hub has no shared store."""
     if follower is None:
         return {}
-    return {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind, "fleet_in_step": follower.in_step}
+    return {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind, "fleet_in_step": float(follower.in_step)}
