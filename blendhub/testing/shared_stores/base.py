@@ -1,6 +1,8 @@
 """What all parts of the suite share: members of a fleet, each a store object with an arena and what it knows."""
 
+import contextlib
 import mmap
+import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
@@ -29,11 +31,12 @@ class Member:
 
     def __init__(self, store: SharedStore) -> None:
         self.store = store
-        self._file = tempfile.NamedTemporaryFile(dir="/dev/shm", prefix="blendhub-conformance-")
+        fd, self._path = tempfile.mkstemp(dir="/dev/shm", prefix="conformance-")
         size = SLOTS * SHARD_BYTES
-        self._file.truncate(PAGE + size)
-        self.memory = mmap.mmap(self._file.fileno(), PAGE + size)
-        store.attach(ArenaFile(self._file.name, PAGE, size), memoryview(self.memory)[PAGE:])
+        os.truncate(fd, PAGE + size)
+        self.memory = mmap.mmap(fd, PAGE + size)
+        os.close(fd)
+        store.attach(ArenaFile(self._path, PAGE, size), memoryview(self.memory)[PAGE:])
         self.known: Known = {}
         self.tokens: dict[RunKey, bytes] = {}
         self.lost = 0
@@ -99,7 +102,8 @@ class Member:
 
     def close(self) -> None:
         self.store.close()
-        self._file.close()
+        with contextlib.suppress(FileNotFoundError):  # closed before
+            os.unlink(self._path)
 
     def _take_snapshot(self) -> bytes:
         runs, cursor = self.store.snapshot()

@@ -33,7 +33,7 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         int,
         Meta(ge=1, le=2**32, description="changes that Redis keeps; a hub further behind reads the whole catalogue"),
     ] = 2**17
-    deadline_s: Annotated[float, Meta(gt=0, le=60, description="how long a call of Redis may take")] = 1.0
+    deadline_s: Annotated[float, Meta(gt=0, le=60, description="how long a call of Redis may take")] = 2.0
 
 
 class DirectoryOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -26,6 +26,7 @@ class TestDirectory(SharedStoreSuite):
                 path=str(place),
                 capacity_gib=capacity / 2**30,
                 log_length=log_length,
+                deadline_s=30.0,
             )
         )
 
