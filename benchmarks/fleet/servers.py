@@ -43,6 +43,8 @@ class RedisServer:
             try:
                 self.client().ping()
                 return
+            except redis.AuthenticationError:
+                return
             except redis.RedisError:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     log = Path(self._folder.name, "log")

@@ -26,7 +26,7 @@ from blendhub.plan import Span
 from blendhub.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
-WAIT_S = 1.0
+WAIT_S = 0.5
 """How long one call waits for changes; the hub's end waits for it."""
 TRY_AGAIN_S = 0.5
 RUNS_AT_ONCE = 32
