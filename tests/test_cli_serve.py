@@ -52,6 +52,7 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
         ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
         ("", ["--arena-gib", "0.00001"], "arena_gib = 1e-05 holds no chunk of any model, expected at least 0.001"),
         ("", ["--store", ""], "--store is empty, expected a directory"),
+        ("", ["--store", "disk", "--store-option", "path"], "--store-option 'path' should be KEY=VALUE"),
         ("", ["--endpoint", ""], "the command line.listen[0]: option endpoint = '' is not valid"),
         ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
         ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),

@@ -49,7 +49,8 @@ class Changes(msgspec.Struct, frozen=True):
 
 
 class SharedStore(Store):
-    """A store whose place other hubs use too. What :class:`Store` says holds, but for this:
+    """A store whose place other hubs use too. Its spec has the capability ``shared``. What :class:`Store` says holds,
+    but for this:
 
     *One place.* Several objects, of several machines, have the place open. What one saved, each of them loads. Names
     of runs are random, so no two objects write the same run.

@@ -41,6 +41,8 @@ class Hub:
         self.endpoints: tuple[str, ...] = ()
         self.metrics_address = ""
         self.restored_chunks = 0
+        self.follows = False
+        """Whether the store is shared with other hubs."""
 
     async def serve_also(self, transport: str, endpoint: str) -> None:
         """Listen at one more endpoint."""
@@ -108,6 +110,7 @@ class Hub:
         """Begin to follow the shared store: the hub serves meanwhile, and finds more and more."""
         follower = Follower(state, tier)
         follower.start()
+        self.follows = True
         self._resources.push_async_callback(follower.close)
         return follower
 

@@ -1,14 +1,10 @@
-"""Hubs that share a store find each other's chunks, and go on alone when the store is away."""
+"""Hubs that share a store find each other's chunks."""
 
-import asyncio
-import secrets
-import threading
 import time
 
 import numpy as np
 import pytest
-from blendhub_fleet.directory import open_store
-from blendhub_fleet.options import DirectoryOptions
+from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, namespace, tokens
 
 from benchmarks.fleet.servers import RedisServer
@@ -17,85 +13,11 @@ from blendhub.contracts import RunKey, StoredRun
 from blendhub.hub.index import Saved
 from blendhub.plan import Span
 
-TEXT = tokens(1, 3 * CHUNK)
-SOON_S = 60.0
-"""Far more than it takes, on a machine that is busy with other tests."""
-
 
 @pytest.fixture(scope="module")
 def shared_server():
     with RedisServer() as server:
         yield server
-
-
-@pytest.fixture
-def server():
-    """One that a test may kill."""
-    with RedisServer() as server:
-        yield server
-
-
-class Fleet:
-    """Hubs of one group, which run when they are asked to."""
-
-    def __init__(self, make_hub, server, path, **options):
-        self.make_hub, self.server, self.path = make_hub, server, path
-        self.group = secrets.token_hex(4)
-        self.options = {"deadline_s": 10.0, **options}
-        self.hubs = []
-
-    def open(self):
-        return open_store(
-            DirectoryOptions(catalogue=self.server.url, group=self.group, path=str(self.path), **self.options)
-        )
-
-    def hub(self, n_slots=32):
-        self.hubs.append(self.make_hub(n_slots=n_slots, store=self.open))
-        return self.hubs[-1]
-
-    def until(self, condition, what):
-        """Let all hubs run until the condition holds."""
-        deadline = time.monotonic() + SOON_S
-        while not condition():
-            assert time.monotonic() < deadline, f"{what}: not within {SOON_S:.0f} s"
-            for hub in self.hubs:
-                hub.run(pause())
-
-    def until_each_knows(self, n_chunks):
-        self.until(lambda: all(known(hub) == n_chunks for hub in self.hubs), f"every hub knows {n_chunks} chunks")
-        for hub in self.hubs:
-            hub.state.check_integrity()
-
-    def files(self):
-        return list(self.path.rglob("*.kv"))
-
-
-async def pause():
-    await asyncio.sleep(0.002)
-
-
-def known(hub):
-    return sum(index.n_chunks for index in hub.state.indexes)
-
-
-def store(hub, member, text=TEXT, **more):
-    """Store a text, and wait until it was offered to the fleet."""
-    reserved = member.store(text, **more)
-    hub.settle()
-    return reserved
-
-
-def read(member, text=TEXT):
-    """How many tokens of the text come; all of them are checked."""
-    found = member.read(text, wait_s=10.0)
-    member.check(found, text)
-    if found.lease is not None:
-        member.ask(wire.Release, lease=found.lease)
-    return sum(len(piece.span) for piece in found.pieces)
-
-
-def count(hub, name):
-    return hub.service.stats().counters[name]
 
 
 @pytest.fixture
@@ -274,108 +196,6 @@ def test_a_pace_is_kept_and_what_waits_takes_little_of_the_arena(make_hub, share
     sent = count(one, "fleet_sent_bytes")
     assert sent <= per_second * (time.monotonic() - began) + 16 * namespace().slot_bytes
     assert sent >= 16 * namespace().slot_bytes
-
-
-def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
-    one, other = fleet.hub(), fleet.hub()
-    members = [one.join(), other.join()]
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    store(one, members[0])
-    fleet.until_each_knows(3)
-    server.kill()
-    alone = tokens(2, 2 * CHUNK)
-    began = time.monotonic()
-    for hub, member in zip((one, other), members, strict=True):
-        store(hub, member, alone)
-        assert read(member, alone) == 2 * CHUNK
-        assert count(hub, "store_failures") > 0
-    assert read(members[1]) == 0, "it cannot be fetched now"
-    assert time.monotonic() - began < 20
-    fleet.until(lambda: not other.follower.in_step, "the hub notices")
-    server.start()
-    store(one, members[0], tokens(3, CHUNK))
-    fleet.until(lambda: one.follower.in_step and other.follower.in_step, "the hubs follow again")
-    after = tokens(4, 2 * CHUNK)
-    store(one, members[0], after)
-    fleet.until(lambda: read(members[1], after) == 2 * CHUNK, "what came after is found")
-    # Redis remembered nothing, so what only the fleet had is forgotten; what is in an arena is not.
-    assert read(members[0]) == len(TEXT)
-    assert count(other, "fleet_snapshots") >= 2
-    for hub in (one, other):
-        hub.state.check_integrity()
-
-
-def test_with_its_append_only_file_redis_remembers(make_hub, tmp_path):
-    with RedisServer(keeps=True) as server:
-        fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=5.0)
-        one, other = fleet.hub(), fleet.hub()
-        fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-        store(one, one.join())
-        fleet.until_each_knows(3)
-        time.sleep(1.2)  # the file is written every second
-        server.kill()
-        server.start()
-        fleet.until(lambda: count(other, "fleet_snapshots") >= 2, "the hub reads the catalogue again")
-        fleet.until_each_knows(3)
-        assert read(other.join()) == len(TEXT)
-
-
-def test_a_hub_may_start_before_redis(make_hub, server, tmp_path):
-    server.kill()
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
-    one = fleet.hub()
-    member = one.join()
-    store(one, member)
-    assert read(member) == len(TEXT)
-    server.start()
-    fleet.until(lambda: one.follower.hubs == 1, "the hub joins")
-    store(one, member, tokens(2, CHUNK))
-    assert len(fleet.files()) == 1
-
-
-def test_a_frozen_redis_delays_no_request(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=0.5)
-    one, other = fleet.hub(), fleet.hub()
-    members = [one.join(), other.join()]
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    store(one, members[0])
-    fleet.until_each_knows(3)
-    server.freeze()
-    thawing = threading.Timer(3.0, server.thaw)
-    thawing.start()
-    slowest = 0.0
-    for seed in range(50, 60):
-        began = time.monotonic()
-        members[0].store(tokens(seed, CHUNK))
-        members[1].lookup(TEXT, acquire=False)
-        slowest = max(slowest, time.monotonic() - began)
-    assert slowest < 0.5, "a request waited for Redis"
-    thawing.join()
-    fleet.until(lambda: one.follower.in_step and other.follower.in_step, "the hubs follow again")
-    fleet.until(lambda: read(members[1]) == len(TEXT), "the other hub's chunks come again")
-
-
-def test_a_full_redis_costs_sharing_alone(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place")
-    one, other = fleet.hub(), fleet.hub()
-    members = [one.join(), other.join()]
-    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-    store(one, members[0])
-    fleet.until_each_knows(3)
-    server.client().config_set("maxmemory", "1kb")
-    more = tokens(2, 2 * CHUNK)
-    store(one, members[0], more)
-    assert count(one, "store_failures") > 0 and known(other) == 3
-    assert read(members[0], more) == 2 * CHUNK
-    assert read(members[1]) == len(TEXT), "what is catalogued is still fetched"
-    fleet.until(lambda: one.follower.in_step and other.follower.in_step, "following goes on")
-    server.client().config_set("maxmemory", "0")
-    time.sleep(0.6)
-    store(one, members[0], tokens(3, 2 * CHUNK))
-    fleet.until(lambda: known(other) == 5, "sharing goes on")
-    for hub in (one, other):
-        hub.state.check_integrity()
 
 
 def test_what_is_no_hub_s_run_is_skipped_and_counted(fleet, two):

@@ -1,19 +1,22 @@
 """What all parts of the suite share: members of a fleet, each a store object with an arena and what it knows."""
 
 import contextlib
+import hashlib
 import mmap
 import os
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, Self, TypeAlias
 
 import pytest
 
 from blendhub.contracts import ArenaFile, Dropped, Published, RunKey, SharedStore, StoredRun
 from blendhub.errors import CursorLost
+from blendhub.host import PluginHost
+from blendhub.options import parse_options
 from blendhub.plan import Span
 from blendhub.testing.stores.base import CHUNK_TOKENS, SHARD_BYTES, chunk, content, key, run
 
@@ -141,6 +144,22 @@ class FleetTests(ABC):
     @abstractmethod
     def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
         """One more object with that place open. It holds ``capacity`` bytes, and about ``log_length`` changes."""
+
+    @classmethod
+    def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
+        """The suite of an installed store; raises if it cannot be created with these options."""
+
+        def create(suite: object, place: Path, capacity: int, log_length: int) -> Any:
+            return host.create("store", name, {**options, **cls.options_for(place, capacity, log_length)})
+
+        parse_options(f"store {name!r}", host.spec("store", name).options, {**options, **cls.options_for(Path(), 1, 1)})
+        return type("TestInstalledStore", (cls,), {"create": create})
+
+    @classmethod
+    def options_for(cls, place: Path, capacity: int, log_length: int) -> dict[str, Any]:
+        """The options that open an installed store as ``create`` would: places are groups."""
+        group = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+        return {"group": group, "capacity_gib": capacity / 2**30, "log_length": log_length}
 
     def lose_bytes(self, place: Path) -> bool:
         """Make the bytes of all chunks vanish, as an engine does that evicts; False if the suite cannot have that."""

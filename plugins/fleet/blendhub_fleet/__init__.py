@@ -14,5 +14,6 @@ def blendhub_stores() -> list[PluginSpec[Store]]:
             summary="files below a directory that several machines mount, with a catalogue in Redis",
             factory="blendhub_fleet.directory:open_store",
             options=DirectoryOptions,
+            capabilities=("shared",),
         ),
     ]
