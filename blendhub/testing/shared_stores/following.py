@@ -22,6 +22,8 @@ class FollowingTests(FleetTests):
             two.save("b", index, index)
         one.discard("a", 2)
         two.discard("a", 3)
+        one.discard("a", 5)
+        one.save("a", 5, 50)
         for member in (one, two):
             member.follow()
         left = {key("a"): {chunk(index) for index in (0, 1, 4, 5)}, key("b"): {chunk(index) for index in range(6)}}

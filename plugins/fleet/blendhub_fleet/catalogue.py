@@ -23,9 +23,10 @@ SCAN_COUNT = 1000
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
-    """A place in the log: Redis may have forgotten changes since it was restarted, and has another run id then."""
+    """A place in the log."""
 
-    run_id: str
+    life: str
+    """Of Redis: another one since it was started again, or emptied, for it may have forgotten changes then."""
     seq: int
 
 
@@ -72,9 +73,9 @@ class Catalogue:
                 raise CursorLost(f"change {reached} is missing in the log of {self.link.place}")
             entry = dict(zip(fields[::2], fields[1::2], strict=True))
             spans = tuple(decode_spans(entry[b"s"]))
-            entries.append(Entry(entry[b"w"].decode(), entry[b"k"] == b"p", entry[b"r"], spans))
+            entries.append(Entry(entry[b"w"].decode(errors="replace"), entry[b"k"] == b"p", entry[b"r"], spans))
         self.behind = self.seq - reached
-        return entries, Cursor(cursor.run_id, reached)
+        return entries, Cursor(cursor.life, reached)
 
     def wait(self, cursor: Cursor, timeout: float) -> None:
         """Wait until the log goes on behind the cursor; at most a second, and not less than a moment."""
@@ -106,8 +107,9 @@ class Catalogue:
             for name, fields, about, tokens in zip(some, answers, answers, answers, strict=False):
                 spans = sorted(span for field in fields if len(field) == 8 for span in decode_spans(field))
                 chunks = tuple(span for span in spans if tokens and 4 * span.end <= len(tokens))
-                if chunks and about is not None:
-                    yield name, StoredRun(decode_name(name), tokens, about, chunks)
+                key = decode_name(name)
+                if key and chunks and about is not None:
+                    yield name, StoredRun(key, tokens, about, chunks)
 
     def _ask_for_runs(self, redis: Any, names: Sequence[bytes]) -> Any:
         asking = redis.pipeline(transaction=False)
@@ -160,7 +162,7 @@ class Catalogue:
 
     def _follow(self, cursor: Cursor) -> Any:
         """What Redis has after a cursor. A hub that is not among those that live joins them, under a new name."""
-        known = (cursor.run_id, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S))
+        known = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S))
         answer = self._run("FOLLOW", "read", self.incarnation, 0, *known, rests=False) if self.incarnation else None
         if answer is None or answer[0] == b"fenced":
             incarnation = secrets.token_hex(8)

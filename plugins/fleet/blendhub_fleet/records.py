@@ -42,8 +42,12 @@ def encode_name(key: RunKey) -> bytes:
         raise InvalidInput(f"{key!r} is not text that can be written as UTF-8: {error}; use other names") from None
 
 
-def decode_name(name: bytes) -> RunKey:
-    return msgspec.msgpack.decode(name, type=RunKey)
+def decode_name(name: bytes) -> RunKey | None:
+    """None for what no hub has written."""
+    try:
+        return msgspec.msgpack.decode(name, type=RunKey)
+    except msgspec.MsgspecError:
+        return None
 
 
 def encode_spans(spans: Iterable[Span]) -> bytes:

@@ -2,6 +2,7 @@
 
 All keys begin with the same prefix, whose braces keep them on one machine of a cluster:
 
+    epoch       a random name for what is here: it is another one when somebody has emptied Redis
     members     the hubs that live: a sorted set of incarnations, by when they were last heard, in ms of Redis' clock
     seq         the number of the last change
     log         the changes, a stream whose ids are seq-0, without a gap
@@ -42,20 +43,21 @@ end
 FOLLOW = (
     _COMMON
     + """
--- ARGV: incarnation, 1 to join, Redis' run id, the last change known, most entries, ms after which a hub is dead
-local run_id = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)')
+-- ARGV: incarnation, 1 to join, which life of Redis, the last change known, most entries, ms after which a hub is dead
 local known, t = tonumber(ARGV[4]), now()
 redis.call('ZREMRANGEBYSCORE', key('members'), '-inf', t - tonumber(ARGV[6]))
 if ARGV[2] ~= '1' and not redis.call('ZSCORE', key('members'), ARGV[1]) then return {'fenced'} end
 redis.call('ZADD', key('members'), t, ARGV[1])
+redis.call('SET', key('epoch'), ARGV[1], 'NX')
+local life = string.match(redis.call('INFO', 'server'), 'run_id:(%w+)') .. redis.call('GET', key('epoch'))
 local last = tonumber(redis.call('GET', key('seq')) or '0')
 local about = {redis.call('ZCARD', key('members')), tonumber(redis.call('GET', key('bytes')) or '0')}
 local oldest = redis.call('XRANGE', key('log'), '-', '+', 'COUNT', 1)
 local first = last + 1
 if #oldest > 0 then first = tonumber(string.match(oldest[1][1], '^(%d+)')) end
-if ARGV[3] ~= run_id or known > last or known + 1 < first then return {'lost', run_id, last, about} end
+if ARGV[3] ~= life or known > last or known + 1 < first then return {'lost', life, last, about} end
 local from = string.format('%d-0', known + 1)
-return {'ok', run_id, last, about, redis.call('XRANGE', key('log'), from, '+', 'COUNT', ARGV[5])}
+return {'ok', life, last, about, redis.call('XRANGE', key('log'), from, '+', 'COUNT', ARGV[5])}
 """
 )
 

@@ -219,9 +219,9 @@ class FleetStore(SharedStore):
         others = _merged(entry for entry in entries if entry.writer not in self._catalogue.mine)
         runs = dict(self._catalogue.runs(dict.fromkeys(entry.name for entry in others if entry.published)))
         for entry in others:
-            run = runs.get(entry.name)
-            if not entry.published:
-                yield Dropped(decode_name(entry.name), entry.spans)
+            run, key = runs.get(entry.name), decode_name(entry.name)
+            if key and not entry.published:
+                yield Dropped(key, entry.spans)
             elif run and (chunks := tuple(span for span in run.chunks if span in entry.spans)):
                 yield Published(msgspec.structs.replace(run, chunks=chunks))
 

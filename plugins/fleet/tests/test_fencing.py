@@ -117,3 +117,17 @@ def test_a_hub_with_an_older_clock_takes_part_like_any_other(fleet: Fleet, monke
     late.discard("a", 0)
     other.follow()
     assert other.known == {key("b"): {chunk(0)}}
+
+
+def test_a_redis_that_was_emptied_is_noticed_however_far_it_has_gone_on(fleet: Fleet) -> None:
+    one, other = fleet.join(), fleet.join()
+    one.save("a", 0, 1)
+    other.follow()
+    for name in fleet.redis.scan_iter(f"blendhub:{{{fleet.options.group}}}:*"):
+        fleet.redis.delete(name)
+    one.follow()
+    for index in range(4):
+        one.save("b", index, index)
+    other.follow()
+    assert other.lost == 1
+    assert other.known == one.known == {key("b"): {chunk(index) for index in range(4)}}
