@@ -65,10 +65,10 @@ class Moves:
         return [key for record in records for key in record.keys(self._group)]
 
     def _extents(self, chunks: Iterable[Sequence[memoryview]]) -> list[Extent]:
-        return [self._extent(shard) for shards in chunks for shard in shards]
+        return [self._extent(shard) for shards in chunks for shard in shards if len(shard)]
 
     def _extent(self, shard: memoryview) -> Extent:
-        first = np.frombuffer(shard, np.uint8).ctypes.data - self._arena.ctypes.data if len(shard) else 0
+        first = np.frombuffer(shard, np.uint8).ctypes.data - self._arena.ctypes.data
         if not 0 <= first <= first + len(shard) <= len(self._arena):
             raise InvalidInput("a shared store moves buffers of the attached arena, and got another one")
         return first, len(shard)
@@ -79,12 +79,9 @@ def _record_of(shards: Sequence[memoryview]) -> Record:
 
 
 def _by_record(answers: Sequence[bool], records: Sequence[Record]) -> list[Sequence[bool]]:
-    """Answers for each shard, grouped."""
-    parts, at = [], 0
-    for record in records:
-        parts.append(answers[at : at + len(record.sizes)])
-        at += len(record.sizes)
-    return parts
+    """Answers for each shard that has bytes, grouped."""
+    left = iter(answers)
+    return [[next(left) for size in record.sizes if size] for record in records]
 
 
 def _fetched(record: Record, shards: Sequence[memoryview], found: Sequence[bool]) -> Fetched:

@@ -23,7 +23,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[bytes, ...]
 
     def keys(self, group: str) -> list[str]:
-        return [f"{group}/{self.name}/{rank}" for rank in range(len(self.sizes))]
+        """Of the shards that have bytes."""
+        return [f"{group}/{self.name}/{rank}" for rank, size in enumerate(self.sizes) if size]
 
 
 def encode_record(record: Record) -> bytes:

@@ -67,6 +67,7 @@ PUBLISH = (
 -- ARGV: incarnation, name, tokens or nothing, description, capacity, log length, spans, then a span and a record each
 local name, capacity, most = ARGV[2], tonumber(ARGV[5]), tonumber(ARGV[6])
 if not redis.call('ZSCORE', key('members'), ARGV[1]) then return redis.error_reply('FENCED hub') end
+redis.call('ZADD', key('members'), now(), ARGV[1])
 local run, tokens, replaced = key('run:' .. name), key('tok:' .. name), {}
 if #ARGV[3] > 0 then
   local before = redis.call('STRLEN', tokens) + redis.call('HSTRLEN', run, 'a')
