@@ -10,6 +10,8 @@ from pathlib import Path
 import redis
 
 START_S = 20.0
+BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
+MISSING = "no redis-server here; install it with: apt-get install redis-server"
 
 
 class RedisServer:
@@ -17,13 +19,12 @@ class RedisServer:
 
     def __init__(self, *settings: str, keeps: bool = False) -> None:
         """``keeps``: with its append-only file, so that it remembers after a restart."""
-        binary = shutil.which("redis-server") or shutil.which("valkey-server")
-        if binary is None:
-            raise FileNotFoundError("no redis-server here; install it with: apt-get install redis-server")
+        if BINARY is None:
+            raise FileNotFoundError(MISSING)
         self._folder = tempfile.TemporaryDirectory(prefix="blendhub-redis-")
         self._socket = Path(self._folder.name, "redis.sock")
         self._command = [
-            *(binary, "--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder.name, "--save", ""),
+            *(BINARY, "--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder.name, "--save", ""),
             *("--appendonly", "yes" if keeps else "no", "--logfile", str(Path(self._folder.name, "log")), *settings),
         ]
         self._process: subprocess.Popen[bytes]

@@ -7,11 +7,13 @@ import pytest
 from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, namespace, tokens
 
-from benchmarks.fleet.servers import RedisServer
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub import wire
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.hub.index import Saved
 from blendhub.plan import Span
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,9 @@ import pytest
 from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, tokens
 
-from benchmarks.fleet.servers import RedisServer
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 
 @pytest.fixture

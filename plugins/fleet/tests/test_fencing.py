@@ -9,10 +9,12 @@ from blendhub_fleet.directory import DirectoryBytes
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
 
-from benchmarks.fleet.servers import RedisServer
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import ArenaFile
 from blendhub.errors import StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 
 class SlowBytes(DirectoryBytes):

@@ -9,8 +9,10 @@ from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import Record, decode_record, encode_record
 
-from benchmarks.fleet.servers import RedisServer
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.errors import OptionError, StoreFailed
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 
 def opened(url: str, path: Path, **options: object):

@@ -13,14 +13,14 @@ from blendhub_fleet.directory import DirectoryBytes
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
 
-from benchmarks.fleet.servers import RedisServer
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import ArenaFile, Changes, RunKey, SharedStore
 from blendhub.errors import CursorLost
 from blendhub.plan import Span
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, Member
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 
 
 class Sound(FleetStore):
