@@ -10,15 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fleet.hubs import BenchedHub, running_hub, text
+from benchmarks.fleet.hubs import EACH, HUBS, BenchedHub, running_hub, text
 from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, seconds
 
 PER_SECOND = 10_000
 PROMPT = 32_768
-HUBS, EACH = 1000, 100
-"""Of the fleet on paper, and the chunks that each of its hubs stores in a second."""
 SETTLE_S = 60.0
 
 

@@ -17,6 +17,8 @@ CHUNK = 256
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=CHUNK)
 NAMESPACE = Namespace(model="a model", layout=LAYOUT, matchers=DEFAULT_MATCHERS)
 VOCABULARY = 150_000
+HUBS, EACH = 1000, 100
+"""Of a fleet on paper, and the chunks that each of its hubs stores in a second."""
 
 
 def text(seed: int, length: int) -> np.ndarray:

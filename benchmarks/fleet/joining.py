@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from benchmarks.fleet.hubs import CHUNK, running_hub
+from benchmarks.fleet.hubs import CHUNK, EACH, HUBS, running_hub
 from benchmarks.fleet.publisher import CHUNKS_A_RUN, Publisher
 from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
@@ -30,7 +30,10 @@ def rows(server: RedisServer, place: Path, *, quick: bool) -> list[Row]:
         each = (hub.own_bytes() - empty) / (chunks * CHUNK)
     what = f"a new hub catches up with {chunks:,} chunks of {CHUNK} tokens"
     bar = None if quick else 60
+    a_minute = HUBS * EACH * 60 * CHUNK * each / 2**30
+    on_paper = f"on paper: that memory for what {HUBS} hubs store in a minute, each {EACH} chunks a second"
     return [
         row("join_s", what, "s", [taken], bar, "lower"),
         row("join_bytes_a_token", "the memory that it takes for them, for each token", "bytes", [each], 8, "lower"),
+        row("fleet_1000_gib_a_minute", on_paper, "GiB", [a_minute], better="lower"),
     ]

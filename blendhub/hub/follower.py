@@ -10,6 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Awaitable, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -29,8 +30,8 @@ log = logging.getLogger(__name__)
 WAIT_S = 0.5
 """How long one call waits for changes; the hub's end waits for it."""
 TRY_AGAIN_S = 0.5
-RUNS_AT_ONCE = 32
-"""Of a snapshot, handed to the loop at a time."""
+AT_ONCE = 8
+"""Changes that are prepared and handed to the loop at a time: it has Python's lock until the next ones."""
 SLICE_S = 0.0005
 """How long the loop applies changes before it has its other work."""
 
@@ -101,27 +102,26 @@ class Follower:
     def _take_snapshot(self) -> bytes:
         runs, cursor = self._store.snapshot()
         self._wait_for(self._begin_snapshot())
-        batch: list[Arrival] = []
-        for stored in runs:
-            batch += self._checked(stored)
-            if len(batch) >= RUNS_AT_ONCE:
-                self._wait_for(self._apply(batch, whole=True))
-                batch = []
-            if self._stopping.is_set():
-                return cursor
-        self._wait_for(self._apply(batch, whole=True))
-        self._wait_for(self._end_snapshot())
+        while (some := list(islice(runs, AT_ONCE))) and not self._stopping.is_set():
+            self._hand_over([arrival for stored in some for arrival in self._checked(stored)], whole=True)
+        if not self._stopping.is_set():
+            self._wait_for(self._end_snapshot())
         return cursor
 
     def _take_changes(self, cursor: bytes) -> bytes:
         found = self._store.changes(cursor, WAIT_S)
         self.behind, self.hubs = found.behind, found.hubs
-        ready: list[Arrival | Dropped] = []
-        for change in found.changes:
-            ready += self._checked(change.run) if isinstance(change, Published) else [change]
-        if ready:
-            self._wait_for(self._apply(ready, whole=False))
+        changes = iter(found.changes)
+        while some := list(islice(changes, AT_ONCE)):
+            ready: list[Arrival | Dropped] = []
+            for change in some:
+                ready += self._checked(change.run) if isinstance(change, Published) else [change]
+            self._hand_over(ready, whole=False)
         return found.cursor
+
+    def _hand_over(self, ready: Sequence[Arrival | Dropped], *, whole: bool) -> None:
+        if ready:
+            self._wait_for(self._apply(ready, whole=whole))
 
     def _checked(self, stored: StoredRun) -> list[Arrival]:
         try:

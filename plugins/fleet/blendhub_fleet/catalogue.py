@@ -18,7 +18,8 @@ from blendhub_fleet.records import decode_name, decode_spans, encode_name, encod
 MEMBER_S = 15.0
 """A hub that is silent for so long counts as dead."""
 CHANGES_AT_ONCE = 64
-RUNS_AT_ONCE = 32
+RUNS_AT_ONCE = 8
+"""Few: the hub's loop has Python's lock while the next ones are on their way."""
 SCAN_COUNT = 1000
 
 
