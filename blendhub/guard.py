@@ -15,6 +15,7 @@ from blendhub.contracts.device import Transfer
 from blendhub.errors import BlendHubError, BrokenContract, PluginError
 
 log = logging.getLogger(__name__)
+CONTRACTS = "blendhub.contracts."
 _ORIGIN = "__blendhub_origin__"
 _PLAIN = (type(None), bool, int, list, dict)
 """What most methods return. Checked first, because matchers are called thousands of times a second."""
@@ -35,7 +36,7 @@ def guard(made: Any, contract: type, origin: str) -> Any:
 @functools.cache
 def _guarded_class(own: Any, contract: type, origin: str) -> type:
     members: dict[str, Any] = {"__slots__": (), "__module__": own.__module__, "__qualname__": own.__qualname__}
-    for name in _methods(contract):
+    for name in _methods(own, contract):
         member = inspect.getattr_static(own, name)
         if isinstance(member, property) and member.fget:
             members[name] = property(_guarded(member.fget, name, origin))
@@ -46,10 +47,13 @@ def _guarded_class(own: Any, contract: type, origin: str) -> type:
     return below
 
 
-def _methods(contract: type) -> list[str]:
+def _methods(own: type, contract: type) -> list[str]:
+    """The methods of the contract, and of the one below it that the class fulfils, such as a shared store's."""
+    contracts = [base for base in own.__mro__ if issubclass(base, contract) and base.__module__.startswith(CONTRACTS)]
     return [
         name
-        for name, member in vars(contract).items()
+        for one in {contract: None, **dict.fromkeys(contracts)}
+        for name, member in vars(one).items()
         if isinstance(member, property) or (inspect.isfunction(member) and (name == "__len__" or name[0] != "_"))
     ]
 

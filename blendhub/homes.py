@@ -9,6 +9,7 @@ _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "ascend": {"device": ("npu",)},
         "cpu": {"device": ("cpu",)},
         "cuda": {"device": ("cuda",)},
+        "fleet": {"store": ("shared_directory",)},
         "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},
         "selectors": {"selector": ("all", "combined", "first_k", "hkvd", "learned", "none", "question", "random")},
         "stores": {"store": ("disk",)},

@@ -35,6 +35,25 @@ def test_what_is_printed_is_a_configuration_that_serves(tmp_path, capsys):
     assert capsys.readouterr().out == printed
 
 
+@pytest.mark.parametrize(
+    "file, flags, name, options",
+    [
+        ("", ["--store", "a-store"], "a-store", {}),
+        ("", [], "disk", {}),
+        ('[store]\nname = "a-store"\noptions = {rate = 1, kept = true}\n', [], "a-store", {"kept": True}),
+        ('[store]\nname = "a-store"\noptions = {lost = 1}\n', ["--store", "disk"], "disk", {}),
+    ],
+    ids=["named", "the default", "of the file", "another than the file's"],
+)
+def test_a_store_is_named_beside_its_options(tmp_path, capsys, file, flags, name, options):
+    (tmp_path / "hub.toml").write_text(file)
+    given = [*flags, "--store-option", "url=redis://:a=b@h:1/0", "--store-option", "rate=2.5"]
+    assert main(["serve", "--config", str(tmp_path / "hub.toml"), *given, "--print-config"]) == 0
+    (tmp_path / "hub.toml").write_text(capsys.readouterr().out)
+    expected = StoreChoice(name, {**options, "url": "redis://:a=b@h:1/0", "rate": 2.5})
+    assert load_config(tmp_path / "hub.toml").store == expected
+
+
 def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
     assert main(["serve", "--print-config"]) == 0
     printed = capsys.readouterr().out
@@ -52,6 +71,7 @@ def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
         ("", ["--arena-gib", "1000000"], "set arena_gib to at most"),
         ("", ["--arena-gib", "0.00001"], "arena_gib = 1e-05 holds no chunk of any model, expected at least 0.001"),
         ("", ["--store", ""], "--store is empty, expected a directory"),
+        ("", ["--store", "disk", "--store-option", "path"], "--store-option 'path' should be KEY=VALUE"),
         ("", ["--endpoint", ""], "the command line.listen[0]: option endpoint = '' is not valid"),
         ("", ["--endpoint", "udp://x"], "not 'udp://x'"),
         ("", ["--endpoint", "tcp://0.0.0.0:0"], "make them with `blendhub keys`"),

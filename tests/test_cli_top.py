@@ -23,6 +23,19 @@ def test_rates_are_between_two_samples():
     assert dict(View(now).rows())["exact"] == "400 tokens"
 
 
+def test_the_fleet_is_shown_where_there_is_one():
+    def fleet(**gauges):
+        counters = {"fleet_fetched_bytes": 2**21, "fleet_sent_bytes": 2**20, "fleet_failures": 2, "store_failures": 1}
+        return dict(View(Sample(1.0, HubStats(epoch=1, counters=counters, gauges=gauges, namespaces={}))).rows())
+
+    assert "fleet" not in fleet(chunks=5)
+    seen = {"fleet_hubs": 3, "fleet_behind": 40, "chunks": 1000, "chunks_in_arena": 100}
+    assert fleet(**seen, fleet_in_step=1)["fleet"] == (
+        "3 hubs, 40 changes behind, 100 chunks here, 900 elsewhere, 2 MiB fetched, 1 MiB sent, 3 failures"
+    )
+    assert fleet(**seen, fleet_in_step=0)["fleet"].startswith("does not answer, ")
+
+
 def test_a_hub_that_was_restarted_has_no_rate_and_an_idle_one_no_hit_rate():
     before = sample(1.0, requests_lookup=9, tokens_exact=9)
     rows = dict(View(sample(2.0, epoch=2, tokens_exact=10), before).rows())

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from blendhub.config import HubConfig, Listen, PolicyName, as_toml, load_config
+from blendhub.config import HubConfig, Listen, PolicyName, StoreChoice, as_toml, load_config
 from blendhub.contracts import Transport
 from blendhub.errors import HubError, OptionError
 from blendhub.host import PluginHost
@@ -41,7 +41,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--config", metavar="FILE", type=Path, help="hub.toml; --print-config shows all its keys")
     parser.add_argument("--endpoint", metavar="EP", help="listen here only, such as ipc:///PATH/OF/SOCKET")
     parser.add_argument("--arena-gib", metavar="X", type=float, help="shared memory for KV; 0: by the available memory")
-    parser.add_argument("--store", metavar="DIR", help="keep KV on disk too, in this directory")
+    parser.add_argument(
+        "--store", metavar="DIR", help="keep KV on disk too, in this directory; with --store-option, a store by name"
+    )
+    parser.add_argument(
+        "--store-option", metavar="KEY=VALUE", action="append", default=[], help="an option of the store; repeatable"
+    )
     parser.add_argument("--policy", choices=get_args(PolicyName), help="which chunk is evicted")
     parser.add_argument("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
     parser.set_defaults(run=run)
@@ -92,12 +97,8 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
         given["arena_gib"] = arguments.arena_gib
     if arguments.policy is not None:
         given["policy"] = arguments.policy
-    if arguments.store is not None:
-        # Other options of the store, from the file, stay.
-        options = config.store.options if config.store and config.store.name == "disk" else {}
-        if not arguments.store:
-            raise OptionError("--store is empty, expected a directory; is a variable of the command line not set?")
-        given["store"] = {"name": "disk", "options": {**options, "path": str(Path(arguments.store).absolute())}}
+    if arguments.store is not None or arguments.store_option:
+        given["store"] = _store_choice(arguments.store, arguments.store_option, config.store)
     checked = parse_options("the command line", HubConfig, given)
     config = msgspec.structs.replace(config, **{name: getattr(checked, name) for name in given})
     if 0 < config.arena_gib < LEAST_ARENA_GIB:
@@ -106,6 +107,29 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
             "by the available memory"
         )
     return config
+
+
+def _store_choice(store: str | None, options: list[str], of_file: StoreChoice | None) -> dict[str, Any]:
+    """The store of the command line. Other options of the same store, from the file, stay."""
+    if store == "":
+        raise OptionError("--store is empty, expected a directory; is a variable of the command line not set?")
+    if options:
+        name = store or (of_file.name if of_file else StoreChoice().name)
+        given = dict(map(_option, options))
+    else:
+        name, given = "disk", {"path": str(Path(store or "").absolute())}
+    return {"name": name, "options": {**(of_file.options if of_file and of_file.name == name else {}), **given}}
+
+
+def _option(text: str) -> tuple[str, Any]:
+    """The value as JSON where it is, such as a number; as text otherwise."""
+    name, is_pair, value = text.partition("=")
+    if not is_pair or not name:
+        raise OptionError(f"--store-option {text!r} should be KEY=VALUE, such as path=/mnt/kv")
+    try:
+        return name, msgspec.json.decode(value)
+    except msgspec.DecodeError:
+        return name, value
 
 
 async def _serve(config: HubConfig) -> None:
@@ -174,6 +198,8 @@ def _store(hub: "Hub") -> str:
     store = hub.config.store
     if store is None:
         return "none; evicted KV is lost"
+    if hub.follows:
+        return f"{store.name}, shared with other hubs; `blendhub top` shows the fleet"
     where = store.options.get("path") or "its default directory"
     return f"{store.name} in {where}, {hub.restored_chunks} chunks restored"
 

@@ -108,7 +108,7 @@ class View:
         size, free, quarantined = gauge("arena_bytes"), gauge("arena_free_bytes"), gauge("arena_quarantined_bytes")
         used = size - free - quarantined
         refused = {name: n for name, n in self._now.stats.counters.items() if name.startswith("refused_") and n}
-        return [
+        rows = [
             ("lookups", f"{looked:,.0f}{self._rate('requests_lookup')}, hit rate {_share(found, looked)}"),
             ("exact", f"{count('tokens_exact'):,.0f} tokens{self._rate('tokens_exact')}"),
             ("settled", f"{count('tokens_settled'):,.0f} tokens{self._rate('tokens_settled')}"),
@@ -126,6 +126,9 @@ class View:
             ("agreement", self._agreement()),
             ("refused", ", ".join(f"{n:,.0f} {name[8:]}" for name, n in sorted(refused.items())) or "nothing"),
         ]
+        if "fleet_hubs" in self._now.stats.gauges:
+            rows.insert(-2, ("fleet", self._fleet()))
+        return rows
 
     def latencies(self) -> list[tuple[str, str, str, str]]:
         """Kind of request, number, median and 99th percentile of the recent ones."""
@@ -146,6 +149,16 @@ class View:
             f"{_bytes(gauge('store_bytes'))}, {gauge('store_waiting_chunks'):,.0f} chunks waiting, "
             f"{count('store_saves'):,.0f} saved, {count('store_loads'):,.0f} loaded, "
             f"{count('store_failures'):,.0f} failed, {count('store_corrupted'):,.0f} corrupted"
+        )
+
+    def _fleet(self) -> str:
+        count, gauge = self._now.counter, self._now.gauge
+        here, failed = gauge("chunks_in_arena"), count("fleet_failures") + count("store_failures")
+        seen = f"{gauge('fleet_hubs'):,.0f} hubs" if gauge("fleet_in_step") else "does not answer"
+        return (
+            f"{seen}, {gauge('fleet_behind'):,.0f} changes behind, {here:,.0f} chunks here, "
+            f"{gauge('chunks') - here:,.0f} elsewhere, {_bytes(count('fleet_fetched_bytes'))} fetched, "
+            f"{_bytes(count('fleet_sent_bytes'))} sent, {failed:,.0f} failures"
         )
 
     def _agreement(self) -> str:

@@ -4,18 +4,23 @@ from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, 
 from blendhub.contracts.matcher import Matcher
 from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector
+from blendhub.contracts.shared_store import ArenaFile, Changes, Dropped, Published, Share, SharedStore
 from blendhub.contracts.store import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
 
 __all__ = [
+    "ArenaFile",
+    "Changes",
     "Codec",
     "Connection",
     "Device",
+    "Dropped",
     "Envelope",
     "Matcher",
     "PageFormat",
     "PagedLayer",
     "Pending",
+    "Published",
     "Rotation",
     "RunKey",
     "Segment",
@@ -23,6 +28,8 @@ __all__ = [
     "Selector",
     "Server",
     "Service",
+    "Share",
+    "SharedStore",
     "Store",
     "StoredRun",
     "Transfer",

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import msgspec
 
@@ -35,9 +36,10 @@ class StoredRun(msgspec.Struct, frozen=True):
 class Store(ABC):
     """A second tier. All methods block, and may be called from several threads at once.
 
-    Callers use ``save_run``, ``save``, ``load`` and ``save_note``, which check their arguments. A plugin implements
-    ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers are flat views of bytes, and
-    those to fill can be written.
+    Callers use ``save_run``, ``save``, ``load``, ``save_chunks``, ``load_chunks`` and ``save_note``, which check their
+    arguments. A plugin implements ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers
+    are flat views of bytes, and those to fill can be written. One that is faster with several chunks at a time sets
+    ``at_once``, and implements ``write_chunks`` and ``read_chunks`` as well.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
@@ -60,8 +62,12 @@ class Store(ABC):
     *Errors.* Bad input raises InvalidInput and changes nothing. StoreFailed says what the store could not
     do, where, and what a person can do about it. A closed store answers everything with StoreFailed.
 
-    *One owner.* A place that another live store object holds is refused with StoreFailed when opened.
+    *One owner.* A place that another live store object holds is refused with StoreFailed when opened. Where hubs are
+    to use one place together, a plugin implements :class:`blendhub.contracts.SharedStore`.
     """
+
+    at_once: ClassVar[int] = 1
+    """The most chunks that callers pass to ``save_chunks`` and ``load_chunks``."""
 
     @abstractmethod
     def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
@@ -83,6 +89,18 @@ class Store(ABC):
         """Fill the buffers, one a rank, with a chunk's bytes. False: it is not there or no longer whole;
         what the buffers hold then is undefined. Their sizes must be those that were saved.
         """
+
+    def write_chunks(
+        self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[memoryview]]]
+    ) -> list[tuple[RunKey, Span]]:
+        """``write`` for several chunks of a run. What it returns are the chunks that are not stored afterwards: those
+        that were dropped, and those of ``chunks`` for which there was no room.
+        """
+        return [gone for span, shards in chunks for gone in self.write(run, span, shards)]
+
+    def read_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
+        """``read`` for several chunks."""
+        return [self.read(*one) for one in wanted]
 
     @abstractmethod
     def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
@@ -131,16 +149,21 @@ class Store(ABC):
 
     def save(self, run: RunKey, span: Span, shards: Sequence[Buffer]) -> list[tuple[RunKey, Span]]:
         """``write``, with buffers of any shape and type that are contiguous. A chunk without shards is refused."""
-        if not len(span) or not shards:
-            raise InvalidInput(f"a chunk needs tokens and one buffer a rank, got {span} and {len(shards)} buffers")
-        return self.write(run, span, [_flat(shard) for shard in shards])
+        return self.write(run, span, _flat_shards(span, shards))
+
+    def save_chunks(self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[Buffer]]]) -> list[tuple[RunKey, Span]]:
+        """``write_chunks``, of at most ``at_once`` chunks; checks them as ``save`` does."""
+        self._check_number(len(chunks))
+        return self.write_chunks(run, [(span, _flat_shards(span, shards)) for span, shards in chunks])
 
     def load(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         """``read``, into contiguous buffers. One that is read-only is refused."""
-        views = [_flat(view) for view in into]
-        if any(view.readonly for view in views):
-            raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
-        return self.read(run, span, views)
+        return self.read(run, span, _writable(into))
+
+    def load_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
+        """``read_chunks``, of at most ``at_once`` chunks; checks them as ``load`` does."""
+        self._check_number(len(wanted))
+        return self.read_chunks([(run, span, _writable(into)) for run, span, into in wanted])
 
     def save_note(self, run: RunKey, span: Span, note: Buffer) -> None:
         """``write_note``. One that has not one byte for each token is refused."""
@@ -148,6 +171,23 @@ class Store(ABC):
         if not len(span) or len(flat) != len(span):
             raise InvalidInput(f"a note has one byte for each token of {span}, at least one, got {len(flat)} bytes")
         self.write_note(run, span, flat)
+
+    def _check_number(self, chunks: int) -> None:
+        if chunks > self.at_once:
+            raise InvalidInput(f"this store takes {self.at_once} chunks at a time, got {chunks}; pass fewer")
+
+
+def _flat_shards(span: Span, shards: Sequence[Buffer]) -> list[memoryview]:
+    if not len(span) or not shards:
+        raise InvalidInput(f"a chunk needs tokens and one buffer a rank, got {span} and {len(shards)} buffers")
+    return [_flat(shard) for shard in shards]
+
+
+def _writable(into: Sequence[memoryview]) -> list[memoryview]:
+    views = [_flat(view) for view in into]
+    if any(view.readonly for view in views):
+        raise InvalidInput("load fills the buffers it is given, and one of them is read-only; pass writable ones")
+    return views
 
 
 def _flat(buffer: Buffer) -> memoryview:

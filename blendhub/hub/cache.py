@@ -57,6 +57,13 @@ class Cache:
         else:
             self.arena.extents.free(offset, slot_bytes(chunk))
 
+    def shards(self, chunk: Chunk) -> list[memoryview]:
+        """The parts of a chunk's slot, one a rank; of the slot that it is read into, if it is not in the arena yet."""
+        namespace = chunk.run.index.namespace
+        offset = self.filling[chunk] if chunk.offset is None else chunk.offset
+        size = namespace.layout.shard_bytes
+        return [self.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
+
     def insert(self, chunk: Chunk, offset: int) -> None:
         """The chunk's KV is complete at this offset."""
         chunk.offset = offset

@@ -9,12 +9,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from blendhub.arena_view import HEADER_BYTES, SHM
 from blendhub.config import HubConfig, Listen
-from blendhub.contracts import Server
+from blendhub.contracts import ArenaFile, Server, SharedStore
 from blendhub.errors import HubError
 from blendhub.host import PluginHost
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import POLICIES
+from blendhub.hub.follower import Follower
 from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.memory import default_arena_bytes
@@ -39,6 +41,8 @@ class Hub:
         self.endpoints: tuple[str, ...] = ()
         self.metrics_address = ""
         self.restored_chunks = 0
+        self.follows = False
+        """Whether the store is shared with other hubs."""
 
     async def serve_also(self, transport: str, endpoint: str) -> None:
         """Listen at one more endpoint."""
@@ -70,7 +74,8 @@ class Hub:
         # Until now no request could have waited.
         threads.inline_tokens = self.config.match_inline_tokens
         await asyncio.to_thread(self._load_default_matchers)
-        self.service = HubService(self.config, state, tier, time.monotonic)
+        follower = self._follow(state, tier) if tier and isinstance(tier.store, SharedStore) else None
+        self.service = HubService(self.config, state, tier, time.monotonic, follower)
         resources.callback(self.service.close)
         for listen in self.config.listen or (self._private_socket(),):
             server = await self._serve(listen)
@@ -84,7 +89,7 @@ class Hub:
         resources.callback(ticking.cancel)
 
     async def _open_store(self, state: HubState) -> Tier:
-        """The configured store, with all that it holds already matchable."""
+        """The configured store, with all that it holds already matchable, if no other hub uses it."""
         choice = self.config.store
         assert choice
         store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
@@ -92,9 +97,22 @@ class Hub:
         self._resources.push_async_callback(tier.close)
         state.save = tier.save
         state.stored_bytes = lambda: store.nbytes
-        # No server runs yet, so no other thread touches the state.
-        self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
+        if isinstance(store, SharedStore):
+            arena = state.cache.arena
+            file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
+            await asyncio.to_thread(store.attach, file, arena.slot(0, arena.name.size))
+        else:
+            # No server runs yet, so no other thread touches the state.
+            self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
         return tier
+
+    def _follow(self, state: HubState, tier: Tier) -> Follower:
+        """Begin to follow the shared store: the hub serves meanwhile, and finds more and more."""
+        follower = Follower(state, tier)
+        follower.start()
+        self.follows = True
+        self._resources.push_async_callback(follower.close)
+        return follower
 
     def _load_default_matchers(self) -> None:
         """Compile their code, or load it, before the first engine registers: it need not wait then."""

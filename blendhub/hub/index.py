@@ -63,15 +63,41 @@ class Origin(NamedTuple):
 class Run:
     """Chunks whose KV was computed in one go, at positions that follow each other."""
 
-    __slots__ = ("_hash", "_hashed", "_starts", "chunks", "end", "id", "index", "key", "origin", "tokens")
+    __slots__ = (
+        "_hash",
+        "_hashed",
+        "_starts",
+        "chunks",
+        "end",
+        "foreign",
+        "id",
+        "index",
+        "key",
+        "listed",
+        "origin",
+        "tokens",
+    )
 
-    def __init__(self, id: int, index: "NamespaceIndex", end: int, origin: Origin, key: RunKey | None = None) -> None:
+    def __init__(
+        self,
+        id: int,
+        index: "NamespaceIndex",
+        end: int,
+        origin: Origin,
+        key: RunKey | None = None,
+        *,
+        foreign: bool = False,
+    ) -> None:
         self.id = id
         self.index = index
         self.end = end
         """The end of the last chunk that was ever published; the run may grow there."""
         self.origin = origin
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
+        self.foreign = foreign
+        """Whether another hub computed it. It does not grow here: its name is that hub's."""
+        self.listed = 0
+        """The last snapshot of a shared store that had chunks of it, or after which some were saved."""
         self.tokens: Tokens | None = None
         """From position 0, kept while the store is to save chunks."""
         self.chunks: dict[int, Chunk] = {}
@@ -133,7 +159,8 @@ class NamespaceIndex:
         self.base = namespace.base.digest
         """The digest of the engine's namespace, of which this one is a variant."""
         self.runs: dict[int, Run] = {}
-        self.by_key: dict[RunKey, Run] = {}
+        self._by_key: dict[RunKey, list[Run]] = {}
+        """By the store's name. One run of another hub may be several here: chunks come in any order from there."""
         self.n_chunks = self.n_tokens = 0
         self.sensitivity_bytes = 0
         """The memory that the chunks' sensitivity takes."""
@@ -166,6 +193,18 @@ class NamespaceIndex:
 
     def chunks(self) -> Iterator[Chunk]:
         return (chunk for run in self.runs.values() for chunk in run.chunks.values())
+
+    def named(self, key: RunKey) -> Sequence[Run]:
+        """The runs that have this name in the store."""
+        return self._by_key.get(key, ())
+
+    def find(self, key: RunKey, span: Span) -> Chunk | None:
+        """The chunk that has this name in the store."""
+        for run in self.named(key):
+            chunk = run.chunks.get(span.start)
+            if chunk and chunk.span == span:
+                return chunk
+        return None
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a lane's work.
@@ -229,7 +268,8 @@ class NamespaceIndex:
         self.lane.update(partial(self._store, run, tokens, span, missing), span.end)
         run.end = span.end
         self.runs[run.id] = run
-        self.by_key[run.key] = run
+        if run not in (named := self._by_key.setdefault(run.key, [])):
+            named.append(run)
         for chunk in chunks:
             run.add(chunk)
             self.n_tokens += len(chunk.span)
@@ -248,7 +288,9 @@ class NamespaceIndex:
         self.n_tokens -= len(chunk.span)
         if not run.chunks:
             del self.runs[run.id]
-            del self.by_key[run.key]
+            self._by_key[run.key].remove(run)
+            if not self._by_key[run.key]:
+                del self._by_key[run.key]
         self.changed(self)
 
     def keep_sensitivity(self, chunk: Chunk, sensitivity: bytearray) -> None:

@@ -28,6 +28,9 @@ AT_ONCE = 256
 MOST_WAITING_SAVES = 2**16
 """Chunks that wait for the store. One more is not saved: it is lost when it is evicted, and counted."""
 
+CHUNKS_A_PIECE = 16
+"""Chunks of another hub that become matchable before other requests have their turn."""
+
 MOST_WAITING_NOTES = 2**16
 """Chunks whose sensitivity waits to be written to the store. That of one more is written when it changes again."""
 

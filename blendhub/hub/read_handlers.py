@@ -108,7 +108,10 @@ class ReadHandlers(Handlers):
         self.counters.totals["tokens_moved"] += moved
 
     def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
-        return self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+        lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+        if lease and self.tier:
+            self.tier.saves.reused(lease.chunks)
+        return lease
 
     def _fetch_missing(self, chunk_matches: list[ChunkMatch]) -> int:
         """Begin to load what only the store has; returns how many of the matches' tokens that concerns."""
@@ -157,6 +160,6 @@ class ReadHandlers(Handlers):
         lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
         return Envelope(wire.Bytes(), [self.shard(session, piece.slot) for piece in lease.pieces])
 
-    def _load(self, chunks: set[Chunk]) -> list["asyncio.Task[None]"]:
+    def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""
         return [self.tier.load(chunk) for chunk in chunks] if self.tier else []

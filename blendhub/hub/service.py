@@ -10,6 +10,7 @@ from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Peer
 from blendhub.errors import BlendHubError
 from blendhub.hub.counters import Counters
+from blendhub.hub.follower import Follower
 from blendhub.hub.handlers import Answer, Handler
 from blendhub.hub.read_handlers import ReadHandlers
 from blendhub.hub.session_handlers import SessionHandlers
@@ -28,12 +29,20 @@ LOOKUP = KINDS[wire.Lookup]
 class HubService(Service):
     """One hub. ``tick`` is to be called a few times a second."""
 
-    def __init__(self, config: HubConfig, state: HubState, tier: Tier | None, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        config: HubConfig,
+        state: HubState,
+        tier: Tier | None,
+        clock: Callable[[], float],
+        follower: Follower | None = None,
+    ) -> None:
         self.codec = wire.hub_codec()
         self.state = state
         self.counters = Counters()
         self._config = config
         self._tier = tier
+        self._follower = follower
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
         self._pids: dict[Peer, int] = {}
@@ -73,7 +82,7 @@ class HubService(Service):
         self._watch.close()
 
     def stats(self) -> wire.HubStats:
-        return collect_stats(self.state, self._tier, self.counters)
+        return collect_stats(self.state, self._tier, self.counters, self._follower)
 
     def _answer(self, peer: Peer, request: Envelope, now: float) -> Answer | Awaitable[Answer]:
         message: Any = request.message

@@ -116,6 +116,7 @@ class HubState:
             or index.runs.get(run.id) is not run
             or run.end != span.start
             or run.origin != origin
+            or run.foreign
             or self.writes.is_growing(run)
         ):
             run = Run(self.next_id(), index, span.start, origin)

@@ -1,6 +1,7 @@
 """The counters and gauges that `Stats` requests and `/metrics` show."""
 
 from blendhub.hub.counters import Counters
+from blendhub.hub.follower import Follower
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.wire import HubStats
@@ -8,13 +9,14 @@ from blendhub.wire import HubStats
 STORED = ("variants", "runs", "chunks", "tokens")
 
 
-def collect_stats(state: HubState, tier: Tier | None, counters: Counters) -> HubStats:
+def collect_stats(state: HubState, tier: Tier | None, counters: Counters, follower: Follower | None = None) -> HubStats:
     sums = state.indexes.sums()
     return HubStats(
         epoch=state.sessions.epoch,
-        counters=_totals(state, tier, counters),
+        counters={**_totals(state, tier, counters), **_fleet_totals(follower)},
         gauges={
             **_gauges(state, tier),
+            **_fleet_gauges(follower),
             "chunks": sum(of_base["chunks"] for of_base in sums.values()),
             "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
             "sensitivity_bytes": sum(of_base["sensitivity_bytes"] for of_base in sums.values()),
@@ -33,9 +35,9 @@ def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str,
         **{f"requests_{kind}": count for kind, count in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
-        "store_saves": tier.saves if tier else 0,
-        "store_loads": tier.loads if tier else 0,
-        "store_skipped": tier.skipped if tier else 0,
+        "store_saves": tier.saves.saved if tier else 0,
+        "store_loads": tier.loads.loaded if tier else 0,
+        "store_skipped": tier.saves.skipped if tier else 0,
         "store_failures": tier.failures if tier else 0,
         "store_corrupted": tier.store.corrupted if tier else 0,
     }
@@ -55,3 +57,14 @@ def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.waiting if tier else 0,
     }
+
+
+def _fleet_totals(follower: Follower | None) -> dict[str, float]:
+    return {f"fleet_{name}": value for name, value in follower.figures().items()} if follower else {}
+
+
+def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
+    """Nothing where the hub has no shared store."""
+    if follower is None:
+        return {}
+    return {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind, "fleet_in_step": float(follower.in_step)}

@@ -13,6 +13,7 @@ pytest.register_assert_rewrite(
     "blendhub.testing.devices",
     "blendhub.testing.matchers",
     "blendhub.testing.selectors",
+    "blendhub.testing.shared_stores",
     "blendhub.testing.stores",
     "blendhub.testing.transports",
 )
@@ -22,15 +23,18 @@ from blendhub.testing.devices import DeviceSuite  # noqa: E402
 from blendhub.testing.matchers import MatcherSuite  # noqa: E402
 from blendhub.testing.reference import ReferenceMatcher  # noqa: E402
 from blendhub.testing.selectors import SelectorSuite  # noqa: E402
+from blendhub.testing.shared_stores import SharedStoreSuite  # noqa: E402
 from blendhub.testing.stores import StoreSuite  # noqa: E402
 from blendhub.testing.transports import TransportSuite  # noqa: E402
 
 __all__ = [
     "SUITES",
+    "SUITES_OF_CAPABILITIES",
     "DeviceSuite",
     "MatcherSuite",
     "ReferenceMatcher",
     "SelectorSuite",
+    "SharedStoreSuite",
     "StoreSuite",
     "TransportSuite",
     "check_complete",
@@ -45,3 +49,6 @@ SUITES: dict[str, Any] = {
     "transport": TransportSuite,
 }
 """The suite of each kind, which offers ``of_installed``. A new kind is one more line here."""
+
+SUITES_OF_CAPABILITIES: dict[tuple[str, str], Any] = {("store", "shared"): SharedStoreSuite}
+"""The suites of plugins that fulfil another contract of their kind, by the capability that says so."""

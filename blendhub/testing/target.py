@@ -6,7 +6,7 @@ import msgspec
 
 from blendhub.errors import PluginError
 from blendhub.host import PluginHost
-from blendhub.testing import SUITES
+from blendhub.testing import SUITES, SUITES_OF_CAPABILITIES
 
 VARIABLE = "BLENDHUB_CONFORMANCE"
 """The environment variable that carries a target to the processes that test it."""
@@ -23,7 +23,13 @@ class Target(msgspec.Struct, frozen=True):
         """A class that pytest collects; raises if the plugin cannot be created with these options."""
         if self.kind not in SUITES:
             raise PluginError(f"no conformance suite for kind {self.kind!r}; kinds with one: {', '.join(SUITES)}")
-        made: type = SUITES[self.kind].of_installed(PluginHost.discover(), self.name, self.options)
+        host = PluginHost.discover()
+        suites = [
+            SUITES_OF_CAPABILITIES[self.kind, capability]
+            for capability in host.spec(self.kind, self.name).capabilities
+            if (self.kind, capability) in SUITES_OF_CAPABILITIES
+        ]
+        made: type = (suites or [SUITES[self.kind]])[0].of_installed(host, self.name, self.options)
         return made
 
     def encode(self) -> str:

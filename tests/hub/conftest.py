@@ -1,7 +1,7 @@
 """Fixtures of the hub's tests."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from hub_direct import DirectHub
 
 from blendhub.config import HubConfig
+from blendhub.contracts import Store
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def make_hub() -> Iterator[Any]:
     """Makes hubs, and closes them after the test."""
     made: list[DirectHub] = []
 
-    def make(n_slots: int = 64, store: Path | None = None, **config: Any) -> DirectHub:
+    def make(n_slots: int = 64, store: Path | Callable[[], Store] | None = None, **config: Any) -> DirectHub:
         made.append(DirectHub(HubConfig(**config), n_slots, store))
         return made[-1]
 

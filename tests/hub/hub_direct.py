@@ -3,19 +3,20 @@
 import asyncio
 import inspect
 import secrets
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from blendhub import PluginHost, wire
-from blendhub.arena_view import ArenaView
+from blendhub.arena_view import HEADER_BYTES, SHM, ArenaView
 from blendhub.config import HubConfig
-from blendhub.contracts import Envelope
+from blendhub.contracts import ArenaFile, Envelope, SharedStore, Store
 from blendhub.contracts.transport import Peer
 from blendhub.hub.arena import Arena
 from blendhub.hub.eviction import POLICIES
+from blendhub.hub.follower import Follower
 from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.service import HubService
@@ -140,7 +141,8 @@ def marks(text: Tokens, span: Span, rank: int) -> np.ndarray:
 class DirectHub:
     """The service, on an event loop that runs only while a request is answered."""
 
-    def __init__(self, config: HubConfig, n_slots: int, store: Path | None) -> None:
+    def __init__(self, config: HubConfig, n_slots: int, store: Path | Callable[[], Store] | None) -> None:
+        """``store`` is the directory of a disk store, or opens another store."""
         self.config, self.n_slots, self.store = config, n_slots, store
         self.loop = asyncio.new_event_loop()
         self.now = 1000.0
@@ -153,13 +155,29 @@ class DirectHub:
             self.arena, POLICIES[self.config.policy](), lambda known: NamespaceIndex(known, HOST, self.threads)
         )
         self.tier = None
+        self.follower = None
         if self.store:
-            options = {"path": str(self.store), "capacity_gib": 64 * 2**10 / 2**30}
-            self.tier = Tier(HOST.create("store", "disk", options), self.state.cache, self.state.indexes)
+            store = self.store() if callable(self.store) else self._disk(self.store)
+            self.tier = Tier(store, self.state.cache, self.state.indexes)
             self.state.save = self.tier.save
             self.state.stored_bytes = lambda: self.tier.store.nbytes
-            self.tier.restore(self.state.index_for, self.state.next_id)
-        self.service = HubService(self.config, self.state, self.tier, lambda: self.now)
+            if isinstance(store, SharedStore):
+                size = self.arena.name.size
+                store.attach(
+                    ArenaFile(str(SHM / self.arena.name.segment), HEADER_BYTES, size), self.arena.slot(0, size)
+                )
+                self.follower = Follower(self.state, self.tier)
+                self.run(self._start_following())
+            else:
+                self.tier.restore(self.state.index_for, self.state.next_id)
+        self.service = HubService(self.config, self.state, self.tier, lambda: self.now, self.follower)
+
+    @staticmethod
+    def _disk(path: Path) -> Store:
+        return HOST.create("store", "disk", {"path": str(path), "capacity_gib": 64 * 2**10 / 2**30})
+
+    async def _start_following(self) -> None:
+        self.follower.start()
 
     def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
         """The reply's message; raises the error if there is one."""
@@ -191,6 +209,8 @@ class DirectHub:
     def stop(self) -> None:
         async def end() -> None:
             self.service.close()
+            if self.follower:
+                await self.follower.close()
             if self.tier:
                 await self.tier.close()
 

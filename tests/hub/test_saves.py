@@ -9,7 +9,7 @@ from hub_direct import CHUNK, tokens
 
 from blendhub import wire
 from blendhub.contracts import Envelope
-from blendhub.hub import tiers, write_handlers
+from blendhub.hub import saves, write_handlers
 from blendhub.hub.index import Saved
 
 LONG = 512
@@ -43,7 +43,7 @@ def test_a_long_run_costs_its_tokens_once(make_hub, tmp_path, monkeypatch):
     (index,) = hub.state.indexes
     (run,) = index.runs.values()
     assert run.tokens is None, "they are kept for the store alone"
-    assert hub.tier.saves == LONG
+    assert hub.tier.saves.saved == LONG
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyError("a fault of the store")])
@@ -55,7 +55,7 @@ def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hu
 
     member = hub.join()
     with monkeypatch.context() as trouble:
-        trouble.setattr(store, "save", fail)
+        trouble.setattr(store, "save_chunks", fail)
         member.store(tokens(1, 8 * CHUNK))
         hub.settle()
     assert hub.service.stats().counters["store_failures"] == 8
@@ -67,13 +67,13 @@ def test_a_chunk_whose_save_failed_in_any_way_can_be_evicted_and_cleared(make_hu
 
 
 def test_only_so_many_chunks_wait_for_the_store(make_hub, tmp_path, monkeypatch):
-    monkeypatch.setattr(tiers, "MOST_WAITING_SAVES", 3)
+    monkeypatch.setattr(saves, "MOST_WAITING_SAVES", 3)
     hub, _ = a_hub_and_its_store(make_hub, tmp_path, n_slots=8)
     hub.join().store(tokens(1, 8 * CHUNK))
     (index,) = hub.state.indexes
     assert [chunk.saved for chunk in index.chunks()] == [Saved.WAITING] * 3 + [Saved.NO] * 5
     hub.settle()
-    assert hub.service.stats().counters["store_skipped"] == 5 and hub.tier.saves == 3
+    assert hub.service.stats().counters["store_skipped"] == 5 and hub.tier.saves.saved == 3
     hub.state.check_integrity()
 
 

@@ -39,7 +39,7 @@ def test_evicted_chunks_come_back_from_the_store(small_hub):
         member.check(found, text)
         member.ask(wire.Release, lease=found.lease)
         small_hub.state.check_integrity()
-    assert small_hub.tier.loads > 0
+    assert small_hub.tier.loads.loaded > 0
 
 
 def test_without_waiting_the_reply_says_what_is_on_the_way(small_hub):
@@ -159,7 +159,7 @@ def test_a_chunk_that_the_store_drops_while_it_is_read_is_kept_in_memory(small_h
         loading = tier.load(chunk)
         await asyncio.sleep(0)
         assert chunk in state.cache.filling
-        tier._forget([(chunk.run.key, chunk.span)])
+        tier.forget([(chunk.run.key, chunk.span)])
         state.check_integrity()
         await loading
 
@@ -189,7 +189,7 @@ def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):
         raise StoreFailed("too many open files")
 
     with monkeypatch.context() as trouble:
-        trouble.setattr(small_hub.tier.store, "load", fail)
+        trouble.setattr(small_hub.tier.store, "load_chunks", fail)
         assert not member.lookup(TEXTS[0], wait_s=5.0).matches
         small_hub.settle()
     small_hub.state.check_integrity()

@@ -1,0 +1,24 @@
+"""A fleet of hubs: how soon one finds what another stored, what following costs, and how long joining takes."""
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.fleet import events, finding, joining
+from benchmarks.fleet.servers import RedisServer
+from benchmarks.report import Row, arguments, finish
+
+PACKAGES = ("python", "numpy", "msgspec", "redis", "hiredis", "blendhub", "blendhub-fleet", "blendhub-matchers")
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        for part in (finding, events, joining):
+            with RedisServer() as server:
+                rows += part.rows(server, Path(folder, part.__name__), quick=options.quick)
+    finish("fleet", rows, PACKAGES, options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""Publishes runs in the catalogue as another hub would, without bytes: ``python -m benchmarks.fleet.publisher``."""
+
+import sys
+import time
+
+import msgspec
+import numpy as np
+from blendhub_fleet.catalogue import Catalogue
+from blendhub_fleet.options import FleetOptions
+from blendhub_fleet.records import Record, encode_record
+
+from benchmarks.fleet.hubs import CHUNK, LAYOUT, NAMESPACE, VOCABULARY
+from blendhub.contracts import RunKey, StoredRun
+from blendhub.hub.saves import RunDescription
+from blendhub.plan import Span
+
+CHUNKS_A_RUN = 32
+
+
+class Publisher:
+    """Each run is of 32 chunks with random tokens."""
+
+    def __init__(self, url: str, group: str) -> None:
+        self._catalogue = Catalogue(FleetOptions(catalogue=url, group=group, capacity_gib=2**20, deadline_s=30.0))
+        self._catalogue.begin()
+        self._random = np.random.default_rng()
+        self._about = msgspec.msgpack.encode(RunDescription(NAMESPACE, True))
+        record = encode_record(Record("0" * 32, (LAYOUT.shard_bytes,), (bytes(16),)))
+        self._chunks = {Span(at * CHUNK, (at + 1) * CHUNK): record for at in range(CHUNKS_A_RUN)}
+
+    def publish(self) -> None:
+        key = RunKey(NAMESPACE.digest, self._random.bytes(16).hex())
+        tokens = self._random.integers(0, VOCABULARY, CHUNKS_A_RUN * CHUNK, dtype=np.uint32).tobytes()
+        run = StoredRun(key, tokens, self._about, ())
+        self._catalogue.publish(self._catalogue.incarnation, run, key, self._chunks)
+
+
+def main() -> None:
+    """URL, group, chunks a second, and seconds; prints how many chunks were published."""
+    url, group, rate, seconds = sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4])
+    publisher = Publisher(url, group)
+    began, published = time.perf_counter(), 0
+    while (now := time.perf_counter() - began) < seconds:
+        if published >= now * rate:
+            time.sleep(0.001)
+            continue
+        publisher.publish()
+        published += CHUNKS_A_RUN
+    print(published)
+
+
+if __name__ == "__main__":
+    main()

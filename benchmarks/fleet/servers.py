@@ -1,0 +1,73 @@
+"""A redis-server of this benchmark or test alone."""
+
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import redis
+
+START_S = 20.0
+BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
+MISSING = "no redis-server here; install it with: apt-get install redis-server"
+
+
+class RedisServer:
+    """Listens at a Unix socket in a directory of its own, which it leaves when it is closed."""
+
+    def __init__(self, *settings: str, keeps: bool = False) -> None:
+        """``keeps``: with its append-only file, so that it remembers after a restart."""
+        if BINARY is None:
+            raise FileNotFoundError(MISSING)
+        self._folder = tempfile.TemporaryDirectory(prefix="blendhub-redis-")
+        self._socket = Path(self._folder.name, "redis.sock")
+        self._command = [
+            *(BINARY, "--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder.name, "--save", ""),
+            *("--appendonly", "yes" if keeps else "no", "--logfile", str(Path(self._folder.name, "log")), *settings),
+        ]
+        self._process: subprocess.Popen[bytes]
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"unix://{self._socket}"
+
+    def client(self) -> "redis.Redis":
+        return redis.Redis.from_url(self.url, socket_timeout=5)
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                self.client().ping()
+                return
+            except redis.AuthenticationError:
+                return
+            except redis.RedisError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    log = Path(self._folder.name, "log")
+                    raise TimeoutError(f"redis-server does not answer: {log.read_text()[-500:]}") from None
+                time.sleep(0.02)
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def freeze(self) -> None:
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def close(self) -> None:
+        self.kill()
+        self._folder.cleanup()
+
+    def __enter__(self) -> "RedisServer":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,128 @@
+"""Objects that follow each other agree, whoever comes late, is slow, or is killed."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, FleetTests, Join, Member, chunk, content, key
+
+KILLS = 5
+
+
+class FollowingTests(FleetTests):
+    def test_what_others_publish_and_drop_is_told_in_order(self, join: Join) -> None:
+        one, two = join(), join()
+        for index in range(6):
+            one.save("a", index, index)
+            two.save("b", index, index)
+        one.discard("a", 2)
+        two.discard("a", 3)
+        for member in (one, two):
+            member.follow()
+        left = {key("a"): {chunk(index) for index in (0, 1, 4, 5)}, key("b"): {chunk(index) for index in range(6)}}
+        assert one.known == two.known == left
+        one.discard("a", 5)
+        one.save("a", 5, 50)
+        two.follow()
+        assert two.known == left, "a chunk that was dropped and saved again was told in another order"
+        assert one.lost == two.lost == 0
+
+    def test_what_one_does_itself_is_not_told_to_it(self, join: Join) -> None:
+        one, other = join(), join()
+        one.save("a", 0, 1)
+        one.save("a", 1, 1)
+        one.discard("a", 0)
+        known, one.known = one.known, {}
+        one.follow()
+        assert one.known == {}, "it was told of its own chunks"
+        other.follow()
+        assert other.known == known == {key("a"): {chunk(1)}}
+
+    def test_a_late_joiner_reads_the_snapshot_and_follows(self, join: Join) -> None:
+        one = join()
+        for index in range(8):
+            one.save("a", index, index)
+        one.discard("a", 0)
+        late = join()
+        assert late.known == one.known
+        one.save("b", 0, 1)
+        late.follow()
+        assert late.known == one.known
+
+    def test_what_happens_while_a_snapshot_is_read_is_not_missed(self, join: Join) -> None:
+        one, late = join(), join()
+        for name in range(300):
+            one.save(name, 0, name)
+        runs, cursor = late.store.snapshot()
+        seen = {next(runs).key}
+        for name in range(0, 300, 2):
+            one.discard(name, 0)
+        for name in range(300, 330):
+            one.save(name, 0, name)
+        late.known = {key: {chunk(0)} for key in [*seen, *(stored.key for stored in runs)]}
+        late._cursor = cursor
+        late.follow()
+        assert late.known == one.known and late.lost == 0
+
+    def test_changes_are_awaited_until_one_comes(self, join: Join) -> None:
+        one, other = join(), join()
+        other.follow()
+        assert 0.2 <= other.wait_for_changes(0.25) < 1.5
+        waiting = threading.Timer(0.3, one.save, ("a", 0, 1))
+        waiting.start()
+        assert other.wait_for_changes(10.0) < 2.0
+        waiting.join()
+        other.follow()
+        assert other.known == {key("a"): {chunk(0)}}
+
+    def test_one_that_lags_beyond_the_log_is_told_and_reads_a_new_snapshot(self, join: Join) -> None:
+        one, lagging = join(log_length=16), join(log_length=16)
+        one.save("a", 0, 0)
+        lagging.follow()
+        assert lagging.lost == 0
+        for name in range(400):
+            one.save(name, 0, name)
+        one.discard("a", 0)
+        lagging.follow()
+        assert lagging.lost >= 1
+        assert lagging.known == one.known
+
+    def test_how_far_behind_it_is_and_how_many_there_are(self, join: Join) -> None:
+        one, two = join(), join()
+        for name in range(200):
+            one.save(name, 0, name)
+        found = two.store.changes(two._cursor, 1.0)
+        assert found.changes and found.behind > 0 and found.hubs == 2
+        while found.behind:
+            found = two.store.changes(found.cursor, 1.0)
+        one.close()
+        assert two.store.changes(found.cursor, 0.0).hubs == 1
+
+    @pytest.mark.slow
+    def test_a_killed_writer_leaves_chunks_whole_or_absent(self, join: Join, place: Path) -> None:
+        def write(first: int) -> None:
+            writer = Member(self.create(place, ROOMY, LONG_LOG))
+            for name in range(first, first + 10**6):
+                writer.save_batch(name, {index: name + index for index in range(4)})
+
+        reader, found = join(), 0
+        for kill in range(KILLS):
+            process = multiprocessing.get_context("fork").Process(target=write, args=(kill * 10**6,))
+            process.start()
+            assert process.pid
+            time.sleep(0.4 + 0.037 * kill)
+            os.kill(process.pid, signal.SIGKILL)
+            process.join()
+            reader.follow()
+            assert reader.known == join().known
+            for name, spans in list(reader.known.items())[-8:]:
+                number = int(name.run.removeprefix("run-"))
+                for index in range(len(spans)):
+                    assert reader.load(number, index) == [content(number + index)]
+                    found += 1
+        assert found, "every writer was killed before it published anything"

@@ -1,0 +1,119 @@
+"""Any history of several objects at one place, compared with a dictionary."""
+
+import tempfile
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+
+from blendhub.contracts import RunKey, SharedStore
+from blendhub.plan import Span
+from blendhub.testing.shared_stores.base import ROOMY, FleetTests, Known, Member, chunk, content, key
+
+LOG_LENGTH = 12
+members = st.integers(0, 2)
+
+
+class FleetHistory(RuleBasedStateMachine):
+    """Three members save, discard, load and follow in any order; a dictionary says what there should be.
+
+    As hubs do, each writes runs of its own, and a chunk of a run once.
+    """
+
+    def __init__(self, create: Callable[[Path, int, int], SharedStore]) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory()
+        self._create = create
+        self._names = count()
+        self.members = [self._open() for _ in range(3)]
+        self.runs: dict[int, int] = {}
+        """The owner of each run."""
+        self.next_chunk: dict[int, int] = {}
+        self.there: dict[tuple[int, int], int] = {}
+        """The seed of each chunk."""
+
+    def teardown(self) -> None:
+        for member in self.members:
+            member.follow()
+            assert member.known == self.expected(), "a change was missed without a word"
+            member.close()
+        self._folder.cleanup()
+
+    def _open(self) -> Member:
+        return Member(self._create(Path(self._folder.name) / "place", ROOMY, LOG_LENGTH))
+
+    @rule(who=members, n=st.integers(1, 3))
+    def save_a_new_run(self, who: int, n: int) -> None:
+        name = next(self._names)
+        self.runs[name], self.next_chunk[name] = who, 0
+        self.save(who, name, n)
+
+    @precondition(lambda self: self.runs)
+    @rule(data=st.data(), n=st.integers(1, 2))
+    def grow_a_run(self, data: st.DataObject, n: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.runs)), label="run")
+        if self.next_chunk[name] + n <= 8:
+            self.save(self.runs[name], name, n)
+
+    def save(self, who: int, name: int, n: int) -> None:
+        first = self.next_chunk[name]
+        seeds = {index: name * 8 + index for index in range(first, first + n)}
+        self.members[who].save_batch(name, seeds)
+        self.there.update({(name, index): seed for index, seed in seeds.items()})
+        self.next_chunk[name] += n
+
+    @precondition(lambda self: self.there)
+    @rule(who=members, data=st.data())
+    def discard(self, who: int, data: st.DataObject) -> None:
+        name, index = data.draw(st.sampled_from(sorted(self.there)), label="chunk")
+        self.members[who].discard(name, index)
+        del self.there[name, index]
+
+    @precondition(lambda self: self.runs)
+    @rule(who=members, data=st.data(), index=st.integers(0, 7))
+    def load(self, who: int, data: st.DataObject, index: int) -> None:
+        name = data.draw(st.sampled_from(sorted(self.runs)), label="run")
+        seed = self.there.get((name, index))
+        assert self.members[who].load(name, index) == (None if seed is None else [content(seed)])
+
+    @rule(who=members)
+    def follow(self, who: int) -> None:
+        self.members[who].follow()
+        assert self.members[who].known == self.expected()
+
+    @rule(who=members)
+    def leave_and_come_back(self, who: int) -> None:
+        self.members[who].close()
+        self.members[who] = self._open()
+        assert self.members[who].known == self.expected()
+
+    def expected(self) -> Known:
+        known: dict[RunKey, set[Span]] = {}
+        for name, index in self.there:
+            known.setdefault(key(name), set()).add(chunk(index))
+        return known
+
+
+class FleetHistoryTests(FleetTests):
+    def test_any_history(self) -> None:
+        suite = self
+
+        class OwnHistory(FleetHistory):
+            def __init__(self) -> None:
+                super().__init__(suite.create)
+
+        run_state_machine_as_test(
+            OwnHistory,
+            settings=settings(
+                max_examples=40,
+                stateful_step_count=30,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                derandomize=True,  # a result must not depend on chance
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

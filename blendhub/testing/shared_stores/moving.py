@@ -1,0 +1,163 @@
+"""What one object saves, the others load: the same bytes, or nothing."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from blendhub.contracts import StoredRun
+from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.testing.shared_stores.base import FleetTests, Join, Member, chunk, content, key, run
+
+BAD_CALLS: dict[str, Callable[[Member], Any]] = {
+    "a chunk of a run that was not saved": lambda one: one.store.save(key("b"), chunk(0), [one.slot(0)]),
+    "a chunk beyond the run's tokens": lambda one: one.store.save(key("a"), chunk(8), [one.slot(0)]),
+    "a buffer outside the arena": lambda one: one.store.save(key("a"), chunk(1), [bytes(64)]),
+    "to load outside the arena": lambda one: one.store.load(key("a"), chunk(0), [memoryview(bytearray(4096))]),
+    "a buffer too small": lambda one: one.store.load(key("a"), chunk(0), [one.slot(0, 4095)]),
+    "a buffer too many": lambda one: one.store.load(key("a"), chunk(0), [one.slot(0), one.slot(1)]),
+    "tokens that do not cover a chunk": lambda one: one.store.save_run(StoredRun(key("a"), bytes(60), b"", ())),
+    "more chunks than it takes": lambda one: one.store.load_chunks(
+        [(key("a"), chunk(0), [one.slot(0)])] * (one.store.at_once + 1)
+    ),
+}
+
+CALLS: dict[str, Callable[[Member], Any]] = {
+    "save_run": lambda one: one.store.save_run(run("a")),
+    "save": lambda one: one.store.save(key("a"), chunk(0), [one.slot(0)]),
+    "load": lambda one: one.load("a", 0),
+    "discard": lambda one: one.store.discard(key("a"), chunk(0)),
+    "runs": lambda one: list(one.store.runs()),
+    "snapshot": lambda one: one.store.snapshot(),
+    "changes": lambda one: one.follow(),
+}
+
+
+class MovingTests(FleetTests):
+    @pytest.mark.parametrize("ranks", [1, 3])
+    def test_one_loads_what_another_saved(self, join: Join, ranks: int) -> None:
+        writer, reader = join(), join()
+        writer.save("a", 0, 7, ranks)
+        assert reader.load("a", 0, ranks) == [content(7 + rank) for rank in range(ranks)]
+
+    def test_several_chunks_move_at_a_time(self, join: Join) -> None:
+        writer, reader = join(), join()
+        n = min(writer.store.at_once, 8)
+        writer.save_batch("a", {index: index for index in range(n)})
+        wanted = [(key("a"), chunk(index), [reader.slot(index)]) for index in range(n)]
+        missing = wanted[-1] = (key("a"), chunk(70), [reader.slot(n - 1)])
+        assert missing in wanted
+        assert reader.store.load_chunks(wanted) == [True] * (n - 1) + [False]
+        assert [bytes(reader.slot(index)) for index in range(n - 1)] == [content(index) for index in range(n - 1)]
+
+    def test_what_was_never_saved_is_not_there(self, join: Join) -> None:
+        writer, reader = join(), join()
+        writer.save("a", 0, 1)
+        assert reader.load("a", 1) is None and reader.load("b", 0) is None
+
+    def test_it_is_there_when_its_writer_has_left(self, join: Join) -> None:
+        writer = join()
+        writer.save("a", 0, 1)
+        writer.close()
+        reader = join()
+        assert reader.known == {key("a"): {chunk(0)}}
+        assert reader.load("a", 0) == [content(1)]
+
+    def test_a_chunk_that_is_saved_again_comes_with_its_new_bytes(self, join: Join) -> None:
+        writer, reader = join(), join()
+        writer.save("a", 0, 1)
+        held = writer.store.nbytes
+        writer.save("a", 0, 2)
+        assert reader.load("a", 0) == [content(2)]
+        writer.follow()
+        reader.follow()
+        assert reader.store.nbytes == writer.store.nbytes <= max(held, writer.store.nbytes)
+
+    def test_a_discarded_chunk_is_gone_for_all(self, join: Join) -> None:
+        writer, other = join(), join()
+        writer.save("a", 0, 1)
+        writer.save("a", 1, 2)
+        other.discard("a", 0)
+        assert writer.load("a", 0) is None and other.load("a", 0) is None
+        assert writer.load("a", 1) == [content(2)]
+        other.discard("a", 5)
+        other.discard("c", 0)
+
+    def test_a_run_goes_with_its_last_chunk(self, join: Join) -> None:
+        writer, other = join(), join()
+        writer.save("a", 0, 1)
+        other.discard("a", 0)
+        other.follow()
+        assert other.store.nbytes == 0 and list(other.store.runs()) == []
+        writer.save("a", 1, 2)
+        assert join().load("a", 1) == [content(2)]
+
+    def test_bytes_that_are_gone_are_a_miss_and_dropped_for_all(self, join: Join, place: Path) -> None:
+        writer, reader, third = join(), join(), join()
+        writer.save("a", 0, 1)
+        if not self.lose_bytes(place):
+            pytest.skip("the suite cannot make this store's bytes vanish; override lose_bytes")
+        assert reader.load("a", 0) is None
+        for member in (writer, third):
+            member.follow()
+            assert member.known == {}
+        assert reader.store.corrupted == 0
+        writer.save("a", 0, 3)
+        assert third.load("a", 0) == [content(3)]
+
+    def test_bytes_that_changed_are_a_miss_counted_and_dropped_for_all(self, join: Join, place: Path) -> None:
+        writer, reader = join(), join()
+        writer.save("a", 0, 1)
+        if not self.flip_bytes(place):
+            pytest.skip("the suite cannot change this store's bytes; override flip_bytes")
+        assert reader.load("a", 0) is None
+        assert reader.store.corrupted == 1
+        writer.follow()
+        assert writer.known == {}
+
+    def test_the_place_keeps_within_its_capacity_and_says_what_it_dropped(self, join: Join) -> None:
+        capacity = 40_000
+        writer, reader = join(capacity=capacity), join(capacity=capacity)
+        for name in range(20):
+            writer.save(name, 0, name)
+        writer.follow()
+        reader.follow()
+        assert reader.store.nbytes <= capacity == reader.store.capacity
+        assert reader.known == writer.known
+        assert 2 < len(reader.known) < 20
+        for name in range(20):
+            expected = [content(name)] if key(name) in reader.known else None
+            assert reader.load(name, 0) == expected
+
+    def test_what_is_used_stays_longer(self, join: Join) -> None:
+        writer, reader = join(capacity=40_000), join(capacity=40_000)
+        for name in range(20):
+            writer.save(name, 0, name)
+            assert reader.load(0, 0) == [content(0)], "it was used most recently, and yet dropped"
+            reader.follow()
+
+    @pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
+    def test_bad_input_is_refused_and_changes_nothing(self, join: Join, call: Callable[[Member], Any]) -> None:
+        one = join()
+        one.save("a", 0, 1)
+        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+            call(one)
+        other = join()
+        assert other.known == {key("a"): {chunk(0)}}
+        assert other.load("a", 0) == [content(1)]
+
+    @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+    def test_a_closed_store_says_so(self, join: Join, call: Callable[[Member], Any]) -> None:
+        one = join()
+        one.save("a", 0, 1)
+        one.store.close()
+        with pytest.raises(StoreFailed, match="closed"):
+            call(one)
+        one.store.close()
+
+    def test_chunks_move_only_behind_an_attached_arena(self, place: Path) -> None:
+        store = self.create(place, 2**20, 100)
+        with pytest.raises(StoreFailed, match="attach"):
+            store.load(key("a"), chunk(0), [memoryview(bytearray(4096))])
+        store.close()

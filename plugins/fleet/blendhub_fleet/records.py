@@ -1,0 +1,65 @@
+"""How the catalogue's entries are written."""
+
+import struct
+from collections.abc import Iterable, Iterator
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from blendhub.contracts import RunKey
+from blendhub.errors import InvalidInput
+from blendhub.plan import Span
+
+_SPAN = struct.Struct("<II")
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """Where the bytes of a chunk are, and what they are, shard by shard."""
+
+    name: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
+    """Random, and new each time that a chunk is saved."""
+    sizes: tuple[int, ...]
+    sums: tuple[bytes, ...]
+
+    def keys(self, group: str) -> list[str]:
+        """Of the shards that have bytes."""
+        return [f"{group}/{self.name}/{rank}" for rank, size in enumerate(self.sizes) if size]
+
+
+def encode_record(record: Record) -> bytes:
+    return b"%d:" % sum(record.sizes) + msgspec.msgpack.encode(record)
+
+
+def decode_record(text: bytes) -> Record:
+    """Raises ValueError or MsgspecError for what is no record."""
+    return msgspec.msgpack.decode(text[text.index(b":") + 1 :], type=Record)
+
+
+def encode_name(key: RunKey) -> bytes:
+    try:
+        return msgspec.msgpack.encode(key)
+    except UnicodeEncodeError as error:
+        raise InvalidInput(f"{key!r} is not text that can be written as UTF-8: {error}; use other names") from None
+
+
+def decode_name(name: bytes) -> RunKey | None:
+    """None for what no hub has written."""
+    try:
+        return msgspec.msgpack.decode(name, type=RunKey)
+    except msgspec.MsgspecError:
+        return None
+
+
+def encode_spans(spans: Iterable[Span]) -> bytes:
+    try:
+        return b"".join(_SPAN.pack(span.start, span.end) for span in spans)
+    except struct.error:
+        raise InvalidInput("positions of a catalogue are below 2**32; a run this long is not shared") from None
+
+
+def decode_spans(text: bytes) -> Iterator[Span]:
+    """What is no span is left out."""
+    for start, end in _SPAN.iter_unpack(text[: len(text) // _SPAN.size * _SPAN.size]):
+        if start < end:
+            yield Span(start, end)

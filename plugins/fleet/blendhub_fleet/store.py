@@ -1,0 +1,264 @@
+"""A shared store: a catalogue in Redis, and bytes in a place that other hubs reach."""
+
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+
+from blendhub.contracts import ArenaFile, Changes, Dropped, Published, RunKey, Share, SharedStore, StoredRun
+from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.plan import Span
+from blendhub_fleet.bytes import Bytes
+from blendhub_fleet.catalogue import Catalogue, Cursor, Entry
+from blendhub_fleet.moves import Fetched, Moves
+from blendhub_fleet.options import FleetOptions
+from blendhub_fleet.records import Record, decode_name, decode_record, encode_name, encode_record
+
+log = logging.getLogger(__name__)
+
+
+class FleetStore(SharedStore):
+    """A chunk is catalogued when its bytes are in their place, and its bytes are served when their checksums fit."""
+
+    at_once = 32
+
+    def __init__(self, options: FleetOptions, open_bytes: Callable[[ArenaFile], Bytes]) -> None:
+        self._options = options
+        self._open_bytes = open_bytes
+        self._catalogue = Catalogue(options)
+        self._moves: Moves | None = None
+        self._given: dict[RunKey, StoredRun] = {}
+        """Runs that are published with their next chunk."""
+        self._lengths: dict[RunKey, int] = {}
+        """How many tokens of this object's own runs are published."""
+        self._lock = threading.Lock()
+        """Guards the two above, and the counters below."""
+        self._corrupted = self._fetched = self._sent = self._gone = 0
+        self._closed = False
+
+    @property
+    def share(self) -> Share:
+        return self._options.share
+
+    @property
+    def pace(self) -> float:
+        return self._options.rate_mib_s * 2**20
+
+    @property
+    def nbytes(self) -> int:
+        return self._catalogue.nbytes
+
+    @property
+    def capacity(self) -> int:
+        return int(self._options.capacity_gib * 2**30)
+
+    @property
+    def corrupted(self) -> int:
+        return self._corrupted
+
+    def figures(self) -> dict[str, float]:
+        return {
+            "fetched_bytes": self._fetched,
+            "sent_bytes": self._sent,
+            "gone_chunks": self._gone,
+            "catalogue_failures": self._catalogue.link.failures,
+            **(self._moves.stats() if self._moves else {}),
+        }
+
+    def attach(self, file: ArenaFile, memory: memoryview) -> None:
+        self._check_open()
+        self._moves = Moves(self._options.group, file, memory, self._open_bytes)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(StoreFailed):
+            self._catalogue.leave()
+        self._catalogue.link.close()
+        if self._moves:
+            self._moves.close()
+
+    # Saving.
+
+    def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
+        self._check_open()
+        stored = next((found.chunks for _, found in self._catalogue.runs([encode_name(run.key)])), ())
+        if stored and 4 * stored[-1].end > len(run.tokens):
+            raise InvalidInput(f"{run.key} has {stored[-1]} stored, but its new tokens end before; pass all")
+        with self._lock:
+            self._given[run.key] = run
+        return []
+
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+        return self.write_chunks(run, [(span, shards)])
+
+    def write_chunks(
+        self, run: RunKey, chunks: Sequence[tuple[Span, Sequence[memoryview]]]
+    ) -> list[tuple[RunKey, Span]]:
+        moves = self._attached()
+        spans = [span for span, _ in chunks]
+        given = self._check_tokens(run, max(span.end for span in spans))
+        # Before the bytes move: a hub that is taken for dead meanwhile publishes nothing of this.
+        incarnation = self._catalogue.incarnation
+        if not incarnation:
+            raise StoreFailed("the hub has not joined the fleet yet, so it publishes nothing; does Redis run?")
+        self._catalogue.link.check("write")
+        records, stored = moves.put([shards for _, shards in chunks])
+        kept = {span: record for span, record, whole in zip(spans, records, stored, strict=True) if whole}
+        try:
+            replaced = self._publish(incarnation, given, run, kept) if kept else []
+        except BaseException:
+            moves.remove(records)
+            raise
+        moves.remove([record for record, whole in zip(records, stored, strict=True) if not whole])
+        moves.remove(_decoded(replaced))
+        with self._lock:
+            self._sent += sum(sum(record.sizes) for record in kept.values())
+        return [(run, span) for span in spans if span not in kept]
+
+    def _check_tokens(self, run: RunKey, end: int) -> StoredRun | None:
+        """The run if its tokens are still to be published; raises unless tokens cover what comes."""
+        with self._lock:
+            given, published = self._given.get(run), self._lengths.get(run, 0)
+        known = len(given.tokens) // 4 if given else published
+        if end > known:
+            raise InvalidInput(f"{run} is known with {known} tokens, a chunk of it ends at {end}; call save_run first")
+        return given
+
+    def _publish(self, incarnation: str, given: StoredRun | None, run: RunKey, kept: dict[Span, Record]) -> list[bytes]:
+        records = {span: encode_record(record) for span, record in kept.items()}
+        try:
+            replaced = self._catalogue.publish(incarnation, given, run, records)
+        except InvalidInput:
+            with self._lock:
+                self._lengths.pop(run, None)
+            raise
+        with self._lock:
+            if given:
+                self._lengths[run] = len(given.tokens) // 4
+                if self._given.get(run) is given:
+                    del self._given[run]
+        return replaced
+
+    # Loading.
+
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return self.read_chunks([(run, span, into)])[0]
+
+    def read_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
+        moves = self._attached()
+        texts = self._catalogue.records([(key, span) for key, span, _ in wanted])
+        places, records = [], []
+        for place, text in enumerate(texts):
+            for record in _decoded([text] if text else []):
+                _check_sizes(record, *wanted[place])
+                places.append(place)
+                records.append(record)
+        fetched = moves.get(records, [wanted[place][2] for place in places])
+        whole = {place for place, how in zip(places, fetched, strict=True) if how is Fetched.WHOLE}
+        for place, how in zip(places, fetched, strict=True):
+            if how is not Fetched.WHOLE:
+                self._drop(*wanted[place][:2], texts[place] or b"", how)
+        with self._lock:
+            self._fetched += sum(
+                sum(record.sizes) for place, record in zip(places, records, strict=True) if place in whole
+            )
+        return [place in whole for place in range(len(wanted))]
+
+    def _drop(self, run: RunKey, span: Span, text: bytes, how: Fetched) -> None:
+        """Drop a chunk for all. Where Redis does not take that, another hub finds out by itself."""
+        with self._lock:
+            self._gone += how is Fetched.GONE
+            self._corrupted += how is Fetched.OTHER
+        if how is Fetched.OTHER:
+            log.warning("the bytes of %s of %s are %s; the chunk is dropped for all hubs", span, run, how.value)
+        with contextlib.suppress(StoreFailed):
+            self._attached().remove(_decoded(self._catalogue.drop(run, {span: text})))
+
+    def discard(self, run: RunKey, span: Span) -> None:
+        moves = self._attached()
+        moves.remove(_decoded(self._catalogue.drop(run, {span: b""})))
+
+    # Notes: each hub learns by itself.
+
+    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
+        self._check_open()
+
+    def note(self, run: RunKey, span: Span) -> bytes | None:
+        self._check_open()
+        return None
+
+    # Following.
+
+    def runs(self) -> Iterator[StoredRun]:
+        return self.snapshot()[0]
+
+    def snapshot(self) -> tuple[Iterator[StoredRun], bytes]:
+        self._check_open()
+        cursor = self._catalogue.begin()
+        runs = self._catalogue.runs(self._catalogue.names())
+        return (run for _, run in runs), msgspec.msgpack.encode(cursor)
+
+    def changes(self, cursor: bytes, timeout: float) -> Changes:
+        self._check_open()
+        deadline = time.monotonic() + timeout
+        at = msgspec.msgpack.decode(cursor, type=Cursor)
+        entries, reached = self._catalogue.entries(at)
+        while not entries and (left := deadline - time.monotonic()) > 0:
+            self._catalogue.wait(reached, left)
+            entries, reached = self._catalogue.entries(reached)
+        changes = tuple(self._changes(entries))
+        return Changes(changes, msgspec.msgpack.encode(reached), self._catalogue.behind, self._catalogue.hubs)
+
+    def _changes(self, entries: Sequence[Entry]) -> Iterator[Published | Dropped]:
+        """What the entries of others mean. What was published and is gone already is left out."""
+        others = _merged(entry for entry in entries if entry.writer not in self._catalogue.mine)
+        runs = dict(self._catalogue.runs(dict.fromkeys(entry.name for entry in others if entry.published)))
+        for entry in others:
+            run, key = runs.get(entry.name), decode_name(entry.name)
+            if key and not entry.published:
+                yield Dropped(key, entry.spans)
+            elif run and (chunks := tuple(span for span in run.chunks if span in entry.spans)):
+                yield Published(msgspec.structs.replace(run, chunks=chunks))
+
+    def _attached(self) -> Moves:
+        self._check_open()
+        if self._moves is None:
+            raise StoreFailed("the store has no arena yet; call attach first")
+        return self._moves
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise StoreFailed(f"the store with the catalogue in {self._catalogue.link.place} is closed; open it again")
+
+
+def _decoded(texts: Iterable[bytes]) -> Iterator[Record]:
+    """The records that are as a hub writes them."""
+    for text in texts:
+        with contextlib.suppress(ValueError, msgspec.MsgspecError):
+            yield decode_record(text)
+
+
+def _check_sizes(record: Record, run: RunKey, span: Span, into: Sequence[memoryview]) -> None:
+    sizes = tuple(map(len, into))
+    if record.sizes != sizes:
+        raise InvalidInput(
+            f"{span} of {run} was saved in shards of {list(record.sizes)} bytes, "
+            f"the buffers to load it into have {list(sizes)}; pass buffers of those sizes"
+        )
+
+
+def _merged(entries: Iterable[Entry]) -> list[Entry]:
+    """The same entries, with those that publish chunks of one run one after another made one."""
+    merged: list[Entry] = []
+    for entry in entries:
+        before = merged[-1] if merged else None
+        if before and entry.published and before.published and before.name == entry.name:
+            merged[-1] = before._replace(spans=before.spans + entry.spans)
+        else:
+            merged.append(entry)
+    return merged

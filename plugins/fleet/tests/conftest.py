@@ -1,0 +1,13 @@
+"""A redis-server for the tests of this distribution."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.fleet.servers import RedisServer
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        yield server

@@ -1,0 +1,59 @@
+"""The conformance suite of shared stores, run on those of this distribution."""
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from blendhub_fleet.directory import open_store
+from blendhub_fleet.options import DirectoryOptions
+
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from blendhub import PluginHost
+from blendhub.contracts import SharedStore
+from blendhub.errors import PluginError
+from blendhub.testing.shared_stores import SharedStoreSuite
+from blendhub.testing.target import Target
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+
+
+class TestDirectory(SharedStoreSuite):
+    @pytest.fixture(autouse=True)
+    def server(self, redis_server: RedisServer) -> None:
+        type(self).url = redis_server.url
+
+    def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
+        group = hashlib.sha256(str(place).encode()).hexdigest()[:16]
+        return open_store(
+            DirectoryOptions(
+                catalogue=self.url,
+                group=group,
+                path=str(place),
+                capacity_gib=capacity / 2**30,
+                log_length=log_length,
+                deadline_s=30.0,
+            )
+        )
+
+    def lose_bytes(self, place: Path) -> bool:
+        for file in place.rglob("*.kv"):
+            file.unlink()
+        return True
+
+    def flip_bytes(self, place: Path) -> bool:
+        for file in place.rglob("*.kv"):
+            content = bytearray(file.read_bytes())
+            content[100] ^= 4
+            file.write_bytes(content)
+        return True
+
+
+def test_the_conformance_command_takes_the_suite_of_shared_stores() -> None:
+    assert issubclass(Target("store", "shared_directory", {"path": "/mnt/kv"}).suite(), SharedStoreSuite)
+
+
+def test_a_fault_in_what_only_shared_stores_do_names_the_plugin(tmp_path: Path) -> None:
+    store = PluginHost.discover().create("store", "shared_directory", {"path": str(tmp_path)})
+    store._catalogue = None
+    with pytest.raises(PluginError, match=r"shared_directory.* failed in snapshot"):
+        store.snapshot()

@@ -1,0 +1,71 @@
+"""Redis by URL: with a password, with TLS, and wrong."""
+
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from blendhub_fleet.directory import open_store
+from blendhub_fleet.options import DirectoryOptions
+from blendhub_fleet.records import Record, decode_record, encode_record
+
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from blendhub.errors import OptionError, StoreFailed
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+
+
+def opened(url: str, path: Path, **options: object):
+    return open_store(DirectoryOptions(catalogue=url, path=str(path), deadline_s=10.0, **options))
+
+
+def test_a_password_is_part_of_the_url_and_never_of_an_error(tmp_path: Path) -> None:
+    with RedisServer("--requirepass", "sesame") as server:
+        url = server.url.replace("unix://", "unix://:{}@")
+        right, wrong = (opened(url.format(word), tmp_path) for word in ("sesame", "guessed"))
+        assert list(right.runs()) == []
+        with pytest.raises(StoreFailed) as refused:
+            wrong.snapshot()
+        assert "sesame" not in str(refused.value) and "guessed" not in str(refused.value)
+        for store in (right, wrong):
+            store.close()
+
+
+def test_tls_by_url(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    certificate, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
+    command = (
+        "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 "
+        f"-keyout {secret} -out {certificate}"
+    )
+    subprocess.run(command.split(), check=True, capture_output=True)
+    files = ("--tls-cert-file", str(certificate), "--tls-key-file", str(secret), "--tls-ca-cert-file", str(certificate))
+    with RedisServer("--tls-port", str(port), "--tls-auth-clients", "no", *files):
+        trusting = opened(f"rediss://127.0.0.1:{port}?ssl_ca_certs={certificate}", tmp_path)
+        assert list(trusting.runs()) == []
+        trusting.close()
+        doubting = opened(f"rediss://127.0.0.1:{port}", tmp_path)
+        with pytest.raises(StoreFailed, match="certificate"):
+            doubting.snapshot()
+        doubting.close()
+
+
+@pytest.mark.parametrize("url", ["", "HOST:6379", "http://HOST", "redis://HOST:port"])
+def test_what_is_no_url_of_redis_is_refused_at_once(tmp_path: Path, url: str) -> None:
+    with pytest.raises(OptionError, match="catalogue"):
+        opened(url, tmp_path)
+
+
+def test_a_directory_must_be_named() -> None:
+    with pytest.raises(OptionError, match="path"):
+        open_store(DirectoryOptions())
+
+
+@pytest.mark.parametrize("name", ["../../escaped", "a/b", "", "A" * 32])
+def test_a_record_from_a_stranger_does_not_lead_out_of_the_place(name: str) -> None:
+    good = Record("0" * 32, (4,), (bytes(16),))
+    assert decode_record(encode_record(good)) == good
+    with pytest.raises(ValueError):
+        decode_record(encode_record(Record(name, (4,), (bytes(16),))))

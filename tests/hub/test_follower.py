@@ -1,0 +1,237 @@
+"""Hubs that share a store find each other's chunks."""
+
+import time
+
+import numpy as np
+import pytest
+from fleet_direct import TEXT, Fleet, count, known, read, store
+from hub_direct import CHUNK, namespace, tokens
+
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from blendhub import wire
+from blendhub.contracts import RunKey, StoredRun
+from blendhub.hub.index import Saved
+from blendhub.plan import Span
+
+pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+
+
+@pytest.fixture(scope="module")
+def shared_server():
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def fleet(make_hub, shared_server, tmp_path):
+    return Fleet(make_hub, shared_server, tmp_path / "place")
+
+
+@pytest.fixture
+def two(fleet):
+    one, other = fleet.hub(), fleet.hub()
+    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+    return one, other
+
+
+def test_what_one_hub_stores_is_found_and_read_on_the_other(fleet, two):
+    one, other = two
+    store(one, one.join())
+    fleet.until_each_knows(3)
+    member = other.join()
+    assert read(member) == len(TEXT)
+    assert all(piece.exact for piece in member.read(TEXT).pieces)
+    assert count(other, "fleet_fetched_bytes") == count(one, "fleet_sent_bytes") == 3 * namespace().slot_bytes
+    assert count(other, "fleet_published_chunks") == 3 and count(one, "fleet_published_chunks") == 0
+
+
+def test_it_is_found_at_another_place_of_a_prompt(fleet, two):
+    one, other = two
+    store(one, one.join())
+    fleet.until_each_knows(3)
+    member = other.join()
+    prompt = np.concatenate([tokens(2, 40), TEXT])
+    found = member.read(prompt, wait_s=10.0)
+    assert sum(len(piece.span) for piece in found.pieces) == len(TEXT)
+    assert not any(piece.exact for piece in found.pieces)
+
+
+def test_a_late_hub_finds_everything(fleet):
+    one = fleet.hub()
+    member = one.join()
+    fleet.until(lambda: one.follower.hubs == 1, "the hub has joined")
+    texts = [tokens(seed, 2 * CHUNK) for seed in range(10, 20)]
+    for text in texts:
+        store(one, member, text)
+    late = fleet.hub()
+    fleet.until_each_knows(20)
+    reader = late.join()
+    assert [read(reader, text) for text in texts] == [2 * CHUNK] * 10
+
+
+def test_a_run_that_grows_is_followed(fleet, two):
+    one, other = two
+    member = one.join()
+    run = store(one, member, span=Span(0, CHUNK)).run
+    fleet.until_each_knows(1)
+    store(one, member, span=Span(CHUNK, 3 * CHUNK), run=run)
+    fleet.until_each_knows(3)
+    assert read(other.join()) == len(TEXT)
+    (index,) = other.state.indexes
+    (followed,) = index.runs.values()
+    assert followed.foreign
+
+
+def test_an_engine_does_not_grow_the_run_of_another_hub(fleet, two):
+    one, other = two
+    first = one.join()
+    store(one, first)
+    fleet.until_each_knows(3)
+    (index,) = other.state.indexes
+    (foreign,) = index.runs
+    longer = np.concatenate([TEXT, tokens(9, 2 * CHUNK)])
+    assert store(other, other.join(), longer, run=foreign).run != foreign
+    fleet.until_each_knows(5)
+    assert read(first, longer) == len(longer)
+
+
+def test_what_a_hub_evicts_stays_matchable(fleet):
+    small = fleet.hub(n_slots=8)
+    member = small.join()
+    fleet.until(lambda: small.follower.hubs == 1, "the hub has joined")
+    texts = [tokens(seed, 2 * CHUNK) for seed in range(10, 26)]
+    for text in texts:
+        store(small, member, text)
+    assert [read(member, text) for text in texts] == [2 * CHUNK] * 16
+    assert small.state.cache.forgotten == 0
+    small.state.check_integrity()
+
+
+def test_both_store_the_same_text_at_once(fleet, two):
+    members = [hub.join() for hub in two]
+    for member in members:
+        member.store(TEXT)
+    for hub in two:
+        hub.settle()
+    fleet.until_each_knows(6)
+    assert [read(member) for member in members] == [len(TEXT)] * 2
+
+
+def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
+    one, other = two
+    writer = one.join()
+    store(one, writer)
+    fleet.until_each_knows(3)
+    for file in fleet.files():
+        file.unlink()
+    assert read(other.join()) == 0
+    fleet.until(lambda: known(other) == 0, "the reader forgets what is gone")
+    (index,) = one.state.indexes
+    fleet.until(lambda: all(chunk.saved is Saved.NO for chunk in index.chunks()), "the writer hears of it")
+    assert read(writer) == len(TEXT), "the writer still has it in its arena"
+    assert count(other, "fleet_gone_chunks") == 3
+    assert count(other, "store_failures") == 0
+    other.state.check_integrity()
+
+
+def test_changed_bytes_are_never_served(fleet, two):
+    one, other = two
+    store(one, one.join())
+    fleet.until_each_knows(3)
+    for file in fleet.files():
+        content = bytearray(file.read_bytes())
+        content[7] ^= 1
+        file.write_bytes(content)
+    assert read(other.join()) == 0
+    assert count(other, "store_corrupted") == 3
+    fleet.until(lambda: known(other) == 0, "the reader forgets what is damaged")
+
+
+def test_clear_is_heard_by_all(fleet, two):
+    one, _ = two
+    member = one.join()
+    store(one, member)
+    fleet.until_each_knows(3)
+    member.ask(wire.Clear)
+    fleet.until_each_knows(0)
+    fleet.until(lambda: not fleet.files(), "the bytes are removed")
+
+
+def test_a_hub_that_falls_behind_the_log_reads_the_catalogue_again(make_hub, shared_server, tmp_path):
+    fleet = Fleet(make_hub, shared_server, tmp_path / "place", log_length=8)
+    one, other = fleet.hub(), fleet.hub()
+    member = one.join()
+    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+    texts = [tokens(seed, CHUNK) for seed in range(100, 140)]
+    for text in texts:  # meanwhile the other one applies nothing
+        store(one, member, text)
+    fleet.until_each_knows(40)
+    assert count(other, "fleet_snapshots") >= 2
+    assert read(other.join(), texts[0]) == CHUNK
+
+
+def test_only_what_is_asked_for_again_goes_out(make_hub, shared_server, tmp_path):
+    fleet = Fleet(make_hub, shared_server, tmp_path / "place", share="reused")
+    one, other = fleet.hub(), fleet.hub()
+    member = one.join()
+    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+    store(one, member)
+    store(one, member, tokens(2, 3 * CHUNK))
+    assert not fleet.files() and one.tier.saves.saved == 0
+    read(member, TEXT[: 2 * CHUNK])
+    one.settle()
+    fleet.until(lambda: known(other) == 2, "what was read is published")
+    assert read(other.join()) == 2 * CHUNK
+
+
+def test_a_pace_is_kept_and_what_waits_takes_little_of_the_arena(make_hub, shared_server, tmp_path):
+    per_second = 20 * namespace().slot_bytes
+    fleet = Fleet(make_hub, shared_server, tmp_path / "place", rate_mib_s=per_second / 2**20)
+    one = fleet.hub(n_slots=64)
+    fleet.until(lambda: one.follower.hubs == 1, "the hub has joined")
+    member, began = one.join(), time.monotonic()
+    for seed in range(64):
+        member.store(tokens(seed, CHUNK))
+    assert one.tier.waiting <= 16
+    assert count(one, "store_skipped") >= 64 - 16 - 20 * (time.monotonic() - began + 1)
+    one.settle()
+    sent = count(one, "fleet_sent_bytes")
+    assert sent <= per_second * (time.monotonic() - began) + 16 * namespace().slot_bytes
+    assert sent >= 16 * namespace().slot_bytes
+
+
+def test_what_is_no_hub_s_run_is_skipped_and_counted(fleet, two):
+    one, other = two
+    odd = RunKey("5eed", "odd")
+    one.tier.store.save_run(StoredRun(odd, bytes(4 * CHUNK), b"not a description", ()))
+    one.tier.store.save(odd, Span(0, CHUNK), [one.arena.slot(0, 64)])
+    fleet.until(lambda: count(other, "fleet_refused_runs") == 1, "the odd run comes")
+    store(one, one.join())
+    fleet.until(lambda: known(other) == 3, "what comes after it is taken")
+
+
+def test_other_models_of_the_group_are_kept_apart(fleet, two):
+    one, other = two
+    store(one, one.join(namespace=namespace("another model")))
+    fleet.until_each_knows(3)
+    assert read(other.join()) == 0
+
+
+def test_a_lost_chunk_in_the_middle_can_come_again(fleet, two):
+    one, other = two
+    reserved = store(one, one.join())
+    fleet.until_each_knows(3)
+    chunk = one.state.indexes.get(namespace().digest).runs[reserved.run].chunks[CHUNK]
+    other.tier.store.discard(chunk.run.key, chunk.span)
+    fleet.until(lambda: chunk.saved is Saved.NO, "its owner hears that it is gone")
+    other_index = other.state.indexes.get(namespace().digest)
+    other.tier.forget([(chunk.run.key, chunk.span)])
+    one.run(save(one, chunk))
+    one.settle()
+    fleet.until_each_knows(3)
+    assert read(other.join()) == len(TEXT)
+    assert len(other_index.named(chunk.run.key)) == 2
+
+
+async def save(hub, chunk):
+    hub.tier.save(chunk.run, TEXT, [chunk])
