@@ -38,7 +38,8 @@ class LogFile:
     def __init__(self, path: str) -> None:
         self.name = "standard input" if path == STANDARD_INPUT else path
         try:
-            self._raw: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else Path(path).open("rb")
+            # Closed by ``lines``.
+            self._raw: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror}; name files of requests, or -") from None
         self._is_seekable = self._raw.seekable()

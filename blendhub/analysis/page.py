@@ -18,7 +18,8 @@ body { margin: 0 auto; padding: 1.25rem 1rem 3rem; max-width: 60rem; background:
 h1 { font-size: 1.5rem; line-height: 1.25; margin: 0 0 .5rem } h2 { font-size: 1.1rem; margin: 2rem 0 .5rem }
 p { margin: .5rem 0 } .faint { color: var(--faint) }
 .tiles { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0 }
-.tile { flex: 1 1 9rem; background: var(--box); border: 1px solid var(--line); border-radius: 6px; padding: .6rem .9rem }
+.tile { flex: 1 1 9rem; background: var(--box); border: 1px solid var(--line); border-radius: 6px;
+  padding: .6rem .9rem }
 .tile b { display: block; font-size: 1.7rem; line-height: 1.2 }
 .plots { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 22rem), 1fr)); gap: 0 2rem }
 .plot { display: block; width: 100%; height: auto; overflow: visible }
@@ -95,7 +96,7 @@ def _arena_said(found: Findings) -> str:
     advised = advised_arena(found.arenas)
     known = "" if found.about.kv_bytes_known else ", which is assumed: --kv-bytes-per-token says yours"
     return (
-        f"{advised.gib:,.4g} GiB, {advised.tokens:,} tokens, reuse {advised.anywhere:.1%}: nearly what the largest arena "
+        f"{advised.gib:,.4g} GiB, {advised.tokens:,} tokens, reuse {advised.anywhere:.1%}: nearly what the largest "
         f"would. Sizes are for {found.about.kv_bytes / 1024:,.4g} KiB of KV a token{known}."
     )
 

@@ -6,7 +6,7 @@ the chunk comes back into that arena.
 """
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blendhub.analysis.broken import Place
@@ -116,6 +116,15 @@ class PlayedArena:
         if chunk in self._policy:
             self._policy.remove(chunk)
 
+    @property
+    def n_chunks(self) -> int:
+        return len(self._policy)
+
+    def check_integrity(self, chunks: Collection[Chunk]) -> None:
+        """Assert that it holds no more than it can, and only some of these chunks."""
+        assert self.n_chunks <= self.slots
+        assert sum(chunk in self._policy for chunk in chunks) == self.n_chunks, "an arena holds what the index has not"
+
     def release(self) -> None:
         """What was read of the last prompt may be evicted again."""
         for chunk in self._held:
@@ -162,6 +171,15 @@ class PlayedHub:
         for arena in self.arenas:
             arena.release()
         return Played([reused for reused, _ in read], matches)
+
+    def check_integrity(self) -> None:
+        """Assert that no arena holds more than it can, or what the index does not have."""
+        self._index.check_integrity()
+        chunks = set(self._index.chunks())
+        for arena in self.arenas:
+            arena.check_integrity(chunks)
+        assert self.arenas[-1].n_chunks == len(chunks), "the index holds other chunks than the largest arena"
+        assert self.places.keys() == self._index.runs.keys()
 
     def _store(self, tokens: Tokens, matches: Sequence[Match], place: Place) -> list[Chunk]:
         """Store the parts of a prompt that are not stored, as an engine's plan does; returns the new chunks."""

@@ -51,10 +51,12 @@ class Prompt(msgspec.Struct):
 def read_json(place: Place, line: bytes) -> list[Prompt]:
     """The prompts of a line of JSON: a request to one of OpenAI's endpoints, wherever it stands in it, or token ids."""
     try:
-        given = msgspec.json.decode(line)
-    except msgspec.DecodeError:
-        given = _decode_again(line)
-    return prompts_in(place, given)
+        return prompts_in(place, msgspec.json.decode(decoded(line)))
+    except msgspec.DecodeError as error:
+        end = " (cut off?)" if "truncated" in str(error) else ""
+        raise BrokenLine(f"is not JSON{end}") from None
+    except RecursionError:
+        raise BrokenLine("is nested too deeply") from None
 
 
 def prompts_in(place: Place, given: Any) -> list[Prompt]:
@@ -122,15 +124,6 @@ def _number_as_time(given: Any) -> float | None:
             return seconds
         seconds /= 1000
     return None
-
-
-def _decode_again(line: bytes) -> Any:
-    """What a line says that is not UTF-8; raises BrokenLine if it is no JSON either."""
-    try:
-        return msgspec.json.decode(decoded(line))
-    except msgspec.DecodeError as error:
-        end = " (cut off?)" if "truncated" in str(error) else ""
-        raise BrokenLine(f"is not JSON{end}") from None
 
 
 def _body(given: Mapping[str, Any]) -> Mapping[str, Any]:

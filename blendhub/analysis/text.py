@@ -73,8 +73,8 @@ def _stretches(found: Findings) -> Iterator[str]:
     total = sum(one.tokens for one in found.stretches)
     yield f"{'length of the reused stretches':<44} {'number':>9} {'share of what is reused':>24}"
     for one in found.stretches:
-        share = one.tokens / total
-        yield f"  {f'{one.least:,} to {one.most:,} tokens':<42} {one.number:>9,} {share:>7.1%} {'#' * round(share * BAR)}"
+        share, name = one.tokens / total, f"{one.least:,} to {one.most:,} tokens"
+        yield f"  {name:<42} {one.number:>9,} {share:>7.1%} {'#' * round(share * BAR)}"
 
 
 def _curve(found: Findings) -> Iterator[str]:

@@ -96,8 +96,8 @@ class Pretrained(Encoder):
         except Exception as error:
             first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             raise BlendHubError(
-                f"--tokenizer {name}: transformers cannot load it: {first}; give a folder with tokenizer.json, a Hugging "
-                "Face name, or --bytes"
+                f"--tokenizer {name}: transformers cannot load it: {first}; give a folder with tokenizer.json, a "
+                "Hugging Face name, or --bytes"
             ) from None
         if template is not None:
             self._tokenizer.chat_template = template

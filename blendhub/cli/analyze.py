@@ -28,8 +28,8 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "analyze",
         help="find out from your request logs how much could be reused",
-        description="Play the prompts of your logs through the hub's matchers and its eviction policy, and say how much "
-        "of them could be reused, with how large an arena. Needs neither vLLM nor a GPU. Writes a page, report.html.",
+        description="Play the prompts of your logs through the hub's matchers and its eviction policy, and say how "
+        "much of them could be reused, with how large an arena. Needs neither vLLM nor a GPU. Writes a page too.",
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="logs, compressed or not; - for standard input")
