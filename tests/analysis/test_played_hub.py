@@ -121,7 +121,7 @@ def test_one_pass_gives_the_curve_that_a_pass_for_each_size_gives(policy):
             alone.play(prompt, Place("log", number))
         (single,) = alone.arenas
         share, expected = (arena.exact + arena.moved) / tokens, (single.exact + single.moved) / tokens
-        assert share == pytest.approx(expected, abs=0.03), arena.slots
+        assert share == pytest.approx(expected, abs=0.06), arena.slots
 
 
 def test_no_arena_holds_more_than_it_can_and_the_index_forgets_what_the_largest_evicts():
