@@ -38,7 +38,7 @@ def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:
 
 def config(shares: Shares, arenas: Sequence[ArenaFound], changes: Sequence[Change]) -> dict[str, Any]:
     """The value of ``--kv-transfer-config`` for such prompts."""
-    settings: dict[str, Any] = {"hub": {"arena_gib": round(advised_arena(arenas).gib, 2)}}
+    settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
     if shares.anywhere - shares.exact < WORTH_MOVING:
         settings["mode"] = "exact"
     worth = [change for change in changes if change.after - change.before >= WORTH_A_MATCHER]

@@ -1,7 +1,7 @@
 """Plots of findings as SVG. Their colours come from the page's style, or from the plot's own where it stands alone."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from blendhub.analysis.findings import ArenaFound, FirstToken, NamedShares, StretchesFound
@@ -9,22 +9,30 @@ from blendhub.analysis.findings import ArenaFound, FirstToken, NamedShares, Stre
 WIDTH, HEIGHT = 420, 240
 """Small, so that text is large enough where a phone scales the plot to its width."""
 
-LEFT, RIGHT, TOP, BOTTOM = 42, 92, 14, 40
+LEFT, RIGHT, TOP, BOTTOM = 42, 120, 14, 40
 MOST_DAYS = 60
 
-# Okabe and Ito's colours and lighter ones of the same hue: people of every colour vision tell them apart.
-STYLE = """
-.plot { --ink: #24292f; --faint: #57606a; --line: #d0d7de; --prefix: #6e7781; --exact: #0072b2; --moved: #00855f;
-  --computed: #b94a00; font: 13px system-ui, sans-serif }
-@media (prefers-color-scheme: dark) {
-  .plot { --ink: #e6edf3; --faint: #adb6c0; --line: #444c56; --prefix: #adb6c0; --exact: #56b4e9; --moved: #2fc29a;
-    --computed: #f0883e } }
-.plot text { fill: var(--ink) } .plot .axis { fill: var(--faint) } .plot .grid { stroke: var(--line) }
-.plot .line { fill: none; stroke-width: 2.5 }
-.plot .prefix { --c: var(--prefix) } .plot .exact { --c: var(--exact) } .plot .moved { --c: var(--moved) }
-.plot .computed { --c: var(--computed) }
-.plot .line.prefix { stroke-dasharray: 2 4 } .plot .line.exact { stroke-dasharray: 8 4 }
-.plot .line { stroke: var(--c) } .plot .fill { fill: var(--c) } .plot text.name { fill: var(--c); font-weight: 600 }
+# Okabe and Ito's colours, lighter where the page is dark: people of every colour vision tell them apart.
+LIGHT = {"prefix": "#6e7781", "exact": "#0072b2", "moved": "#00855f", "computed": "#b94a00"}
+DARK = {"prefix": "#adb6c0", "exact": "#56b4e9", "moved": "#2fc29a", "computed": "#f0883e"}
+
+
+def _coloured(kinds: Mapping[str, str], ink: str, faint: str, line: str) -> str:
+    """Style sheet rules. No variables: some programs that show SVG do not know them."""
+    rules = [f".plot text {{ fill: {ink} }} .plot .axis {{ fill: {faint} }} .plot .grid {{ stroke: {line} }}"]
+    for kind, colour in {**kinds, "mark": ink}.items():
+        rules.append(f".plot .fill.{kind}, .plot .name.{kind} {{ fill: {colour} }}")
+        rules.append(f".plot .line.{kind} {{ stroke: {colour} }}")
+    return "\n".join(rules)
+
+
+STYLE = f"""
+.plot {{ font: 13px system-ui, sans-serif }} .plot .name {{ font-weight: 600 }}
+.plot .line {{ fill: none; stroke-width: 2.5 }}
+.plot .line.prefix {{ stroke-dasharray: 2 4 }} .plot .line.exact {{ stroke-dasharray: 8 4 }}
+{_coloured(LIGHT, "#24292f", "#57606a", "#d0d7de")}
+@media (prefers-color-scheme: dark) {{
+{_coloured(DARK, "#e6edf3", "#adb6c0", "#444c56")} }}
 """
 
 
@@ -68,18 +76,18 @@ def days(found: Sequence[NamedShares]) -> str:
         )
         parts.append(_bar(x, _height(shares.anywhere), width, _height(shares.exact), "moved", said))
         parts.append(_bar(x, _height(shares.exact), width, _height(0), "exact", said))
-        y = _height(shares.prefix)
-        parts.append(f'<path class="line prefix" style="stroke-dasharray:none" d="M{x:.1f} {y:.1f}h{width:.1f}"/>')
+        parts.append(f'<path class="line mark" d="M{x:.1f} {_height(shares.prefix):.1f}h{width:.1f}"/>')
         if number % -(-len(shown) // 6) == 0:
             parts.append(_text(x, HEIGHT - BOTTOM + 18, one.name[5:], "axis"))
-    parts += _legend([("exact", "exact"), ("moved", "moved"), ("prefix", "prefix cache")])
+    parts += _legend([("exact", "exact"), ("moved", "moved"), ("mark", "prefix cache")])
     return _plot(parts, "Share of the prompt tokens that is reused, by day")
 
 
 def stretches(found: Sequence[StretchesFound]) -> str:
     """What is reused, by how long the stretches are."""
     total = sum(one.tokens for one in found)
-    most = max(one.tokens for one in found) / total
+    # Lines at whole per cents.
+    most = math.ceil(5 * max(one.tokens for one in found) / total) / 5
     step = (WIDTH - LEFT - 10) / len(found)
     parts = [*_share_axis(WIDTH - 10, most)]
     for number, one in enumerate(found):
@@ -169,7 +177,7 @@ def _apart(heights: Sequence[float], least: float = 16) -> list[float]:
 
 
 def _size(gib: float) -> str:
-    return f"{gib:.3g}" if gib < 10_000 else f"{gib / 1024:.3g} Ti"
+    return f"{gib:.3g}" if gib < 1024 else f"{gib / 1024:.3g}Ti"
 
 
 def _short(number: int) -> str:

@@ -39,7 +39,7 @@ def collect(
 ) -> Findings:
     """Everything that was found. ``show`` makes text of tokens; None: no text is shown."""
     shares = _shares(seen.total)
-    arenas = [_arena(seen, arena, about.kv_bytes) for arena in seen.hub.arenas]
+    arenas = _arenas(seen, about.kv_bytes)
     changes = [_change(one, seen) for one in tried]
     systems = sorted(seen.systems.by_name.items(), key=lambda item: -item[1].share.tokens)
     return Findings(
@@ -84,8 +84,18 @@ def _named(name: str, group: Group, show: Show | None = None) -> NamedShares:
     return NamedShares(name, _shares(group.share), str(group.first_seen), _shown(group.head, show))
 
 
-def _arena(seen: Analyzer, arena: PlayedArena, kv_bytes: int) -> ArenaFound:
-    tokens, prefix = seen.total.tokens or 1, seen.prefix_arena(arena.slots)
+def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
+    """All sizes up to the first that is enough for everything."""
+    found = []
+    for arena in seen.hub.arenas:
+        prefix = seen.prefix_arena(arena.slots)
+        found.append(_arena(seen.total.tokens, arena, prefix, kv_bytes))
+        if not arena.evictions and not prefix.evictions:
+            break
+    return found
+
+
+def _arena(tokens: int, arena: PlayedArena, prefix: PlayedArena, kv_bytes: int) -> ArenaFound:
     return ArenaFound(
         tokens=arena.slots * CHUNK_TOKENS,
         gib=arena.slots * CHUNK_TOKENS * kv_bytes / 2**30,
@@ -113,7 +123,8 @@ def _change(tried: Tried, seen: Analyzer) -> Change:
     before = seen.what_if
     matchers = [_as_config(one) for one in tried.matchers]
     tokens = before.tokens or 1
-    return Change(tried.what, matchers, before.reused / tokens, tried.reused / tokens, before.tokens)
+    separates = any(one.name == "separator" for one in tried.matchers)
+    return Change(tried.what, separates, matchers, before.reused / tokens, tried.reused / tokens, before.tokens)
 
 
 def _as_config(choice: PluginChoice) -> dict[str, Any]:

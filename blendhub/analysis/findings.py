@@ -72,6 +72,8 @@ class Change(msgspec.Struct, frozen=True):
     """What other matchers would reuse of the first prompts."""
 
     what: str
+    separates: bool
+    """Whether a separator is tried."""
     matchers: list[dict[str, Any]]
     before: float
     after: float

@@ -56,7 +56,7 @@ def _parts(found: Findings) -> Iterable[str]:
     if found.stretches:
         yield _plot("How long the reused stretches are", charts.stretches(found.stretches), "")
     yield "</div>"
-    yield _groups(f"By system prompt, the largest of {found.n_systems:,}", found.systems)
+    yield _groups(f"By system prompt ({len(found.systems)} of {found.n_systems:,})", found.systems)
     yield _texts(found)
     yield _changes(found)
     yield _broken(found)
@@ -97,7 +97,8 @@ def _arena_said(found: Findings) -> str:
     known = "" if found.about.kv_bytes_known else ", which is assumed: --kv-bytes-per-token says yours"
     return (
         f"{advised.gib:,.4g} GiB, {advised.tokens:,} tokens, reuse {advised.anywhere:.1%}: nearly what the largest "
-        f"would. Sizes are for {found.about.kv_bytes / 1024:,.4g} KiB of KV a token{known}."
+        f"would. Sizes are for {found.about.kv_bytes / 1024:,.4g} KiB of KV a token{known}. The prefix cache is played "
+        "by itself: the hub reuses less exactly where it stores text behind moved text, which is not exact any more."
     )
 
 

@@ -17,7 +17,7 @@ def as_text(found: Findings) -> str:
         _log(found),
         _verdict(found),
         _named("by day", found.days[-MOST_DAYS:]),
-        _named(f"by system prompt, the largest of {found.n_systems:,}", found.systems),
+        _named(f"by system prompt ({len(found.systems)} of {found.n_systems:,})", found.systems),
         _stretches(found),
         _curve(found),
         _first_token(found),
@@ -25,6 +25,7 @@ def as_text(found: Findings) -> str:
         _changes(found),
         _broken(found),
         _config(found),
+        _speed(found),
     ]
     return "\n\n".join("\n".join(lines) for lines in map(list, sections) if lines)
 
@@ -93,8 +94,10 @@ def _curve(found: Findings) -> Iterator[str]:
 def _first_token(found: Findings) -> Iterator[str]:
     first = found.first_token
     yield "expected time to the first token, by full prefill's (from the ratios in docs/measurements.md)"
-    yield f"  prefix cache {first.prefix_cache:.2f} x, BlendHub {first.mean:.2f} x; of the prompts, half have at most "
-    yield f"  {first.median:.2f} x and nine of ten at most {first.ninetieth:.2f} x"
+    yield (
+        f"  prefix cache {first.prefix_cache:.2f} x, BlendHub {first.mean:.2f} x: half of the prompts at most "
+        f"{first.median:.2f} x, nine of ten at most {first.ninetieth:.2f} x"
+    )
     if first.full_ms is not None:
         yield (
             f"  on average {first.full_ms:,.0f} ms for a full prefill, {first.prefix_cache_ms:,.0f} ms with a prefix "
@@ -121,6 +124,8 @@ def _changes(found: Findings) -> Iterator[str]:
     yield f"other matchers, tried on the first {first.tokens:,} tokens, of which {first.before:.1%} are reused now"
     for one in found.changes:
         yield f"  {one.what}: {one.after:.1%}, {100 * (one.after - one.before):+.1f} points"
+    if not any(one.separates for one in found.changes):
+        yield "  no token stands before many of the reused stretches; --separator TEXT tries one that you know"
 
 
 def _broken(found: Findings) -> Iterator[str]:
@@ -139,6 +144,15 @@ def _config(found: Findings) -> Iterator[str]:
     yield "to serve such prompts:"
     yield ""
     yield f"vllm serve MODEL --kv-transfer-config '{json.dumps(found.config)}'"
+
+
+def _speed(found: Findings) -> Iterator[str]:
+    seconds = found.about.seconds
+    speed = found.shares.tokens / max(seconds["playing"], 1e-9) / 1e6
+    yield (
+        f"reading took {seconds['reading']:.1f} s, tokenising {seconds['tokenising']:.1f} s, playing "
+        f"{seconds['playing']:.1f} s: {speed:.1f} million tokens a second"
+    )
 
 
 def _short(text: str, most: int) -> str:
