@@ -85,12 +85,13 @@ def _named(name: str, group: Group, show: Show | None = None) -> NamedShares:
 
 
 def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
-    """All sizes up to the first that is enough for everything."""
-    found = []
+    """All sizes up to the first that is as good as the largest."""
+    found: list[ArenaFound] = []
+    largest = seen.hub.arenas[-1], seen.prefix_arena(seen.hub.arenas[-1].slots)
     for arena in seen.hub.arenas:
         prefix = seen.prefix_arena(arena.slots)
         found.append(_arena(seen.total.tokens, arena, prefix, kv_bytes))
-        if not arena.evictions and not prefix.evictions:
+        if all(one.reused == best.reused for one, best in zip((arena, prefix), largest, strict=True)):
             break
     return found
 
@@ -99,10 +100,10 @@ def _arena(tokens: int, arena: PlayedArena, prefix: PlayedArena, kv_bytes: int) 
     return ArenaFound(
         tokens=arena.slots * CHUNK_TOKENS,
         gib=arena.slots * CHUNK_TOKENS * kv_bytes / 2**30,
-        prefix=prefix.exact / tokens,
-        exact=arena.exact / tokens,
-        anywhere=(arena.exact + arena.moved) / tokens,
-        first_token_ratio=first_token.ratio(tokens, arena.exact, arena.moved),
+        prefix=prefix.reused.exact / tokens,
+        exact=arena.reused.exact / tokens,
+        anywhere=sum(arena.reused) / tokens,
+        first_token_ratio=first_token.ratio(tokens, *arena.reused),
         evictions=arena.evictions,
     )
 

@@ -34,7 +34,7 @@ ALL_AT_ONCE = 2**62
 
 
 class Reused(NamedTuple):
-    """Tokens of one prompt that an arena held."""
+    """Tokens of prompts that an arena held."""
 
     exact: int
     moved: int
@@ -73,7 +73,8 @@ class PlayedArena:
 
     def __init__(self, number: int, slots: int, policy: PolicyName) -> None:
         self.slots = slots
-        self.exact = self.moved = self.evictions = 0
+        self.reused = Reused(0, 0)
+        self.evictions = 0
         self._bit = 1 << number
         self._policy: EvictionPolicy[PlayedChunk] = POLICIES[policy]()
         self._held: list[PlayedChunk] = []
@@ -101,8 +102,7 @@ class PlayedArena:
                     moved += n_moved
             else:
                 missing.append(chunk)
-        self.exact += exact
-        self.moved += moved
+        self.reused = Reused(self.reused.exact + exact, self.reused.moved + moved)
         self._held = held
         return Reused(exact, moved), missing
 

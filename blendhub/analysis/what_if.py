@@ -78,4 +78,4 @@ class WhatIf:
         for tokens, place in self._prompts:
             hub.play(tokens, place)
         (arena,) = hub.arenas
-        return arena.exact + arena.moved
+        return sum(arena.reused)

@@ -2,11 +2,11 @@
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
 import sys
-import time
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -112,15 +112,13 @@ def test_logs_of_token_ids_need_no_tokenizer(analyze):
 
 
 def test_a_separator_finds_segments_that_are_too_short_otherwise(analyze):
-    import random
-
     chosen = random.Random(1)
     facts = [" ".join(str(chosen.random()) for _ in range(2)) for _ in range(30)]
     log = "".join(json.dumps({"prompt": "|".join(chosen.sample(facts, 12))}) + "\n" for _ in range(50))
     _, printed, _ = analyze(log, "--bytes", "--separator", "|", "--json")
     found = msgspec.json.decode(printed, type=Findings)
     change = next(one for one in found.changes if one.separates)
-    assert change.before < 0.2 and change.after > 0.6
+    assert change.before < 0.5 and change.after > 0.8
     assert found.config["kv_connector_extra_config"]["blendhub"]["matchers"] == change.matchers
     assert mistakes_in_transfer_config(found.config, PluginHost.discover(), "cpu") == []
 
@@ -202,11 +200,10 @@ def test_ctrl_c_prints_what_was_seen(tmp_path, output):
     command += ["--json"] if output == "json" else []
     process = subprocess.Popen(command, cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin and process.stdout
-    # More than are held back to be put in order; the pipe stays open, as `tail -f` leaves it.
+    # More than are held back to be put in order and than a pipe holds; it stays open, as `tail -f` leaves it.
     for number in range(3000):
         process.stdin.write(json.dumps({"prompt": f"{'the same ' * 30}{number}"}) + "\n")
     process.stdin.flush()
-    time.sleep(3)
     process.send_signal(signal.SIGINT)
     shown = process.stdout.read()
     assert process.wait(30) == 130
