@@ -8,7 +8,8 @@ import msgspec
 USUAL = 128 * 1024
 """What is assumed where no model is named: 32 layers, 8 KV heads of 128, keys and values, 2 bytes each."""
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+NUMBER = 2
+"""Bytes; vLLM computes in 16 bits, also with weights that are stored in 32."""
 
 
 def kv_bytes_of(config: str | Path) -> int | None:
@@ -22,11 +23,10 @@ def kv_bytes_of(config: str | Path) -> int | None:
 
 def _kv_bytes(config: dict[str, Any]) -> int:
     layers = int(config["num_hidden_layers"])
-    item = BYTES.get(str(config.get("dtype") or config.get("torch_dtype") or "bfloat16"), 2)
     if config.get("kv_lora_rank"):
         # A joint latent of keys and values, and the keys' rotary part.
-        return layers * item * (int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]))
+        return layers * NUMBER * (int(config["kv_lora_rank"]) + int(config["qk_rope_head_dim"]))
     heads = int(config["num_attention_heads"])
     kv_heads = int(config.get("num_key_value_heads") or heads)
     width = int(config.get("head_dim") or config["hidden_size"] // heads)
-    return 2 * layers * kv_heads * width * item
+    return 2 * layers * kv_heads * width * NUMBER

@@ -34,7 +34,7 @@ def analyzed(log: Path, page: Path) -> Findings:
     return msgspec.json.decode(printed.getvalue(), type=Findings)
 
 
-SIZES = ["--arena-gib", "0.5,1,2,4,8,16", "--kv-bytes-per-token", str(32 * 1024)]
+SIZES = ["--arena-gib", "0.5,1,2,4,8,16,32,64", "--kv-bytes-per-token", str(32 * 1024)]
 
 
 if __name__ == "__main__":

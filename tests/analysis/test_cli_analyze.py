@@ -185,7 +185,7 @@ def test_a_tokenizer_and_a_chat_template(analyze):
     chat = tokenizer.encode(f"{text} ", add_special_tokens=False)
     assert found.shares.tokens == len(chat) + len(tokenizer.encode(text))
     assert found.broken.named == ["log:2 the chat template refuses it: no tools"]
-    assert (found.about.kv_bytes, found.about.kv_bytes_known) == (12 * 2 * 2 * 32 * 4, True)
+    assert (found.about.kv_bytes, found.about.kv_bytes_known) == (12 * 2 * 2 * 32 * 2, True)
 
 
 def test_a_chat_without_a_template_says_what_to_name(analyze):
