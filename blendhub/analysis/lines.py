@@ -7,9 +7,9 @@ import io
 import lzma
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 from blendhub.analysis.broken import BrokenLine
 from blendhub.errors import InvalidInput
@@ -18,7 +18,7 @@ LONGEST_LINE = 2**26
 """Bytes; a line that is longer is broken. A prompt of ten million tokens fits."""
 
 STANDARD_INPUT = "-"
-COMPRESSED = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
 """What reading raises where compressed data end early or are wrong."""
@@ -38,8 +38,11 @@ class LogFile:
     def __init__(self, path: str) -> None:
         self.name = "standard input" if path == STANDARD_INPUT else path
         try:
-            # Closed by ``lines``.
-            self._raw: BinaryIO = sys.stdin.buffer if path == STANDARD_INPUT else open(path, "rb")  # noqa: SIM115
+            # Closed by ``lines``, but for standard input.
+            if path == STANDARD_INPUT:
+                self._raw = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
+            else:
+                self._raw = open(path, "rb")  # noqa: SIM115
         except OSError as error:
             raise InvalidInput(f"cannot read {path}: {error.strerror}; name files of requests, or -") from None
         self._is_seekable = self._raw.seekable()
@@ -69,15 +72,17 @@ class LogFile:
 
     def _content(self) -> io.BufferedIOBase:
         """The file's content, decompressed, in UTF-8."""
-        buffered = io.BufferedReader(self._raw) if not isinstance(self._raw, io.BufferedReader) else self._raw
-        start = buffered.peek(6)[:6]
+        start = self._raw.peek(6)[:6]
         if start.startswith(ZSTANDARD):
             raise InvalidInput(f"{self.name} is compressed by zstd: decompress it, zstd -dc FILE | blendhub analyze -")
-        opened: io.BufferedIOBase = buffered
+        opened = self._raw
         for magic, decompress in COMPRESSED.items():
             if start.startswith(magic):
-                opened = io.BufferedReader(decompress(buffered, "rb"))  # type: ignore[arg-type]
-        encoding = _encoding(opened.peek(64)[:64])  # type: ignore[attr-defined]
+                opened = io.BufferedReader(decompress(self._raw, "rb"))
+        begin = opened.peek(64)[:64]
+        encoding = _encoding(begin)
+        if encoding is None and b"\0" in begin:
+            raise InvalidInput(f"{self.name} is not text; export requests as JSON, one a line")
         return _AsUTF8(opened, encoding) if encoding else opened
 
 
@@ -102,7 +107,7 @@ def _skip_line(content: io.BufferedIOBase) -> None:
 class _AsUTF8(io.BufferedIOBase):
     """Lines of a file in another encoding."""
 
-    def __init__(self, content: io.BufferedIOBase, encoding: str) -> None:
+    def __init__(self, content: io.BufferedReader, encoding: str) -> None:
         self._text = io.TextIOWrapper(content, encoding, errors="replace", newline="\n")
 
     def readline(self, size: int | None = -1, /) -> bytes:

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from blendhub.analysis.broken import BrokenLine, BrokenLines, Place
+from blendhub.analysis.json_requests import read_json
 from blendhub.analysis.lines import LogFile, decoded
-from blendhub.analysis.requests import Prompt, read_ids, read_json, read_text
+from blendhub.analysis.requests import Prompt, read_ids, read_text
 from blendhub.analysis.vllm_log import VLLMLog, is_vllm_log
 from blendhub.errors import InvalidInput
 
@@ -103,8 +104,9 @@ class Logs:
 def recognise(name: str, lines: Iterable[bytes | BrokenLine]) -> Format:
     """The format of a file that begins with these lines. Some of them may be broken."""
     texts = [decoded(line).strip() for line in lines if isinstance(line, bytes)]
-    if texts and (texts[0] == "[" or texts[0].startswith(("[{", '["'))):
-        raise InvalidInput(f"{name} is one JSON list; make a line of each request: jq -c '.[]' {name}")
+    if texts and (texts[0] in ("[", "{") or texts[0].startswith(("[{", '["'))):
+        each = "." if texts[0] == "{" else "'.[]'"
+        raise InvalidInput(f"{name} is JSON, but not with a request a line; jq makes it so: jq -c {each} {name}")
     if any(map(is_vllm_log, texts)):
         return "vllm"
     formats = Counter[Format](map(_format_of, texts))

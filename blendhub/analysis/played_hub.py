@@ -90,7 +90,8 @@ class PlayedArena:
         """
         # Most of the time of an analysis is spent here, and in ``store``.
         bit, hold, touch = self._bit, self._policy.hold, self._policy.touch
-        held, missing = [], []
+        held: list[PlayedChunk] = []
+        missing: list[PlayedChunk] = []
         exact = moved = 0
         for chunk, n_exact, n_moved in pieces:
             if chunk.arenas & bit:
@@ -232,7 +233,8 @@ class PlayedHub:
 
     def _store_run(self, tokens: Tokens, span: Span, exact: bool, place: Place) -> list[PlayedChunk]:
         largest, index = self.arenas[-1], self._index
-        spans, room = [], largest.room
+        spans: list[Span] = []
+        room = largest.room
         for part in self._layout.chunks_of(span):
             if len(spans) >= room:
                 evicted = largest.evict()

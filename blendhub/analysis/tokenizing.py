@@ -127,9 +127,9 @@ class Pretrained(Encoder):
 
     def kv_bytes(self) -> int | None:
         with contextlib.suppress(Exception):
-            from transformers.utils import cached_file
+            from transformers.utils.hub import cached_file
 
-            return kv_bytes_of(cached_file(self._name, "config.json"))
+            return kv_bytes_of(str(cached_file(self._name, "config.json")))
         return None
 
     def _rendered(self, prompt: Prompt) -> str:

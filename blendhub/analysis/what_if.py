@@ -67,7 +67,9 @@ class WhatIf:
         """What each change would find. Takes as long as playing these prompts once for each."""
         prefix, rolling = DEFAULT_MATCHERS
         shorter = PluginChoice(rolling.name, {"min_match_tokens": SHORTER})
-        changes = [(f"min_match_tokens {SHORTER} instead of 64", (prefix, shorter))]
+        changes: list[tuple[str, tuple[PluginChoice, ...]]] = [
+            (f"min_match_tokens {SHORTER} instead of 64", (prefix, shorter))
+        ]
         if separator := self.separator():
             known = PluginChoice("separator", {"separator": list(separator)})
             changes.append((f"the matcher separator too, with tokens {list(separator)}", (prefix, rolling, known)))

@@ -11,7 +11,7 @@ import pytest
 
 from blendhub.analysis import lines
 from blendhub.analysis.logs import STRETCH, WINDOW, Logs
-from blendhub.analysis.requests import as_time
+from blendhub.analysis.times import as_time
 from blendhub.analysis.vllm_log import WITHOUT_PROMPT
 from blendhub.errors import InvalidInput
 
@@ -46,6 +46,16 @@ def jsonl(*requests):
             "a\nb",
         ),
         ({"messages": [{"role": "assistant", "content": None, "tool_calls": []}]}, ""),
+        ({"system": "Be brief.", "messages": CHAT[1:]}, CHAT),
+        ({"instructions": "Be brief.", "input": "Why?"}, CHAT),
+        (
+            {
+                "instructions": "Be brief.",
+                "input": [{"role": "user", "content": [{"type": "input_text", "text": "Why?"}]}],
+            },
+            CHAT,
+        ),
+        ({"input": {"messages": CHAT}, "tokens": 17}, CHAT),
     ],
 )
 def test_chats(read, request_, expected):
@@ -164,8 +174,13 @@ def test_damaged_compressed_data_end_the_file(read):
 def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
     with pytest.raises(InvalidInput, match="zstd -dc"):
         read(b"\x28\xb5\x2f\xfd" + bytes(20))
-    with pytest.raises(InvalidInput, match="jq -c"):
-        read('[{"prompt": "a"}, {"prompt": "b"}]')
+    for content in ('[{"prompt": "a"}, {"prompt": "b"}]', '[\n  {"prompt": "a"}\n]', '{\n  "prompt": "a"\n}'):
+        with pytest.raises(InvalidInput, match="jq -c"):
+            read(content)
+    with pytest.raises(InvalidInput, match="is not text"):
+        read(b"PAR1\x15\x04\x00\x00 and so on\n")
+    with pytest.raises(InvalidInput, match="cannot read"):
+        Logs([str(tmp_path)])
     with pytest.raises(InvalidInput, match="cannot read"):
         Logs([str(tmp_path / "missing")])
 
