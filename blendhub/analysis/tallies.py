@@ -1,6 +1,7 @@
 """What is counted while prompts are played, in bounded memory."""
 
 from collections import Counter
+from copy import copy
 from hashlib import blake2b
 
 import msgspec
@@ -129,8 +130,8 @@ class Texts:
             if same:
                 same.reuses += text.reuses
             elif len(chosen) < most:
-                chosen[text.head] = text
-                by_run.setdefault(text.run, []).append(text)
+                chosen[text.head] = kept = copy(text)
+                by_run.setdefault(text.run, []).append(kept)
         return sorted(chosen.values(), key=lambda text: -text.reused)
 
     def _forget(self) -> None:

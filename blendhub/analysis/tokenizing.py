@@ -6,15 +6,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from blendhub.analysis.broken import BrokenLine
 from blendhub.analysis.kv_size import kv_bytes_of
 from blendhub.analysis.requests import Prompt
+from blendhub.config import HubConfig
 from blendhub.errors import BlendHubError, InvalidInput
 from blendhub.tokens import Tokens, as_tokens
 
 Encoded = Tokens | BrokenLine
+MOST_TOKENS = HubConfig().max_prompt_tokens
 
 
 class Encoder(ABC):
@@ -25,7 +28,7 @@ class Encoder(ABC):
         texts = [prompt for prompt in prompts if prompt.ids is None]
         encoded = iter(self.encode_texts(texts) if texts else [])
         found = [prompt.ids if prompt.ids is not None else next(encoded) for prompt in prompts]
-        return [BrokenLine("is empty") if not isinstance(one, BrokenLine) and not one.size else one for one in found]
+        return [one if isinstance(one, BrokenLine) else _checked(one) for one in found]
 
     @abstractmethod
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
@@ -42,6 +45,14 @@ class Encoder(ABC):
     def kv_bytes(self) -> int | None:
         """The KV of a token of the tokenizer's model; None if that is not known."""
         return None
+
+
+def _checked(tokens: Tokens) -> Encoded:
+    if not tokens.size:
+        return BrokenLine("is empty")
+    if tokens.size > MOST_TOKENS:
+        return BrokenLine(f"has more than {MOST_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
+    return tokens
 
 
 class IdsOnly(Encoder):
@@ -141,13 +152,32 @@ class Pretrained(Encoder):
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    prompt.messages, tools=prompt.tools, tokenize=False, add_generation_prompt=True
+                    [_as_vllm(message) for message in prompt.messages or ()],
+                    tools=prompt.tools,
+                    tokenize=False,
+                    add_generation_prompt=True,
                 )
             )
         except ImportError as error:
             raise BlendHubError(f"{error}; pip install 'blendhub[analyze]'") from None
         except Exception as error:
             raise BrokenLine(f"the chat template refuses it: {str(error) or type(error).__name__}") from None
+
+
+def _as_vllm(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as vLLM hands it to a template: arguments of tools are objects there, and text in requests."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_arguments(call) for call in calls]}
+
+
+def _with_arguments(call: Any) -> Any:
+    try:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}
+    except (KeyError, TypeError, msgspec.DecodeError):
+        return call
 
 
 def _transformers() -> Any:

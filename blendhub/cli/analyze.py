@@ -151,7 +151,7 @@ def _nothing(logs: "Logs", interrupted: bool) -> str:
     if interrupted:
         return f"interrupted before the first prompt of {names} was played"
     if not logs.broken:
-        return f"{names}: no prompts, expected a request a line; docs/analyze.md shows what can be read"
+        return f"{names}: no prompts, expected one a line: JSON of a request, text, or token ids"
     place, reason = logs.broken.named[0]
     return f"{names}: none of {len(logs.broken):,} lines can be played; the first one, {place}, {reason}"
 

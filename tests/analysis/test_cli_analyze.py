@@ -140,7 +140,7 @@ def test_broken_lines_do_not_stop_an_analysis(analyze):
 @pytest.mark.parametrize(
     "content, arguments, complaint",
     [
-        ("", ["--bytes"], "log: no prompts, expected a request a line"),
+        ("", ["--bytes"], "log: no prompts, expected one a line"),
         ("\n \n", ["--bytes"], "log: no prompts"),
         ('{"a": 1}\n', ["--bytes"], "none of 1 lines can be played; the first one, log:1, has none of the keys"),
         ("some text\n", [], "log:1 is text: name the model's tokenizer"),
@@ -186,6 +186,19 @@ def test_a_tokenizer_and_a_chat_template(analyze):
     assert found.shares.tokens == len(chat) + len(tokenizer.encode(text))
     assert found.broken.named == ["log:2 the chat template refuses it: no tools"]
     assert (found.about.kv_bytes, found.about.kv_bytes_known) == (12 * 2 * 2 * 32 * 2, True)
+
+
+def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze):
+    pytest.importorskip("transformers", reason="only --tokenizer needs it")
+    template = Path("template.jinja")
+    template.write_text("{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}")
+    template.write_text(template.read_text() + "{% endfor %}")
+    call = {"type": "function", "function": {"name": "weather", "arguments": json.dumps({"city": "Vienna " * 40})}}
+    log = json.dumps({"messages": [{"role": "assistant", "content": None, "tool_calls": [call]}]})
+    arguments = ("--tokenizer", TOKENIZER, "--chat-template", template, "--json")
+    _, printed, _ = analyze(log, *arguments)
+    found = msgspec.json.decode(printed, type=Findings)
+    assert not found.broken.number and found.shares.tokens >= 80
 
 
 def test_a_chat_without_a_template_says_what_to_name(analyze):

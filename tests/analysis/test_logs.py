@@ -5,11 +5,13 @@ import gzip
 import json
 import lzma
 import os
+import tracemalloc
 
 import numpy as np
 import pytest
 
 from blendhub.analysis import lines
+from blendhub.analysis import logs as logs_module
 from blendhub.analysis.logs import STRETCH, WINDOW, Logs
 from blendhub.analysis.times import as_time
 from blendhub.analysis.vllm_log import WITHOUT_PROMPT
@@ -169,6 +171,19 @@ def test_damaged_compressed_data_end_the_file(read):
     prompts, logs = read(whole[: len(whole) // 2])
     assert prompts and len(logs.broken) <= 2
     assert any("cannot be read, nor what follows it" in reason for reason in logs.broken.reasons)
+
+
+def test_logs_are_streamed(tmp_path, monkeypatch):
+    monkeypatch.setattr(logs_module, "WINDOW_BYTES", 2**20)
+    file = tmp_path / "log"
+    file.write_text("".join(f"{number} {'x' * 15_000}\n" for number in range(2000)))
+    logs = Logs([str(file)])
+    tracemalloc.start()
+    n = sum(1 for _ in logs)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert n == 2000 and peak < file.stat().st_size / 4
+    assert logs.position == logs.size == file.stat().st_size
 
 
 def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
