@@ -73,7 +73,7 @@ class Analyzer:
 
 
 def _system(prompt: Prompt, tokens: Tokens) -> str:
-    """Which system prompt it has: by its text or, where it is not told from the rest, by how the prompt begins."""
+    """Which system prompt it has: by its text or, where a log does not separate it, by how the prompt begins."""
     if prompt.system is not None:
         return name_of(prompt.system.encode())
     return name_of(tokens[:HEAD_TOKENS].tobytes())

@@ -37,7 +37,7 @@ STYLE = f"""
 
 
 def alone(plot: str) -> str:
-    """The plot as a file of its own."""
+    """The plot as a whole file."""
     begin = '<svg xmlns="http://www.w3.org/2000/svg" '
     return plot.replace("<svg ", begin, 1).replace(">", f"><style>{STYLE}</style>", 1) + "\n"
 

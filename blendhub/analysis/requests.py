@@ -34,7 +34,7 @@ class Prompt(msgspec.Struct):
 
     @property
     def system(self) -> str | None:
-        """The system prompt; None where there is none, or where it is not told from the rest."""
+        """The system prompt; None where there is none, or where the log does not separate it."""
         first = self.messages[0] if self.messages else {}
         return first.get("content") if first.get("role") in SYSTEM else None
 
