@@ -117,6 +117,7 @@ class _AsUTF8(io.BufferedIOBase):
 def decoded(line: bytes) -> str:
     """The text of a line. One that is not UTF-8 was written as Windows and older systems do."""
     try:
-        return line.decode()
+        # Files that were joined have marks inside.
+        return line.decode().removeprefix("\ufeff")
     except UnicodeDecodeError:
         return line.decode("cp1252", errors="replace")

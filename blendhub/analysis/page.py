@@ -155,7 +155,7 @@ def _broken(found: Findings) -> str:
     if not broken.number:
         return ""
     table = _table(
-        f"{broken.number:,} lines could not be played",
+        f"Lines that could not be played: {broken.number:,}",
         ("", "lines"),
         [(reason, f"{number:,}") for reason, number in broken.reasons.items()],
     )

@@ -132,7 +132,7 @@ def _broken(found: Findings) -> Iterator[str]:
     broken = found.broken
     if not broken.number:
         return
-    yield f"{broken.number:,} lines could not be played"
+    yield f"lines that could not be played: {broken.number:,}"
     for reason, number in broken.reasons.items():
         yield f"  {number:>9,}  {reason}"
     yield "  the first ones:"

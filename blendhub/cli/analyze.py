@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from blendhub.cli.serve import stop_printing
 from blendhub.config import PolicyName
 from blendhub.errors import BlendHubError, InvalidInput, OptionError
 from blendhub.host import PluginHost
@@ -97,10 +98,11 @@ def run(arguments: argparse.Namespace) -> int:
     tried = analyzer.what_if.tried(host)
     found = collect(analyzer, tried, logs.broken, about, encoder.decode if arguments.show_text else None)
     _write(arguments.report, as_page(found))
-    if arguments.json:
-        print(msgspec.json.format(msgspec.json.encode(found)).decode())
-    else:
-        print(f"{as_text(found)}\n\nthe same with plots: {arguments.report}")
+    as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
+    try:
+        print(as_json if arguments.json else f"{as_text(found)}\n\nthe same with plots: {arguments.report}", flush=True)
+    except BrokenPipeError:
+        stop_printing()
     return INTERRUPTED if interruption.happened else 0
 
 

@@ -132,7 +132,7 @@ def test_little_reuse_is_said_and_not_advertised(analyze):
 def test_broken_lines_do_not_stop_an_analysis(analyze):
     good = json.dumps({"prompt": "x" * 300})
     code, shown, _ = analyze(f"{good}\n{{cut\n{good}\n{{}}\n", "--bytes")
-    assert code == 0 and "2 prompts" in shown and "2 lines could not be played" in shown
+    assert code == 0 and "2 prompts" in shown and "lines that could not be played: 2" in shown
     assert "log:2 is not JSON" in shown and "log:4 has none of the keys messages" in shown
     assert "log:2 is not JSON" in Path("report.html").read_text()
 

@@ -135,6 +135,8 @@ def test_lines_of_another_encoding_among_utf_8(read):
     content = '{"prompt": "Größe"}\n'.encode() + '{"prompt": "Größe"}\n'.encode("latin-1")
     prompts, logs = read(content)
     assert [prompt.text for prompt in prompts] == ["Größe", "Größe"] and not logs.broken
+    prompts, logs = read('\ufeff{"prompt": "one"}\n\ufeff{"prompt": "two"}\n')
+    assert [prompt.text for prompt in prompts] == ["one", "two"] and not logs.broken
     prompts, _ = read(b"caf\xe9 noir\n")
     assert prompts[0].text == "café noir"
 
