@@ -12,7 +12,7 @@ EXACT = 0.047
 """Time by full prefill's: all but the question is exact."""
 
 MOVED = 0.294
-"""The documents are moved, and 15% of their tokens are recomputed: the default."""
+"""The documents are moved, and 15% of their tokens are recomputed, picked by ``hkvd``; other selectors cost less."""
 
 _HELD = (PROMPT - QUESTION) / PROMPT
 COST_OF_EXACT = (EXACT - (1 - _HELD)) / _HELD
