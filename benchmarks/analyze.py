@@ -8,13 +8,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from benchmarks.report import arguments, finish, row
+from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
 from blendhub import PluginHost
 from blendhub.analysis.analyzer import Analyzer, Sizes
 from blendhub.analysis.broken import Place
+from blendhub.analysis.play import few_collections
 from blendhub.analysis.requests import Prompt
-from blendhub.hub.gc_tuning import disable_full_collections
+from blendhub.tokens import as_tokens
 
 TOKENS = 100_000_000
 VOCABULARY = 150_000
@@ -28,7 +29,12 @@ def main() -> None:
     options = arguments(__doc__ or "")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     tokens = TOKENS // (50 if options.quick else 1)
-    disable_full_collections()
+    with few_collections():
+        rows = _play(tokens)
+    finish("analyze", rows, ["python", "numpy", "numba", "blendhub", "blendhub-matchers"], options.json)
+
+
+def _play(tokens: int) -> list[Row]:
     analyzer = Analyzer(PluginHost.discover(), Sizes(ARENAS))
     before = _peak_gib()
     speeds, seconds, played = [], 0.0, 0
@@ -47,12 +53,11 @@ def main() -> None:
     print(f"{total.requests:,} prompts; reused as prefix {total.prefix / total.tokens:.0%}, anywhere "
           f"{total.anywhere / total.tokens:.0%}")  # fmt: skip
     what = f"{tokens:,} tokens, prompts of about {total.tokens // total.requests:,}, {len(ARENAS) + 1} sizes of arenas"
-    rows = [
+    return [
         row("analyze_mtok_s", f"played: {what}", "Mtok/s", speeds, 5.0),
         row("analyze_memory", f"the process's largest memory: {what}", "GiB", [_peak_gib()], 4.0, "lower"),
         row("analyze_memory_before", "the same before the first prompt", "GiB", [before], better="lower"),
     ]
-    finish("analyze", rows, ["python", "numpy", "numba", "blendhub", "blendhub-matchers"], options.json)
 
 
 def _prompts(n_documents: int) -> Iterator[tuple[int, Array]]:
@@ -68,7 +73,7 @@ def _prompts(n_documents: int) -> Iterator[tuple[int, Array]]:
             # Made anew from its number, so that the measured memory is the analyzer's.
             text = _text(np.random.default_rng(int(document) + 2), int(lengths[document]))
             parts += [_text(random, int(random.integers(5, 60))), text]
-        yield number, np.concatenate([*parts, _text(random, 60)])
+        yield number, as_tokens(np.concatenate([*parts, _text(random, 60)]))
 
 
 def _text(random: np.random.Generator, length: int) -> Array:
