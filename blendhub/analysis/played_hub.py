@@ -2,7 +2,7 @@
 
 The index holds what the largest arena holds. Each arena has an eviction policy by itself, which says which chunks of
 the index it holds too. Where an arena has evicted what a prompt repeats, the engine would compute and store it again:
-the chunk comes back into that arena.
+the chunk comes back into that arena. Settled KV is not played: what stands behind the same text again counts as moved.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from blendhub.config import PolicyName
 from blendhub.contracts import RunKey
 from blendhub.host import PluginHost
 from blendhub.hub.eviction import POLICIES, EvictionPolicy
-from blendhub.hub.index import Chunk, NamespaceIndex, Run, content_of
+from blendhub.hub.index import Chunk, NamespaceIndex, Origin, Run, content_of
 from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.layout import KVLayout, Namespace
@@ -245,7 +245,7 @@ class PlayedHub:
         if not spans:
             return []
         id = next(self._ids)
-        run = Run(id, index, span.start, exact, RunKey(index.digest, str(id)))
+        run = Run(id, index, span.start, Origin(exact), RunKey(index.digest, str(id)))
         chunks = [PlayedChunk(run, part, content_of(index.digest, tokens, part)) for part in spans]
         index.publish(run, tokens, [*chunks])
         largest.store(chunks)

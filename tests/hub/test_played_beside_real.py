@@ -44,12 +44,12 @@ def test_a_real_hub_finds_and_evicts_the_same(make_hub, policy, n_slots):
 
 
 def _store(engine, prompt, matches):
-    def reserve(span: Span, exact: bool, run: int | None) -> "Future[object]":
-        engine.store(prompt, span, exact=exact, run=run)
+    def reserve(span: Span, kind: str, run: int | None) -> "Future[object]":
+        engine.store(prompt, span, exact=kind == "exact", run=run)
         return Future()
 
     first = next((match.span.start for match in matches if not match.exact), None)
-    SavePlan(reserve, ReusePolicy().min_saved_tokens).begin(len(prompt), matches, first)
+    SavePlan(reserve, ReusePolicy().min_saved_tokens).begin(len(prompt), [match.span for match in matches], first)
 
 
 def test_stretches_are_as_short_as_engines_store_them():
