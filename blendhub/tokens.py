@@ -25,6 +25,8 @@ def as_tokens(buffer: Any) -> Tokens:
                 f"got {buffer.ndim} dimension(s) of {buffer.dtype}; convert with tokens.astype(numpy.uint32)"
             )
         array = buffer
+        if array.flags.c_contiguous and array.flags.aligned and not array.flags.writeable:
+            return array
     elif isinstance(buffer, bytes | bytearray | memoryview):
         size = memoryview(buffer).nbytes
         if size % _ITEM.itemsize:

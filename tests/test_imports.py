@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "vllm")
+HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "transformers", "vllm")
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,7 @@ HEAVY = ("torch", "numba", "zmq", "pytest", "hypothesis", "vllm")
         "import blendhub.contracts",
         "import blendhub.cli",
         "from blendhub import PluginHost; PluginHost.discover().plugins()",
+        "import blendhub.analysis.play, blendhub.analysis.collect, blendhub.analysis.page",
         "import blendhub.vllm.settings, blendhub.vllm.transfer_config",
     ],
 )

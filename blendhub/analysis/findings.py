@@ -1,0 +1,133 @@
+"""What an analysis found, as plain data: the report, the page and ``--json`` show this and nothing else."""
+
+from typing import Any
+
+import msgspec
+
+
+class Shares(msgspec.Struct, frozen=True):
+    """Prompts, and the shares of their tokens that could be reused."""
+
+    requests: int
+    tokens: int
+    prefix: float
+    """By a prefix cache alone."""
+    exact: float
+    """By the hub, bit for bit."""
+    anywhere: float
+    """By the hub, wherever the text stands."""
+
+
+class NamedShares(msgspec.Struct, frozen=True):
+    name: str
+    shares: Shares
+    first_seen: str
+    text: str | None = None
+    """How it begins; only if texts are shown."""
+
+
+class ArenaFound(msgspec.Struct, frozen=True):
+    """What an arena of one size would reuse, and a prefix cache of that size."""
+
+    tokens: int
+    gib: float
+    prefix: float
+    exact: float
+    anywhere: float
+    first_token_ratio: float
+    evictions: int
+
+
+class StretchesFound(msgspec.Struct, frozen=True):
+    """Reused stretches of ``least`` to ``most`` tokens."""
+
+    least: int
+    most: int
+    number: int
+    tokens: int
+
+
+class TextFound(msgspec.Struct, frozen=True):
+    id: str
+    tokens: int
+    reuses: int
+    first_seen: str
+    text: str | None = None
+
+
+class FirstToken(msgspec.Struct, frozen=True):
+    """Times to the first token by those of full prefills, and in milliseconds where the speed of prefill is given."""
+
+    prefix_cache: float
+    mean: float
+    median: float
+    ninetieth: float
+    """Nine of ten prompts are as fast as that."""
+    full_ms: float | None = None
+    prefix_cache_ms: float | None = None
+    mean_ms: float | None = None
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What other matchers would reuse of the first prompts."""
+
+    what: str
+    separates: bool
+    """Whether a separator is tried."""
+    matchers: list[dict[str, Any]]
+    before: float
+    after: float
+    tokens: int
+    """Of these prompts."""
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What was analysed, and how."""
+
+    files: list[str]
+    tokenizer: str
+    interrupted: bool
+    read_share: float | None
+    """Of the files; None if their size is not known."""
+    sample: float
+    late: int
+    """Prompts that were played after later ones."""
+    policy: str
+    kv_bytes: int
+    """Of a token."""
+    kv_bytes_known: bool
+    """If not, it is what many models of 8 billion weights take."""
+    vllm_cache_tokens: int | None
+    prefill_ms_per_1k: float | None
+    seconds: dict[str, float]
+    """How long reading, tokenising and playing took."""
+
+
+class Broken(msgspec.Struct, frozen=True):
+    """Lines that were not played."""
+
+    number: int
+    reasons: dict[str, int]
+    named: list[str]
+    """The first ones."""
+
+
+class Findings(msgspec.Struct, frozen=True, kw_only=True):
+    about: About
+    verdict: str
+    first: str | None
+    last: str | None
+    """When the first prompt came, and the last one."""
+    shares: Shares
+    days: list[NamedShares]
+    systems: list[NamedShares]
+    """Those with most tokens, and how many there are."""
+    n_systems: int
+    stretches: list[StretchesFound]
+    texts: list[TextFound]
+    arenas: list[ArenaFound]
+    first_token: FirstToken
+    changes: list[Change]
+    broken: Broken
+    config: dict[str, Any]
+    """For ``--kv-transfer-config``."""

@@ -1,0 +1,83 @@
+"""What other matchers would find in the first prompts of a log."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from blendhub.analysis.broken import Place
+from blendhub.analysis.played_hub import MOST_SLOTS, PlayedHub
+from blendhub.host import PluginHost
+from blendhub.layout import DEFAULT_MATCHERS
+from blendhub.plan import Match
+from blendhub.plugin_choice import PluginChoice
+from blendhub.tokens import Tokens
+
+TRIED_TOKENS = 2_000_000
+"""Of the log's beginning."""
+
+SHORTER = 32
+"""The smallest ``min_match_tokens`` that is of use: ``rolling_hash`` looks for windows of 32 tokens."""
+
+LEAST_SHARE = 0.2
+"""A token that stands before less of the reused stretches separates nothing."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """Matchers, and what they found."""
+
+    what: str
+    matchers: tuple[PluginChoice, ...]
+    reused: int
+    """Tokens."""
+
+
+class WhatIf:
+    """Keeps the log's first prompts, and plays them again with other matchers."""
+
+    def __init__(self, separator: Sequence[int] | None = None, most_tokens: int = TRIED_TOKENS) -> None:
+        self.tokens = 0
+        self.reused = 0
+        """By the matchers that are used: what is tried is compared with that."""
+        self._separator = tuple(separator or ())
+        self._most = most_tokens
+        self._prompts: list[tuple[Tokens, Place]] = []
+        self._before: Counter[int] = Counter()
+        """The tokens before reused stretches."""
+
+    def add(self, tokens: Tokens, place: Place, reused: int, matches: Sequence[Match]) -> None:
+        """A prompt, and what of it is reused."""
+        if self.tokens >= self._most:
+            return
+        self._prompts.append((tokens, place))
+        self.tokens += len(tokens)
+        self.reused += reused
+        for match in matches:
+            if not match.exact and match.span.start:
+                self._before[int(tokens[match.span.start - 1])] += 1
+
+    def separator(self) -> tuple[int, ...]:
+        """The separator that was named, or the token that stands before many reused stretches; empty if none does."""
+        if self._separator or not self._before:
+            return self._separator
+        token, number = self._before.most_common(1)[0]
+        return (token,) if number >= LEAST_SHARE * self._before.total() else ()
+
+    def tried(self, host: PluginHost) -> list[Tried]:
+        """What each change would find. Takes as long as playing these prompts once for each."""
+        prefix, rolling = DEFAULT_MATCHERS
+        shorter = PluginChoice(rolling.name, {"min_match_tokens": SHORTER})
+        changes: list[tuple[str, tuple[PluginChoice, ...]]] = [
+            (f"min_match_tokens {SHORTER} instead of 64", (prefix, shorter))
+        ]
+        if separator := self.separator():
+            known = PluginChoice("separator", {"separator": list(separator)})
+            changes.append((f"the matcher separator too, with tokens {list(separator)}", (prefix, rolling, known)))
+        return [Tried(what, matchers, self._play(host, matchers)) for what, matchers in changes]
+
+    def _play(self, host: PluginHost, matchers: tuple[PluginChoice, ...]) -> int:
+        hub = PlayedHub(host, matchers, [MOST_SLOTS])
+        for tokens, place in self._prompts:
+            hub.play(tokens, place)
+        (arena,) = hub.arenas
+        return sum(arena.reused)

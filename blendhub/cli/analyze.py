@@ -1,0 +1,180 @@
+"""``blendhub analyze``: how much of a person's own prompts could be reused."""
+
+import argparse
+import contextlib
+import math
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import msgspec
+
+from blendhub.cli.serve import stop_printing
+from blendhub.config import PolicyName
+from blendhub.errors import BlendHubError, InvalidInput, OptionError
+from blendhub.host import PluginHost
+
+if TYPE_CHECKING:
+    from blendhub.analysis.logs import Logs
+    from blendhub.analysis.tokenizing import Encoder
+
+ARENAS_GIB = "4,16,64,256,1024"
+FORMATS = ("jsonl", "text", "vllm", "ids")
+INTERRUPTED = 130
+"""The exit code that shells know for Ctrl-C."""
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "analyze",
+        help="find out from your request logs how much could be reused",
+        description="Play the prompts of your logs through the hub's matchers and its eviction policy, and say how "
+        "much of them could be reused, with how large an arena. Needs neither vLLM nor a GPU. Writes a page too.",
+    )
+    add = parser.add_argument
+    add("files", nargs="+", metavar="FILE", help="logs, compressed or not; - for standard input")
+    add("--format", choices=FORMATS, help="default: recognised for each file by its first lines")
+    add("--tokenizer", metavar="NAME", help="the model's: a folder, or a Hugging Face name")
+    add("--bytes", action="store_true", help="count each byte of text as a token: no tokenizer is needed")
+    add("--chat-template", type=Path, metavar="FILE", help="default: the tokenizer's")
+    add("--sample", type=float, default=1.0, metavar="SHARE", help="read so much of the lines, in even stretches")
+    add("--arena-gib", default=ARENAS_GIB, metavar="LIST", help=f"sizes of the curve (default {ARENAS_GIB})")
+    add("--kv-bytes-per-token", type=int, metavar="N", help="of your model; default: by the tokenizer's config.json")
+    add("--policy", choices=get_args(PolicyName), default="lru", help="which chunk is evicted (default lru)")
+    add("--vllm-cache-tokens", type=int, metavar="N", help="of vLLM's own cache, as its log says; default: the largest")
+    add("--prefill-ms-per-1k", type=float, metavar="MS", help="your prefill's time for 1,000 tokens, for times in ms")
+    add("--separator", metavar="TEXT", help="try the matcher separator with this; default: the likeliest token")
+    add("--show-text", action="store_true", help="show how reused texts and system prompts begin")
+    add("--report", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
+    add("--json", action="store_true", help="print what was found for programs")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    _check(arguments)
+    # Here, so that other commands start without what only this one needs.
+    from blendhub.analysis.analyzer import Analyzer, Sizes
+    from blendhub.analysis.collect import collect
+    from blendhub.analysis.findings import About
+    from blendhub.analysis.kv_size import USUAL
+    from blendhub.analysis.logs import Logs
+    from blendhub.analysis.page import as_page
+    from blendhub.analysis.play import Interruption, play
+    from blendhub.analysis.played_hub import CHUNK_TOKENS
+    from blendhub.analysis.text import as_text
+
+    logs = Logs(arguments.files, arguments.format, arguments.sample)
+    encoder = _encoder(arguments)
+    known = arguments.kv_bytes_per_token or encoder.kv_bytes()
+    chunk_bytes = CHUNK_TOKENS * (known or USUAL)
+    cache = arguments.vllm_cache_tokens
+    sizes = Sizes(
+        tuple(max(int(gib * 2**30 / chunk_bytes), 1) for gib in _gib(arguments.arena_gib)),
+        None if cache is None else max(cache // CHUNK_TOKENS, 1),
+    )
+    separator = encoder.separator(_unescaped(arguments.separator)) if arguments.separator else None
+    host = PluginHost.discover()
+    analyzer = Analyzer(host, sizes, arguments.policy, separator)
+    interruption = Interruption()
+    with interruption.expected(), _progress(logs) as progress:
+        seconds = play(logs, encoder, analyzer, interruption, progress)
+    if not analyzer.total.requests:
+        raise InvalidInput(_nothing(logs, interruption.happened))
+    about = About(
+        files=[file.name for file in logs.files],
+        tokenizer=arguments.tokenizer or ("a token a byte" if arguments.bytes else "token ids"),
+        interrupted=interruption.happened,
+        read_share=logs.position / logs.size if logs.size else None,
+        sample=arguments.sample,
+        late=logs.late,
+        policy=arguments.policy,
+        kv_bytes=known or USUAL,
+        kv_bytes_known=known is not None,
+        vllm_cache_tokens=cache,
+        prefill_ms_per_1k=arguments.prefill_ms_per_1k,
+        seconds=seconds,
+    )
+    tried = analyzer.what_if.tried(host)
+    found = collect(analyzer, tried, logs.broken, about, encoder.decode if arguments.show_text else None)
+    _write(arguments.report, as_page(found))
+    as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
+    try:
+        print(as_json if arguments.json else f"{as_text(found)}\n\nthe same with plots: {arguments.report}", flush=True)
+    except BrokenPipeError:
+        stop_printing()
+    return INTERRUPTED if interruption.happened else 0
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    if arguments.bytes and arguments.tokenizer:
+        raise OptionError("--bytes and --tokenizer exclude each other; name one of them")
+    if arguments.chat_template and not arguments.tokenizer:
+        raise OptionError("--chat-template is for a tokenizer: name one with --tokenizer")
+    if not 0 < arguments.sample <= 1:
+        raise OptionError(f"--sample {arguments.sample:g} should be above 0 and at most 1, such as 0.1")
+    for name in ("kv_bytes_per_token", "vllm_cache_tokens", "prefill_ms_per_1k"):
+        value = getattr(arguments, name)
+        if value is not None and not (value > 0 and math.isfinite(value)):
+            raise OptionError(f"--{name.replace('_', '-')} {value:g} should be above 0")
+
+
+def _encoder(arguments: argparse.Namespace) -> "Encoder":
+    from blendhub.analysis.tokenizing import Bytes, IdsOnly, Pretrained
+
+    if arguments.bytes:
+        return Bytes()
+    if not arguments.tokenizer:
+        return IdsOnly()
+    template = arguments.chat_template
+    try:
+        return Pretrained(arguments.tokenizer, template.read_text(encoding="utf-8") if template else None)
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"--chat-template {template}: cannot be read: {error}") from None
+
+
+def _gib(text: str) -> list[float]:
+    try:
+        sizes = sorted({float(one) for one in text.split(",")})
+    except ValueError:
+        sizes = []
+    if not sizes or not all(0 < size < math.inf for size in sizes):
+        raise OptionError(f"--arena-gib {text!r} should be numbers above 0 with commas between, such as {ARENAS_GIB}")
+    return sizes
+
+
+def _unescaped(text: str) -> str:
+    r"""A separator as shells can write it: ``\n`` is a line's end."""
+    return text.replace("\\n", "\n").replace("\\t", "\t")
+
+
+def _nothing(logs: "Logs", interrupted: bool) -> str:
+    names = ", ".join(file.name for file in logs.files)
+    if interrupted:
+        return f"interrupted before the first prompt of {names} was played"
+    if not logs.broken:
+        return f"{names}: no prompts, expected one a line: JSON of a request, text, or token ids"
+    place, reason = logs.broken.named[0]
+    return f"{names}: none of {len(logs.broken):,} lines can be played; the first one, {place}, {reason}"
+
+
+def _write(file: Path, page: str) -> None:
+    try:
+        file.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise BlendHubError(f"cannot write {file}: {error.strerror}; name another file with --report") from None
+
+
+@contextlib.contextmanager
+def _progress(logs: "Logs") -> Iterator[Callable[[], object]]:
+    """A bar on standard error, if that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("analyzing"), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=logs.size or None)
+        yield lambda: bar.update(task, completed=logs.position)
