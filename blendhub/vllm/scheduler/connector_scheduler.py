@@ -32,6 +32,7 @@ from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
 from blendhub.vllm.scheduler.settling import Settling
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
+from blendhub.vllm.scheduler.step_budget import Pace, StepBudget
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
 
@@ -77,6 +78,9 @@ class ConnectorScheduler:
         self._requests: dict[str, RequestState] = {}
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
+        self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
+        self._pace: Pace | None = None
+        """In this step, once a request has asked for it."""
         self._wait_left_s = settings.lookup_wait_ms / 1000
         """How long ``matched`` may still wait in this step."""
         self._loads: list[LoadJob] = []
@@ -168,9 +172,10 @@ class ConnectorScheduler:
     def plan(self, step: SchedulerOutput) -> StepPlan:
         """The workers' part of this step."""
         self._wait_left_s = self._settings.lookup_wait_ms / 1000
+        self._pace = None
         self._send_lookups()
         self.audits.report()
-        plan = StepPlan(budget=self._budget(step))
+        plan = StepPlan(budget=self._budget.of_step(step.total_num_scheduled_tokens))
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         plan.loads, self._loads = self._loads, []
@@ -314,10 +319,17 @@ class ConnectorScheduler:
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
+            pace=self._present_pace(),
         )
         if audited and isinstance(decision, Decision) and decision.first_approximate is not None:
             return msgspec.structs.replace(decision, audit=True)
         return decision
+
+    def _present_pace(self) -> Pace:
+        """It is taken once a step: many requests may wait, and be decided on."""
+        if self._pace is None:
+            self._pace = self._budget.pace(sum(state.left_to_engine for state in self._requests.values()))
+        return self._pace
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)
@@ -353,10 +365,3 @@ class ConnectorScheduler:
             self._logged.add(reason)
             log.warning("the hub reserved no slots for computed KV, which is therefore not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1
-
-    def _budget(self, step: SchedulerOutput) -> int:
-        """How many tokens may be recomputed in a step beside those that vLLM scheduled."""
-        settings, most = self._settings, self._config.scheduler_config.max_num_batched_tokens
-        left = most - step.total_num_scheduled_tokens
-        budget = max(left, settings.min_blend_tokens_per_step)
-        return min(budget, settings.blend_tokens_per_step or budget)
