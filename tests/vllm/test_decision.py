@@ -58,7 +58,7 @@ def unbroken(origin, first):
 def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
     """The reused tokens and where they come from, or the code of a refusal."""
     if not matches:
-        return "nothing_stored"
+        return "too_little" if local else "nothing_stored"
     first, last = min(local, LENGTH - 1), LENGTH - 1
     origin = {p: source for p, source in tokens_of(matches).items() if first <= p < last and (blend or source[2])}
     if not holes:

@@ -63,9 +63,9 @@ def decide(
         )
     if left_out:
         return left_out
-    if not matches:
+    if not matches and not local:
         return Refusal("nothing_stored", "nothing of this prompt is stored")
-    if not blend and not any(match.exact for match in matches):
+    if matches and not blend and not any(match.exact for match in matches):
         return Refusal(
             "nothing_exact",
             "nothing exact is stored of this prompt: what is stored stands elsewhere, and this request moves no text",

@@ -83,6 +83,8 @@ class RequestState:
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.had_its_turn = False
+        """Whether vLLM has asked for it."""
         self.stored_before: Future[Found] | None = None
         """What was stored of the prompt of a request that is not looked up in order to reuse it."""
         self.is_sample = False
