@@ -76,6 +76,8 @@ def forward_seconds(context: int, repeats: int = 10) -> tuple[list[tuple[float, 
     """Runs in the engine: seconds on the host and in all, of forwards over many short spans and over one long span."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+    from blendhub.vllm.worker.model.chosen import Chosen, Part
+
     connector: Any = get_kv_transfer_group()
     model = connector._worker._context.model
     short = [Span(end - SPAN, end) for end in range(EVERY, context + 1, EVERY)]
@@ -87,7 +89,7 @@ def forward_seconds(context: int, repeats: int = 10) -> tuple[list[tuple[float, 
     def timed(spans: Sequence[Span]) -> tuple[float, float]:
         _synchronize()
         started = time.perf_counter()
-        model.forward(tokens, blocks, spans)
+        model.forward(Chosen([Part(tokens, blocks, spans)]))
         host = time.perf_counter() - started
         _synchronize()
         return host, time.perf_counter() - started

@@ -4,22 +4,17 @@ The ways are taken in turn, each round with prompts that were never asked before
 """
 
 import contextlib
-import os
-import secrets
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.progress import track
 
+from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub.vllm.settings import Settings
 from engine_harness import Engine
@@ -45,7 +40,6 @@ WHAT = {
 }
 OPTIONS: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 4608, "max_num_seqs": 128}
 STEP_TOKENS = 512
-PEER_ENVIRONMENT = {"PYTHONHASHSEED": "0", "LMCACHE_TRACK_USAGE": "false"}
 
 
 def main() -> None:
@@ -201,15 +195,9 @@ def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
         return [missing_row("exact_vs_peer", f"{exact}: {why}", "x", 1.0, "lower"),
                 missing_row("save_stall_vs_peer", f"{stall}: {why}", "x", 1.0, "lower")]  # fmt: skip
     texts, first, stalls = Texts(3), [], []
-    with _peer_server(python) as port, contextlib.ExitStack() as stack:
-        connector = {
-            "kv_connector": "LMCacheMPConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"lmcache.mp.host": "tcp://127.0.0.1", "lmcache.mp.port": port},
-        }
-        theirs = stack.enter_context(
-            Engine(model, python=python, kv_transfer_config=connector, environment=PEER_ENVIRONMENT, **OPTIONS)
-        )
+    with peer_server(python) as port, contextlib.ExitStack() as stack:
+        options = OPTIONS | {"kv_transfer_config": peer_connector(port)}
+        theirs = stack.enter_context(Engine(model, python=python, environment=PEER_ENVIRONMENT, **options))
         ours = stack.enter_context(Engine(model, _settings("hkvd"), **OPTIONS))
         for engine in (ours, theirs):
             engine.one(texts.in_order())
@@ -235,29 +223,6 @@ def _worst_stall(steps: list[tuple[float, float]]) -> float:
     prefill, usual = own.index(max(own)), statistics.median(own[-12:])
     held_up = [0.0 if number == prefill else max(0.0, seconds - usual) for number, seconds in enumerate(own)]
     return max(hooks + beside for (_, hooks), beside in zip(steps[prefill:], held_up[prefill:], strict=True))
-
-
-@contextlib.contextmanager
-def _peer_server(python: str) -> Iterator[int]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    server = subprocess.Popen(
-        [python, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port), "--l1-size-gb",
-         "2", "--chunk-size", "256", "--eviction-policy", "LRU", "--disable-observability",
-         "--supported-transfer-mode", "auto", "--shm-name", f"peer-{secrets.token_hex(6)}"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=os.environ | PEER_ENVIRONMENT,
-    )  # fmt: skip
-    try:
-        time.sleep(20)
-        if server.poll() is not None:
-            sys.exit("the peer's server did not start")
-        yield port
-    finally:
-        server.terminate()
-        server.wait(30)
 
 
 if __name__ == "__main__":

@@ -149,12 +149,14 @@ class Host:
         import torch
 
         from blendhub.plan import Span
+        from blendhub.vllm.worker.model.chosen import Chosen, Part
         from blendhub.vllm.worker.model.engine_model import EngineModel
         from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read
 
         model = EngineModel(self._runner, self._engine.vllm_config)
         layout = layout_of(model, 256)
-        slots = model.slots(np.asarray(self._blocks[request], np.int64), [Span(0, n)])
+        blocks = np.asarray(self._blocks[request], np.int64)
+        slots = model.slots(Chosen([Part(np.zeros(n, np.uint32), blocks, [Span(0, n)])]))
         layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
         both = [read(layer, layout, model.page_size, slots) for layer in layers]
         # With one vector for both (MLA), there are no values apart.

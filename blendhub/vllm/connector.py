@@ -184,6 +184,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         )
         self._scheduler.saves.block_ids = lambda request: self._blocks.of(request)
         self._scheduler.settling.blocks.cached = lambda hashes, most: self._blocks.cached_tokens(hashes, most)
+        self._scheduler.lookups.engine_cached = lambda hashes, most: self._blocks.cached_tokens(hashes, most)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         """vLLM calls this before the first request, from a version on that lets connectors ask."""

@@ -18,6 +18,8 @@ class Decision(msgspec.Struct, frozen=True):
     """The share of moved tokens to recompute."""
     audit: bool = False
     """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
+    left_out: str = ""
+    """Why some of what was found is not reused; empty if all of it is, or could not be."""
 
     def claimed_end(self, n_tokens: int) -> int:
         """Up to where a request of so many tokens gets its KV from BlendHub."""

@@ -104,9 +104,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         int,
         Meta(ge=0, description="most tokens recomputed in a step; 0: as many as vLLM left of its token budget"),
     ] = 0
-    min_blend_tokens_per_step: Annotated[
-        int, Meta(ge=1, description="tokens recomputed in each step even if vLLM left fewer of its token budget")
-    ] = 256
+    min_blend_share: Annotated[
+        float,
+        Meta(gt=0, le=1, description="share of vLLM's token budget that a step may recompute even if vLLM left less"),
+    ] = 0.25
     lookup_wait_ms: Annotated[
         float, Meta(ge=0, description="how long the scheduler waits for a lookup before it goes on to other requests")
     ] = 2.0

@@ -1,7 +1,10 @@
-"""Arithmetic on spans: how the tokens to compute are joined, sampled and cut for forwards."""
+"""Arithmetic on spans: how the tokens to compute are joined, sampled, cut for forwards, and scored."""
 
 import math
 from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
 
 from blendhub.plan import Span
 
@@ -50,23 +53,31 @@ def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:
     return [Span(start, min(start + taken, span.end)) for start in starts]
 
 
-def batches(spans: Sequence[Span], max_tokens: int, max_spans: int) -> Iterator[list[Span]]:
-    """The spans cut into batches, each within both limits, in the order of their positions."""
-    batch: list[Span] = []
-    left = max_tokens
+def cut(spans: Sequence[Span], n_tokens: int) -> list[Span]:
+    """The first tokens of the spans, as many as there are, or ``n_tokens``."""
+    taken: list[Span] = []
     for span in spans:
-        start = span.start
-        while start < span.end:
-            end = min(span.end, start + left)
-            batch.append(Span(start, end))
-            left -= end - start
-            start = end
-            if not left or len(batch) == max_spans:
-                yield batch
-                batch, left = [], max_tokens
-    if batch:
-        yield batch
+        if n_tokens <= 0:
+            break
+        taken.append(Span(span.start, min(span.end, span.start + n_tokens)))
+        n_tokens -= len(taken[-1])
+    return taken
+
+
+def behind(spans: Sequence[Span], position: int) -> list[Span]:
+    """What of the spans stands at this position or after it."""
+    return [Span(max(span.start, position), span.end) for span in spans if span.end > position]
 
 
 def total(spans: Sequence[Span]) -> int:
     return sum(len(span) for span in spans)
+
+
+def spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:
+    """Score the tokens of each group that were not probed with the mean of those that were."""
+    whole = len(scores) // group * group
+    groups = scores[:whole].reshape(-1, group)
+    groups[:, probed:] = groups[:, :probed].mean(axis=1, keepdims=True)
+    rest = scores[whole:]
+    if len(rest) > probed:
+        rest[probed:] = rest[:probed].mean()

@@ -8,7 +8,6 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from blendhub.contracts import Rotation
-from blendhub.vllm.worker.model.engine_model import positions_of
 from blendhub.vllm.worker.model.rotary import rotated, rotations_of
 
 HEADS, WIDTH, BLOCK, BLOCKS, LONGEST = 2, 16, 16, 4, 4096
@@ -65,27 +64,25 @@ class StandInModel:
     def unscaled(self, name, keys, values):
         return keys, values
 
-    def slots(self, blocks, spans):
-        at = positions_of(spans)
-        return torch.from_numpy(blocks[at // BLOCK] * BLOCK + at % BLOCK)
+    def slots(self, chosen):
+        return torch.from_numpy(chosen.slots(BLOCK))
 
     def write(self, index, keys, values, slots):
         pages = self._layers[self.layer_names[index]].kv_cache
         pages[slots // BLOCK, :, slots % BLOCK] = torch.cat([keys, values], -1)
 
-    def forward(self, tokens, blocks, spans, *, positions=None):
+    def forward(self, chosen, *, positions=None):
         self._together(torch.ones(1))
         for index in range(len(self.layer_names)):
-            keys, values = self.computed(index, tokens, spans, positions)
-            self.write(index, keys, values, self.slots(blocks, spans))
+            keys, values = self.computed(index, chosen, positions)
+            self.write(index, keys, values, self.slots(chosen))
 
-    def forward_until(self, layer, tokens, blocks, spans):
+    def forward_until(self, layer, chosen):
         self._together(torch.ones(1))
-        return self.computed(layer, tokens, spans)
+        return self.computed(layer, chosen)
 
-    def computed(self, index, tokens, spans, positions=None):
+    def computed(self, index, chosen, positions=None):
         """The KV of a layer."""
-        at = torch.from_numpy(positions_of(spans))
-        rows = self._embedding[torch.from_numpy(tokens.astype("int64"))[at]]
-        new = at if positions is None else positions
+        rows = self._embedding[torch.from_numpy(chosen.ids.astype("int64"))]
+        new = torch.from_numpy(chosen.positions) if positions is None else positions
         return rotated(rows[:, 2 * index], self._rotation, torch.zeros_like(new), new), rows[:, 2 * index + 1]

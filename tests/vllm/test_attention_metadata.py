@@ -14,8 +14,8 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.plan import Span
-from blendhub.vllm.spans import batches
-from blendhub.vllm.worker.model.attention_metadata import TABLE_BYTES, AttentionMetadata
+from blendhub.vllm.worker.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata
+from blendhub.vllm.worker.model.chosen import Chosen, Part
 from blendhub.vllm.worker.model.platforms.upstream import Upstream
 
 BLOCK_SIZE = 32
@@ -26,21 +26,26 @@ class Builder(AttentionMetadataBuilder):
 
     def __init__(self, spec, names, config, device):
         super().__init__(spec, names, config, device)
+        self.config = config
 
     def build(self, common_prefix_len, common_attn_metadata, fast_build=False):
         return common_attn_metadata.block_table_tensor
 
 
-class Backend(CPUAttentionBackend):
-    @staticmethod
-    def get_builder_cls():
-        return Builder
+class WithWorkspace(Builder):
+    """As those for MLA, with memory for as many requests as vLLM serves."""
+
+    def __init__(self, spec, names, config, device):
+        super().__init__(spec, names, config, device)
+        self.chunked_prefill_workspace_size = 10 * BLOCK_SIZE if config is None else 4000 * BLOCK_SIZE
+        self.chunked_prefill_workspace = torch.zeros(self.chunked_prefill_workspace_size)
 
 
-def metadata(max_model_len, max_num_seqs):
+def metadata(max_model_len, max_num_seqs, builder=Builder):
     spec = FullAttentionSpec(block_size=BLOCK_SIZE, num_kv_heads=1, head_size=8, dtype=torch.float32)
-    of_vllm = AttentionGroup(Backend, ["layer"], spec, 0)
-    of_vllm.metadata_builders = [Builder(spec, ["layer"], None, torch.device("cpu"))]
+    backend = type("Backend", (CPUAttentionBackend,), {"get_builder_cls": staticmethod(lambda: builder)})
+    of_vllm = AttentionGroup(backend, ["layer"], spec, 0)
+    of_vllm.metadata_builders = [builder(spec, ["layer"], None, torch.device("cpu"))]
     runner = SimpleNamespace(
         block_groups=[SimpleNamespace(kv_cache_spec=spec)],
         attention_groups=[[of_vllm]],
@@ -56,18 +61,22 @@ def metadata(max_model_len, max_num_seqs):
 
 
 def largest_table(metadata, length, n_spans):
-    """The block table of the first forward that computes so many spans of 4 tokens, the last at the prompt's end."""
+    """The block table of a forward that computes so many spans of 4 tokens, the last at the prompt's end."""
     starts = np.linspace(0, length - 4, n_spans, dtype=np.int64)
     spans = [Span(int(start), int(start) + 4) for start in starts]
-    batch = list(batches(spans, 10**9, metadata.max_spans))[-1]
+    tokens, blocks = np.zeros(length, np.uint32), np.zeros(-(-length // BLOCK_SIZE), np.int64)
+    return built(metadata, Part(tokens, blocks, spans))
+
+
+def built(metadata, *parts):
     nothing = torch.zeros(0, dtype=torch.int64)
-    return metadata.build(np.zeros(-(-length // BLOCK_SIZE), np.int64), batch, nothing, nothing)["layer"]
+    return metadata.build(Chosen(parts), nothing, nothing)["layer"]
 
 
 @pytest.mark.parametrize("length", [2**11, 2**17, 2**20])
 def test_the_tables_of_a_forward_stay_within_the_bound_whatever_the_number_of_spans(length):
     made = metadata(length, max_num_seqs=1024)
-    table = largest_table(made, length, 3 * made.max_spans)
+    table = largest_table(made, length, made.max_spans)
     assert table.shape == (made.max_spans, length // BLOCK_SIZE)
     assert table.nbytes == made.table_bytes <= TABLE_BYTES
 
@@ -75,6 +84,29 @@ def test_the_tables_of_a_forward_stay_within_the_bound_whatever_the_number_of_sp
 def test_the_bound_takes_hold_before_the_builders_do():
     assert metadata(2**17, max_num_seqs=1024).max_spans == 1024
     assert metadata(2**20, max_num_seqs=1024).max_spans == 512
+
+
+def test_an_engine_of_few_requests_computes_many_spans_at_once():
+    """One request at a time has hundreds of them; builders get buffers for as many."""
+    made = metadata(2**11, max_num_seqs=4)
+    assert made.max_spans == SPANS > 4
+    assert made._groups[0].first.get_metadata_builder().config.scheduler_config.max_num_seqs == SPANS
+
+
+def test_mla_gathers_no_more_contexts_than_the_engine_has_memory_for():
+    made = metadata(2**11, max_num_seqs=64, builder=WithWorkspace)
+    assert made.max_spans == 10
+    ours = made._groups[0].first.get_metadata_builder()
+    assert len(ours.chunked_prefill_workspace) == ours.chunked_prefill_workspace_size == 10 * BLOCK_SIZE
+
+
+def test_each_span_has_the_row_of_its_own_prompt():
+    made = metadata(2**11, max_num_seqs=64)
+    nothing = np.zeros(0, np.uint32)
+    first = Part(nothing, np.array([5, 3, 9]), [Span(0, 40), Span(70, 71)])
+    second = Part(nothing, np.array([7]), [Span(2, 10)])
+    # The shortest spans come first.
+    assert built(made, first, second)[:, :3].tolist() == [[5, 3, 9], [7, 0, 0], [5, 3, 9]]
 
 
 def test_one_span_is_computed_even_if_its_row_alone_is_longer():

@@ -21,9 +21,10 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compare, inexact
-from blendhub.vllm.worker.model.engine_model import positions_of
+from blendhub.vllm.worker.model.chosen import positions_of
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.worker_start import with_audits
+from tests.vllm.blending import to_the_end
 from tests.vllm.two_ranks import ALONE
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
@@ -41,12 +42,12 @@ class SummingModel:
         self.batches: list[list[Span]] = []
         self._says = says
 
-    def forward(self, tokens, blocks, spans):
-        self.batches.append(list(spans))
-        at = positions_of(spans)
-        for position in sorted(at):
-            self.kv[position] = tokens[position] + (self.kv[position - 1] if position else 0)
-        return torch.from_numpy(self.kv[at]).reshape(-1, 1)
+    def forward(self, chosen):
+        (part,) = chosen.parts
+        self.batches.append(list(part.spans))
+        for position in sorted(chosen.positions):
+            self.kv[position] = part.tokens[position] + (self.kv[position - 1] if position else 0)
+        return torch.from_numpy(self.kv[chosen.positions]).reshape(-1, 1)
 
     def logits(self, hidden):
         return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
@@ -59,10 +60,7 @@ def blended(model, decision, n, selector="none", budget=1000) -> tuple[Blend, li
     )
     tokens = np.arange(1, n + 1, dtype=np.uint32)
     blend = Blend(context, LoadJob("r", "space", tokens, np.arange(-(-n // BLOCK)), decision))
-    costs = []
-    while blend.result is None:
-        costs.append(blend.step(budget))
-    return blend, costs
+    return blend, to_the_end(context, [blend], budget)
 
 
 def moved(start: int, end: int) -> Match:
@@ -165,4 +163,4 @@ def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
     assert not without.audits and without.blends
     assert "requests are not audited" in without.reasons[1] and "compute_logits" in without.reasons[1]
     with pytest.raises(Unsupported, match="tuple"):
-        check_predictions(SimpleNamespace(block_size=16, forward=lambda *given: (1, 2)))
+        check_predictions(SimpleNamespace(block_size=16, forward=lambda chosen: (1, 2)))

@@ -17,9 +17,11 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker import comparison
 from blendhub.vllm.worker.comparison import LEAST, STEPS, ComparedLayer, Comparison, as_bytes, compared_layer, squares
-from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
+from blendhub.vllm.worker.model.chosen import Chosen, Part, positions_of
+from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.vllm.blending import to_the_end
 from tests.vllm.stand_in_model import BLOCK, BLOCKS, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE, on_two_ranks
 
@@ -76,6 +78,10 @@ MOVED = [Span(4, 20), Span(20, 36), Span(40, 60)]
 """Between them is a hole."""
 
 
+def chosen(spans: list[Span]) -> Chosen:
+    return Chosen([Part(TOKENS, np.arange(BLOCKS), spans)])
+
+
 def blended(ratio: float, ranks=ALONE, pages=lambda shape: torch.ones(shape)) -> tuple[Blend, list[Span]]:
     """A request all of whose stored KV is what ``pages`` makes, recomputed to its end by small batches."""
     model = StandInModel()
@@ -88,8 +94,7 @@ def blended(ratio: float, ranks=ALONE, pages=lambda shape: torch.ones(shape)) ->
     context = BlendContext(model, layers, LAYOUT, device, selector, ranks, compared)
     decision = Decision(4, 60, tuple(Match(span, 1, span.start + 100, False) for span in MOVED), ratio)
     blend = Blend(context, LoadJob("r", "space", TOKENS, np.arange(BLOCKS), decision))
-    while blend.result is None:
-        blend.step(7)
+    to_the_end(context, [blend], budget=7)
     return blend, list(blend.result.recomputed)
 
 
@@ -114,7 +119,7 @@ def test_every_recomputed_moved_token_is_compared_and_no_other(ratio, monkeypatc
 def test_tokens_are_compared_with_what_was_stored_of_them():
     """At the compared layer, before they were overwritten."""
     model = StandInModel()
-    fresh = model.computed(1, TOKENS, [Span(0, 60)])
+    fresh = model.computed(1, chosen([Span(0, 60)]))
     stored = torch.ones(60, HEADS, WIDTH)
     expected = as_bytes(squares(fresh, (stored, stored)), LEAST).numpy()
     blend, _ = blended(1.0)
@@ -133,7 +138,7 @@ def test_ranks_find_the_same_bytes_and_the_first_one_reports_them():
     def work(ranks):
         """The other rank's heads have not changed."""
         compared = ComparedLayer(Constant(1.0 if ranks.number else 2.0), 0, LAYER, LAYOUT, ranks)
-        one = Comparison(compared, np.arange(BLOCKS), [Span(0, 3)])
+        one = Comparison(compared, chosen([Span(0, 3)]))
         LAYER.tensors[0].fill_(1.0)
         return one._measured().tolist()
 
@@ -158,12 +163,12 @@ class Meta:
     page_size = BLOCK
     unscaled = EngineModel.unscaled
 
-    def slots(self, blocks, spans):
-        return torch.empty(len(positions_of(spans)), dtype=torch.int64, device="meta")
+    def slots(self, chosen):
+        return torch.empty(len(chosen), dtype=torch.int64, device="meta")
 
 
 def test_a_comparison_waits_for_nothing():
     pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.float32, device="meta")
     compared = ComparedLayer(Meta(), 0, PagedLayer("layer", "packed_heads", (pages,)), LAYOUT, ALONE)
-    measured = Comparison(compared, np.arange(BLOCKS), [Span(0, 3), Span(7, 50)])._measured()
+    measured = Comparison(compared, chosen([Span(0, 3), Span(7, 50)]))._measured()
     assert measured.device.type == "meta" and measured.shape == (46,) and measured.dtype is torch.uint8

@@ -10,6 +10,7 @@ from blendhub import Match, Span
 from blendhub.plan import check_tiling, join
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.scheduler.decide import decide
+from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
 
@@ -57,7 +58,7 @@ def unbroken(origin, first):
 def decide_token_by_token(matches, local, policy, blend, holes, ratio, usual):
     """The reused tokens and where they come from, or the code of a refusal."""
     if not matches:
-        return "nothing_stored"
+        return "too_little" if local else "nothing_stored"
     first, last = min(local, LENGTH - 1), LENGTH - 1
     origin = {p: source for p, source in tokens_of(matches).items() if first <= p < last and (blend or source[2])}
     if not holes:
@@ -181,8 +182,9 @@ def test_text_that_is_still_coming_from_the_store_is_not_called_unknown(reused):
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
     exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
     policy = ReusePolicy(max_recompute_share=0.3)
+    left_out = "blending would recompute 46%, policy.max_recompute_share is 30%"
     assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15) == Decision(
-        0, 100, (exact,), 0.15
+        0, 100, (exact,), 0.15, left_out=left_out
     )
 
 
@@ -192,3 +194,44 @@ def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
     asked = {"blend": True, "holes": True, "ratio": 0.15, "usual_ratio": 0.15}
     decision = decide([exact, far], 400, 0, ReusePolicy(), n_positions=known, **asked)
     assert decision.end == 100 + covered and total(decision.exact) == 100 and total(decision.moved) == covered
+
+
+def paced(matches, full_steps, ratio=0.15, usual=0.15, **policy):
+    """With an engine that computes 100 tokens a step, of which 25 may be recomputed ones beside other prompts."""
+    policy, pace = ReusePolicy(min_reused_tokens=16, **policy), Pace(100, 25, 100, full_steps)
+    return decide(matches, 1001, 0, policy, blend=True, holes=True, ratio=ratio, usual_ratio=usual, pace=pace)
+
+
+def test_what_vllm_computes_sooner_than_it_is_blended_is_computed():
+    half_is_hole = [Match(Span(0, 500), 1, 900, False), Match(Span(600, 1000), 2, 900, False)]
+    # 100 + 0.15 * 900 tokens are 10 steps of 25, and 3 of 100. All are 10.
+    assert isinstance(paced(half_is_hole, full_steps=100), Decision)
+    more = [Match(Span(0, 500), 1, 900, False), Match(Span(700, 1000), 2, 900, False)]
+    refusal = paced(more, full_steps=100)
+    assert isinstance(refusal, Refusal) and refusal.code == "too_slow"
+    assert refusal.reason.startswith(
+        "recomputing 320 tokens would take about 13 steps, and computing 1000 takes vLLM 10; min_blend_share and "
+    )
+    # After 8 steps vLLM is done with the other prompts.
+    assert isinstance(paced(more, full_steps=8), Decision)
+
+
+def test_text_that_vllm_computes_sooner_does_not_keep_exact_text_from_being_reused():
+    exact, moved = Match(Span(0, 600), 1, 0, True), Match(Span(900, 1000), 2, 0, False)
+    decision = paced([exact, moved], full_steps=100)
+    assert decision.matches == (exact,) and decision.end == 600
+    # It is the 400 tokens behind the exact ones that would be computed.
+    assert decision.left_out.startswith("recomputing 315 tokens would take about 13 steps, and computing 400 takes ")
+
+
+def test_exact_text_behind_a_hole_that_vllm_computes_sooner_is_left_out():
+    matches = [Match(Span(0, 600), 1, 0, True), Match(Span(900, 1000), 1, 900, True)]
+    assert paced(matches, full_steps=0).holes == [Span(600, 900)]
+    decision = paced(matches, full_steps=100)
+    assert not decision.holes and decision.end == 600 and "recomputing 300 tokens" in decision.left_out
+
+
+def test_a_request_that_wants_more_recomputed_than_usual_is_not_refused_for_its_steps():
+    moved = [Match(Span(0, 1000), 1, 900, False)]
+    assert isinstance(paced(moved, full_steps=100, ratio=1.0), Decision)
+    assert paced(moved, full_steps=100, ratio=1.0, usual=1.0, max_recompute_share=1.0).code == "too_slow"

@@ -61,6 +61,22 @@ def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
     assert disagreement([blended], [expected]) < TOLERANCE
 
 
+@pytest.mark.parametrize("ratio", [0.5, 1.0])
+def test_requests_that_blend_together_equal_full_prefill(ratio, engine, plain, texts):
+    first, second = texts.new(150), texts.new(130)
+    engine.one([*first, *second])
+    prompts = [[*texts.new(20 + 40 * number), *second, *texts.new(7), *first, *texts.new(9)] for number in range(4)]
+    engine.forget()
+    engine.call("inside", "tests.vllm.noted_forwards:note")
+    blended = engine.ask(*prompts, recompute_ratio=ratio, store=False)
+    # One of vLLM's steps plans the loads of several.
+    assert max(engine.call("inside", "tests.vllm.noted_forwards:served")) > 1
+    for answer, prompt in zip(blended, prompts, strict=True):
+        assert answer.report["moved_tokens"] == 280 and answer.report["recomputed_tokens"] == 280 * ratio
+        n = len(prompt) - 1 if ratio == 1 else 20  # which is a hole
+        assert largest_difference(answer.kv(n), plain.one(prompt).kv(n)) < ROUNDING
+
+
 def test_with_a_cached_prefix_that_ends_inside_a_document(engine, plain, texts):
     document, other = texts.new(400), texts.new(300)
     engine.one([*other, *document])

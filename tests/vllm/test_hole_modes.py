@@ -18,6 +18,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.vllm.blending import to_the_end
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, played_engine, text
 from tests.vllm.two_ranks import ALONE
 
@@ -107,12 +108,11 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     matches = tuple(Match(Span(start, start + 40), 1, 1000 + start, False) for start in starts)
     decision = Decision(0, starts[-1] + 40, matches, 0.25)
     computed = []
-    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, spans: computed.extend(spans))
+    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
     selector, device = HOST.create("selector", "random", {}), SimpleNamespace(block_tokens=1)
     context = BlendContext(model, [], LAYOUT, device, selector, ALONE)
     blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), np.arange(40), decision))
-    while blend.result is None:
-        blend.step(4096)
+    to_the_end(context, [blend])
     assert total(blend.result.recomputed) == 0.25 * 5 * 40
     assert blend.result.holes == 5 * separator
     assert total(computed) == 50 + 5 * separator

@@ -20,26 +20,26 @@ class NotWriting(StandInModel):
 
 
 class DifferentInParts(StandInModel):
-    def computed(self, index, tokens, spans, positions=None):
-        keys, values = super().computed(index, tokens, spans, positions)
-        return keys + 0.1 * (len(spans) - 1), values
+    def computed(self, index, chosen, positions=None):
+        keys, values = super().computed(index, chosen, positions)
+        return keys + 0.1 * (len(chosen.spans) - 1), values
 
 
 class DifferentInProbes(StandInModel):
-    def forward_until(self, layer, tokens, blocks, spans):
-        keys, values = super().forward_until(layer, tokens, blocks, spans)
+    def forward_until(self, layer, chosen):
+        keys, values = super().forward_until(layer, chosen)
         return keys, values + 0.1
 
 
 class FailingInProbes(StandInModel):
-    def forward_until(self, layer, tokens, blocks, spans):
-        super().forward_until(layer, tokens, blocks, spans)
+    def forward_until(self, layer, chosen):
+        super().forward_until(layer, chosen)
         raise RuntimeError("CUDA error")
 
 
 class LearnedPositions(StandInModel):
-    def computed(self, index, tokens, spans, positions=None):
-        keys, values = super().computed(index, tokens, spans, positions)
+    def computed(self, index, chosen, positions=None):
+        keys, values = super().computed(index, chosen, positions)
         return keys * (1.0 if positions is None else 1.0 + float(positions[0])), values
 
 

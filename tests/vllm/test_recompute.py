@@ -11,15 +11,17 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import PagedLayer, Selector
-from blendhub.errors import PluginError
 from blendhub.guard import guard
 from blendhub.layout import KVLayout
 from blendhub.plan import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
+from blendhub.vllm.worker.forwards import Forwards
+from blendhub.vllm.worker.model.chosen import Chosen, Part
+from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.test_contracts import BAD_PICKS, MOVED, Picking
+from tests.vllm.blending import to_the_end
 from tests.vllm.two_ranks import ALONE
 
 HEADS, WIDTH, BLOCK, BLOCKS = 2, 8, 16, 32
@@ -34,13 +36,13 @@ class Model:
     max_tokens, max_spans = 4096, 64
     device = torch.device("meta")
 
-    def forward_until(self, layer, tokens, blocks, runs):
-        shape = (len(positions_of(runs)), HEADS, WIDTH)
+    def forward_until(self, layer, chosen):
+        shape = (len(chosen), HEADS, WIDTH)
         keys, values = torch.empty((2, *shape), dtype=torch.bfloat16, device="meta")
         return keys, values
 
-    def slots(self, blocks, runs):
-        return torch.empty(len(positions_of(runs)), dtype=torch.int64, device="meta")
+    def slots(self, chosen):
+        return torch.empty(len(chosen), dtype=torch.int64, device="meta")
 
     def write(self, layer, keys, values, slots):
         assert keys.device.type == values.device.type == slots.device.type == "meta"
@@ -53,9 +55,8 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
     layers = [PagedLayer(f"layer {n}", "packed_heads", (pages,)) for n in range(3)]
     selector, device = HOST.create("selector", "hkvd", {}), SimpleNamespace(block_tokens=1)
     engine = BlendContext(Model(), layers, LAYOUT, device, selector, ALONE)
-    decision = Decision(0, 96, (Match(Span(0, 96), 1, 100, False),), 0.5)
-    blend = Blend(engine, LoadJob("r", "space", np.zeros(96, np.uint32), np.arange(8), decision))
-    scores = blend._score([Span(0, 1), Span(3, 40)])
+    part = Part(np.zeros(96, np.uint32), np.arange(8), [Span(0, 1), Span(3, 40)])
+    scores = Forwards(engine)._score(Chosen([part]), 1)
     assert scores.device.type == "meta" and scores.shape == (38,)
     with pytest.raises(NotImplementedError, match="no data"):
         scores.cpu()
@@ -75,27 +76,25 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
 def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_text(picked, complaint):
     computed = []
     selector = guard(Picking(picked), Selector, "selector 'picking'")
-    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, runs: computed.extend(runs))
+    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
     engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, ALONE)
     matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
     decision = Decision(10, 50, matches, 0.5)
     blend = Blend(engine, LoadJob("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))
+    to_the_end(engine, [blend])
     if complaint:
-        with pytest.raises(PluginError) as raised:
-            blend.step(1000)
-        assert f"selector 'picking' failed in select: {complaint}" in str(raised.value) and not computed
+        assert f"selector 'picking' failed in select: {complaint}" in str(blend.error) and not computed
     else:
-        while blend.result is None:
-            blend.step(1000)
         assert list(blend.result.recomputed) == picked
 
 
 def test_a_selector_sees_the_whole_prompt_with_its_holes_and_its_question():
     selector, tokens = Picking([]), np.arange(70, dtype=np.uint32)
-    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda tokens, blocks, runs: None)
+    model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: None)
     engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=4), selector, ALONE)
     matches = (Match(Span(0, 10), 1, 0, True), *(Match(span, 2, span.start + 100, False) for span in MOVED))
-    Blend(engine, LoadJob("r", "space", tokens, np.arange(8), Decision(5, 50, matches, 0.5))).step(1000)
+    blend = Blend(engine, LoadJob("r", "space", tokens, np.arange(8), Decision(5, 50, matches, 0.5)))
+    to_the_end(engine, [blend])
     (asked,) = selector.asked
     assert (asked.moved, asked.holes, asked.question) == (MOVED, [Span(30, 40)], Span(50, 70))
     assert (asked.ratio, asked.block_tokens, asked.scores) == (0.5, 4, None)

@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 
-import msgspec
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -115,7 +114,8 @@ def test_an_expired_lease_causes_a_new_lookup():
 
 
 def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
-    engine.side._settings = msgspec.structs.replace(SETTINGS, lookup_wait_ms=2.0, lookup_timeout_s=0.3)
+    lookups = engine.side.lookups
+    lookups._wait_s, lookups._timeout_s = 2e-3, 0.3
     engine.step()
     with standing_still(engine.hub):
         request = engine.request("a", text(0, 64))

@@ -71,7 +71,7 @@ def test_every_key_of_the_wrong_type_is_named(field):
         ({"selector": "hkvd"}, "option selector = 'hkvd' is not valid: Expected `object`"),
         ({"chunk_tokens": 0}, "option chunk_tokens = 0 is not valid"),
         ({"lookup_timeout_s": 0}, "option lookup_timeout_s = 0 is not valid"),
-        ({"min_blend_tokens_per_step": 0}, "option min_blend_tokens_per_step = 0 is not valid"),
+        ({"min_blend_share": 0}, "option min_blend_share = 0 is not valid"),
         (
             {"hub": {"policy": "mru"}},
             "hub: option policy = 'mru' is not valid: Invalid enum value 'mru'; it can be 'lru'",

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.vllm.spans import batches, common, joined, total
+from blendhub.vllm.spans import behind, common, cut, joined, total
 
 LENGTH = 30
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
@@ -25,20 +25,18 @@ def test_joined_runs_are_the_same_tokens_apart_from_each_other(given_spans):
     assert all(later.start > earlier.end for earlier, later in itertools.pairwise(result))
 
 
-@given(runs, st.integers(1, LENGTH), st.integers(1, 4))
-def test_batches_are_full_and_in_order(given_runs, max_tokens, max_spans):
-    cut = list(batches(given_runs, max_tokens, max_spans))
-    assert positions(itertools.chain(*cut)) == positions(given_runs)
-    assert all(len(run) for batch in cut for run in batch)
-    assert all(total(batch) <= max_tokens and len(batch) <= max_spans for batch in cut)
-    # One that could have taken more would cost a forward more than is needed.
-    assert all(total(batch) == max_tokens or len(batch) == max_spans for batch in cut[:-1])
+@given(runs, st.integers(0, LENGTH + 5))
+def test_a_cut_has_the_first_tokens_and_is_full(given_runs, n):
+    taken = cut(given_runs, n)
+    assert positions(taken) == positions(given_runs)[:n]
+    assert taken == joined(taken)
 
 
-@given(runs, st.integers(1, LENGTH), st.integers(1, 4))
-def test_a_run_is_cut_only_where_a_batch_ends(given_runs, max_tokens, max_spans):
-    for batch in batches(given_runs, max_tokens, max_spans):
-        assert batch == joined(batch)
+@given(runs, st.integers(0, LENGTH))
+def test_behind_a_position_stands_the_rest(given_runs, position):
+    left = behind(given_runs, position)
+    assert positions(left) == [one for one in positions(given_runs) if one >= position]
+    assert all(map(len, left))
 
 
 @given(st.lists(spans, max_size=8))

@@ -14,9 +14,9 @@ from blendhub.layout import KVLayout, Variant
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.load_task import LoadTask
 from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from tests.vllm.blending import to_the_end
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE, ENDED, forward_together, on_two_ranks
 
@@ -61,10 +61,9 @@ def blended(ranks, model_kind=StandInModel, fails_in=""):
     device = SimpleNamespace(block_tokens=1, overlaps_compute=True)
     worker = ConnectorWorker(BlendContext(model, layers, LAYOUT, device, Selector(fails_in), ranks), HOST, "e", 1.0)
     job = job_of(40)
-    task, blend = LoadTask(job, lambda: None, None, None, 1.0), Blend(worker._context, job)
-    while blend.result is None and not task.error:
-        worker._compute(task, blend, BLOCK)
-    return str(task.error or blend.result.recomputed)
+    blend = Blend(worker._context, job)
+    to_the_end(worker._context, [blend], budget=BLOCK)
+    return str(blend.error or blend.result.recomputed)
 
 
 def test_ranks_that_do_not_fail_compute_the_same():

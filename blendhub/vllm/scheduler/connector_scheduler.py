@@ -4,7 +4,6 @@ Only ``matched`` waits for the hub, for at most ``lookup_wait_ms`` a step.
 """
 
 import logging
-import time
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -26,12 +25,13 @@ from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, Loa
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
-from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
 from blendhub.vllm.scheduler.settling import Settling
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
+from blendhub.vllm.scheduler.step_budget import Pace, StepBudget
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
 
@@ -58,7 +58,6 @@ class ConnectorScheduler:
         self._settings = settings
         self._admission = admission
         self._n_positions = facts.max_model_len
-        self._uses_sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
         place = HubPlace(address, admission.namespace)
         self._unsent_place: HubPlace | None = place
         """Sent to the workers in the first plan after the hub was reached."""
@@ -72,13 +71,14 @@ class ConnectorScheduler:
             admission.namespace.world_size,
             lambda: self._arena.stores_blended,
         )
+        uses_sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self.settling = Settling(self.audits)
+        self.lookups = Lookups(self.executor, settings, uses_sensitivity, self.settling.least_ratio, self.counters)
         self._requests: dict[str, RequestState] = {}
-        self._unsent: list[RequestState] = []
-        """Requests whose lookups wait for a session with the hub."""
-        self._wait_left_s = settings.lookup_wait_ms / 1000
-        """How long ``matched`` may still wait in this step."""
+        self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
+        self._pace: Pace | None = None
+        """In this step, once a request has asked for it."""
         self._loads: list[LoadJob] = []
         self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
@@ -104,7 +104,7 @@ class ConnectorScheduler:
             if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
                 self._look_for_copies(state)
         else:
-            self._look_up(state)
+            self.lookups.send(state)
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
         """How many tokens after the first ``local`` come from BlendHub; None: ask again in a later step."""
@@ -121,11 +121,8 @@ class ConnectorScheduler:
             )
         if state.stage is Stage.COMPUTING:
             return 0, False
-        # Either it was preempted and lost its blocks, or it was scheduled so late that the lease has expired.
-        if state.stage is Stage.LOADED or (state.lookup and state.lookup.has_expired):
-            self._look_up(state)
         try:
-            if state.stage is Stage.LOOKING_UP and not self._wait_for_lookup(state):
+            if not self.lookups.has_found(state, local):
                 return None, False
         except BlendHubError as error:
             self._refuse(state, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
@@ -167,10 +164,10 @@ class ConnectorScheduler:
 
     def plan(self, step: SchedulerOutput) -> StepPlan:
         """The workers' part of this step."""
-        self._wait_left_s = self._settings.lookup_wait_ms / 1000
-        self._send_lookups()
+        self._pace = None
+        self.lookups.begin_step(self._requests.values())
         self.audits.report()
-        plan = StepPlan(budget=self._budget(step))
+        plan = StepPlan(budget=self._budget.of_step(step.total_num_scheduled_tokens))
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         plan.loads, self._loads = self._loads, []
@@ -238,27 +235,13 @@ class ConnectorScheduler:
         self.executor.clear()
         for state in self._requests.values():
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
-                self._look_up(state)
+                self.lookups.send(state)
         return self.executor.is_up
 
     def close(self) -> None:
         self.executor.close()
 
     # Lookups and decisions.
-
-    def _look_up(self, state: RequestState) -> None:
-        state.look_up(
-            Lookup(
-                self.executor,
-                state.terms.variant,
-                state.tokens(),
-                self._settings.lookup_timeout_s,
-                sensitivity=self._uses_sensitivity and state.terms.moves,
-                settled=self.settling.least_ratio(state),
-            )
-        )
-        if state.lookup and not state.lookup.is_sent:
-            self._unsent.append(state)
 
     def _look_for_copies(self, state: RequestState) -> None:
         """Ask what is stored of a prompt that is going to be computed and stored again."""
@@ -271,31 +254,6 @@ class ConnectorScheduler:
         tokens, earlier = state.tokens()[: state.request.num_prompt_tokens], state.earlier_copies
         if earlier and self._settings.learn_sensitivity:
             self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
-
-    def _send_lookups(self) -> None:
-        """Send the lookups that waited for a session: vLLM calls ``matched`` only for requests that it schedules."""
-        waiting, self._unsent = self._unsent, []
-        for state in waiting:
-            if state.lookup:
-                state.lookup.send()
-                if not state.lookup.is_sent:
-                    self._unsent.append(state)
-
-    def _wait_for_lookup(self, state: RequestState) -> bool:
-        """Wait a moment for the answer; returns whether it has come. Raises if the lookup failed or timed out."""
-        started = time.monotonic()
-        assert state.lookup
-        try:
-            while (found := state.lookup.answer()) is None and time.monotonic() - started < self._wait_left_s:
-                time.sleep(50e-6)
-        finally:
-            # All requests of a step share the wait: a hundred that wait must not hold up those that run.
-            self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
-        if found is None:
-            return False
-        self.counters["lookup_microseconds"] += round((time.monotonic() - state.lookup.sent_at) * 1e6)
-        state.answered(found, state.lookup.sensitivity)
-        return True
 
     def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
         request, terms = state.request, state.terms
@@ -314,10 +272,17 @@ class ConnectorScheduler:
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             # The workers' tables of rotations are as long.
             n_positions=self._n_positions,
+            pace=self._present_pace(),
         )
         if audited and isinstance(decision, Decision) and decision.first_approximate is not None:
             return msgspec.structs.replace(decision, audit=True)
         return decision
+
+    def _present_pace(self) -> Pace:
+        """It is taken once a step: many requests may wait, and be decided on."""
+        if self._pace is None:
+            self._pace = self._budget.pace(sum(state.left_to_engine for state in self._requests.values()))
+        return self._pace
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)
@@ -353,10 +318,3 @@ class ConnectorScheduler:
             self._logged.add(reason)
             log.warning("the hub reserved no slots for computed KV, which is therefore not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1
-
-    def _budget(self, step: SchedulerOutput) -> int:
-        """How many tokens may be recomputed in a step beside those that vLLM scheduled."""
-        settings, most = self._settings, self._config.scheduler_config.max_num_batched_tokens
-        left = most - step.total_num_scheduled_tokens
-        budget = max(left, settings.min_blend_tokens_per_step)
-        return min(budget, settings.blend_tokens_per_step or budget)

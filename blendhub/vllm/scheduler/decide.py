@@ -1,9 +1,13 @@
 """Decides what of a request is reused: pure arithmetic on the hub's matches and on vLLM's own cached prefix."""
 
+import math
 from collections.abc import Sequence
+
+import msgspec
 
 from blendhub.plan import Match, Span, join
 from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
 
@@ -20,6 +24,7 @@ def decide(
     usual_ratio: float,
     on_the_way: int = 0,
     n_positions: int | None = None,
+    pace: Pace | None = None,
 ) -> Decision | Refusal:
     """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
 
@@ -28,38 +33,39 @@ def decide(
     used. ``ratio``: how much of the moved text this request has recomputed; ``usual_ratio``: how much the engine's
     operator has.
     ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store. Keys that were
-    stored for position ``n_positions`` or a later one cannot be moved; None: all can.
+    stored for position ``n_positions`` or a later one cannot be moved; None: all can. ``pace``: how long it takes to
+    recompute; None: not longer than to compute.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
     usable = [match for match in _within(matches, open) if match.exact or blend]
     if n_positions is not None:
         usable = [part for match in usable if len((part := _movable(match, n_positions)).span)]
-    best = _claim(usable, open, ratio, holes)
-    too_much = ""
-    if best.moved:
-        # A request that asks for more than usual knows what that costs: it must not be refused for it.
-        judged = min(ratio, usual_ratio)
-        share = (total(best.holes) + judged * total(best.moved)) / (best.end - best.start)
-        if share > policy.max_recompute_share:
-            too_much = (
-                f"blending would recompute {share:.0%}, policy.max_recompute_share is {policy.max_recompute_share:.0%}"
-            )
-            best = _claim([match for match in usable if not match.moved], open, ratio, holes)
+    unmoved = [match for match in usable if not match.moved]
+    # A request that asks for more than usual knows what that costs: it must not be refused for it.
+    judged = min(ratio, usual_ratio)
+    left_out: Refusal | None = None
+    # Without holes and moved text, as in the last of these, nothing is recomputed.
+    for claimed in (usable, unmoved, _unbroken(unmoved, open.start)):
+        best = _claim(claimed, open, ratio, holes)
+        obstacle = _too_much(best, judged, policy) or _too_slow(best, judged, pace)
+        if not obstacle:
+            break
+        left_out = left_out or obstacle
     reused = total(best.exact) + total(best.settled) + total(best.moved)
     if reused >= policy.min_reused_tokens:
-        return best
+        return msgspec.structs.replace(best, left_out=left_out.reason) if left_out else best
     if on_the_way:
         return Refusal(
             "on_the_way",
             f"{on_the_way} tokens of this prompt were still being read from the store when the lookup had to answer, "
             f"and {reused} others could be reused; lookup_timeout_s says how long it may take",
         )
-    if too_much:
-        return Refusal("too_much", too_much)
-    if not matches:
+    if left_out:
+        return left_out
+    if not matches and not local:
         return Refusal("nothing_stored", "nothing of this prompt is stored")
-    if not blend and not any(match.exact for match in matches):
+    if matches and not blend and not any(match.exact for match in matches):
         return Refusal(
             "nothing_exact",
             "nothing exact is stored of this prompt: what is stored stands elsewhere, and this request moves no text",
@@ -67,6 +73,37 @@ def decide(
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
     least = policy.min_reused_tokens
     return Refusal("too_little", f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
+
+
+def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | None:
+    """Whether so much would be recomputed that blending does not pay."""
+    if not claim.moved:
+        return None
+    share = _recomputed(claim, ratio) / (claim.end - claim.start)
+    if share <= policy.max_recompute_share:
+        return None
+    most = policy.max_recompute_share
+    return Refusal("too_much", f"blending would recompute {share:.0%}, policy.max_recompute_share is {most:.0%}")
+
+
+def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | None:
+    """Whether vLLM, whose steps are larger, has computed the text before the steps have recomputed a part of it."""
+    if pace is None:
+        return None
+    kept = total([match.span for match in _unbroken([one for one in claim.matches if not one.moved], claim.start)])
+    recomputed, computed = math.ceil(_recomputed(claim, ratio)), claim.end - claim.start - kept
+    slow, fast = pace.steps_to_recompute(recomputed), pace.steps_to_compute(computed)
+    if slow <= fast:
+        return None
+    return Refusal(
+        "too_slow",
+        f"recomputing {recomputed} tokens would take about {slow} steps, and computing {computed} takes vLLM {fast}; "
+        "min_blend_share and blend_tokens_per_step say how many tokens a step recomputes",
+    )
+
+
+def _recomputed(claim: Decision, ratio: float) -> float:
+    return total(claim.holes) + ratio * total(claim.moved)
 
 
 def _within(matches: Sequence[Match], limits: Span) -> list[Match]:

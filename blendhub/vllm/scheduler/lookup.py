@@ -31,15 +31,20 @@ class Lookup:
         *,
         sensitivity: bool,
         settled: float | None,
+        skip_prefix: int = 0,
+        waits_for_store: bool = True,
     ) -> None:
         """``sensitivity``: ask for what is known of it, too. ``settled``: the least share that was recomputed in
-        settled KV; None: find none."""
+        settled KV; None: find none. ``skip_prefix``: so many tokens are not needed."""
+        self.skip_prefix = skip_prefix
+        self.waits_for_store = waits_for_store
         self._executor = executor
         self._submit = partial(
             HubClient.submit_lookup,
             tokens=tokens,
             variant=variant,
-            wait_s=timeout_s * STORE_SHARE,
+            skip_prefix=skip_prefix,
+            wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
             sensitivity=sensitivity,
             settled=settled,
             timeout=timeout_s,
@@ -90,7 +95,9 @@ class Lookup:
                 self.sensitivity = b"".join(self._reply.payload())
                 return found
             except DeadlineExceeded as error:
-                raise DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}") from error
+                # Kept, because asking for the result notes each time that the hub does not answer.
+                self._error = DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}")
+                raise self._error from error
         if not self._client.is_up:
             self._executor.release_late(self._client, self._reply)
             self._error = DeadlineExceeded("the hub stopped answering before it answered the lookup")
@@ -109,6 +116,14 @@ class Lookup:
         """Whether the lease on the matches has expired."""
         found = self._found
         return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s
+
+    @property
+    def expires_soon(self) -> bool:
+        """Whether half of the lease's time has passed."""
+        with contextlib.suppress(BlendHubError):
+            self.answer()
+        found = self._found
+        return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s / 2
 
     def close(self) -> None:
         """End the lease that the answer brought, or still brings."""

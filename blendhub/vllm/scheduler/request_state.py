@@ -83,6 +83,8 @@ class RequestState:
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
+        self.had_its_turn = False
+        """Whether vLLM has asked for it."""
         self.stored_before: Future[Found] | None = None
         """What was stored of the prompt of a request that is not looked up in order to reuse it."""
         self.is_sample = False
@@ -205,6 +207,13 @@ class RequestState:
         return Span(first, max(ends)) if first is not None and ends and max(ends) > first else None
 
     @property
+    def left_to_engine(self) -> int:
+        """The tokens that vLLM has still to compute; none before it is decided what is reused."""
+        if self.stage not in (Stage.COMPUTING, Stage.LOADED):
+            return 0
+        return max(0, self.request.num_tokens - max(self.request.num_computed_tokens, self.engine_tokens))
+
+    @property
     def has_begun_to_answer(self) -> bool:
         """Whether tokens were generated before it was preempted."""
         return len(self.request.output_token_ids) > 0
@@ -240,6 +249,8 @@ class RequestState:
             report["reason"] = self.result.error
         elif self.refusal and not loaded:
             report["reason"] = self.refusal.reason
+        if self.decision and self.decision.left_out:
+            report.setdefault("reason", self.decision.left_out)
         if self.audit:
             report["audit"] = msgspec.to_builtins(self.audit)
         return report

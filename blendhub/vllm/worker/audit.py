@@ -7,6 +7,7 @@ from blendhub.errors import Unsupported
 from blendhub.hookspecs import AuditOutcome
 from blendhub.plan import Span, gaps
 from blendhub.vllm.decision import Decision
+from blendhub.vllm.worker.model.chosen import Chosen, Part
 from blendhub.vllm.worker.model.engine_model import EngineModel
 
 MOST_KL = 1e3
@@ -32,8 +33,8 @@ def compare(blended: torch.Tensor, exact: torch.Tensor) -> AuditOutcome:
 
 def check_predictions(model: EngineModel) -> None:
     """Raise unless the model predicts a token behind chosen ones, as audits need it. All ranks call it together."""
-    trial = [Span(0, min(4, model.block_size))]
-    hidden = model.forward(np.arange(4, dtype=np.uint32), np.zeros(1, np.int64), trial)
+    tokens, block = np.arange(4, dtype=np.uint32), np.zeros(1, np.int64)
+    hidden = model.forward(Chosen([Part(tokens, block, [Span(0, min(4, model.block_size))])]))
     if not isinstance(hidden, torch.Tensor):
         raise Unsupported(f"its forward returns a {type(hidden).__name__}, not hidden states alone")
     predicted = model.logits(hidden[:1])

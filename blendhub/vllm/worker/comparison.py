@@ -9,18 +9,17 @@ of its values. A byte has the logarithm of the change.
 more. The scale is the same for all models, prompts and ranks, so bytes of different measurements can be compared.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from blendhub.contracts import PagedLayer
 from blendhub.layout import ITEM_SIZES, KVLayout
-from blendhub.plan import Span
-from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
+from blendhub.vllm.worker.model.chosen import Chosen
+from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import read_as_computed
 from blendhub.vllm.worker.model.platforms import Tensors
+from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
 
 LEAST = 1 / 64
@@ -54,15 +53,15 @@ class ComparedLayer:
 
 
 class Comparison:
-    """The tokens of some spans before and after they are computed anew. Nothing here waits for the device."""
+    """Tokens of some requests before and after they are computed anew. Nothing here waits for the device."""
 
-    def __init__(self, compared: ComparedLayer, blocks: npt.NDArray[np.int64], spans: Sequence[Span]) -> None:
+    def __init__(self, compared: ComparedLayer, chosen: Chosen) -> None:
         """Copies what is stored, before it is overwritten."""
-        self.positions = positions_of(spans)
+        self.chosen = chosen
         self._compared = compared
         self._bytes: OnTheWay | None = None
         with torch.inference_mode():
-            self._slots = compared.model.slots(blocks, spans)
+            self._slots = compared.model.slots(chosen)
             self._stored = compared.read(self._slots)
 
     def finish(self) -> None:
@@ -72,7 +71,7 @@ class Comparison:
             self._bytes = OnTheWay(bytes_)
 
     def found(self) -> npt.NDArray[np.uint8] | None:
-        """A byte for each of the positions; None while they are on their way."""
+        """A byte for each of the tokens; None while they are on their way."""
         assert self._bytes
         return self._bytes.numbers()
 
@@ -88,22 +87,18 @@ class Comparison:
             return as_bytes(sums, self._compared.least)
 
 
-class OnTheWay:
-    """A tensor that is copied to the CPU."""
+class ComparedTokens:
+    """The tokens of one request in a comparison."""
 
-    def __init__(self, numbers: torch.Tensor) -> None:
-        self._host, self._arrival = numbers, None
-        if numbers.device.type != "cpu":
-            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
-            self._host.copy_(numbers, non_blocking=True)
-            self._arrival = torch.get_device_module(numbers.device).Event()
-            self._arrival.record()
+    def __init__(self, comparison: Comparison, part: int) -> None:
+        self._comparison = comparison
+        self._places = comparison.chosen.places(part)
+        self.positions = comparison.chosen.positions[self._places]
 
-    def numbers(self) -> npt.NDArray[np.uint8] | None:
-        """What has arrived; None while it is on its way."""
-        if self._arrival and not self._arrival.query():
-            return None
-        return self._host.numpy()
+    def found(self) -> npt.NDArray[np.uint8] | None:
+        """A byte for each of the positions; None while they are on their way."""
+        bytes_ = self._comparison.found()
+        return None if bytes_ is None else bytes_[self._places]
 
 
 def squares(fresh: Tensors, stored: Tensors) -> torch.Tensor:

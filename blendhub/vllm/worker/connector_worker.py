@@ -13,15 +13,15 @@ from msgspec.structs import replace
 
 from blendhub.client import HubClient
 from blendhub.contracts import Segment, Transfer
-from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
+from blendhub.errors import DeadlineExceeded, HubError
 from blendhub.host import PluginHost
 from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
-from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
 from blendhub.vllm.worker.stored_copies import StoredCopies
@@ -49,6 +49,7 @@ class ConnectorWorker:
 
     def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
         self._context = context
+        self._forwards = Forwards(context)
         self._device = context.device
         self._ranks = context.ranks
         self._host = host
@@ -92,12 +93,11 @@ class ConnectorWorker:
         """Continue the loads, within the step's budget of recomputed tokens."""
         self._advance()
         self._agree()
-        budget = plan.budget
-        for loading in list(self._loading.values()):
-            if budget <= 0:
-                break
-            if loading.blend:
-                budget -= self._compute(loading, loading.blend, budget)
+        blending = {name: loading.blend for name, loading in self._loading.items() if loading.blend}
+        self._forwards.step(list(blending.values()), plan.budget)
+        for name, blend in blending.items():
+            if blend.error:
+                self._loading[name].fail(blend.error)
 
     def save(self, plan: StepPlan) -> None:
         """Begin to save what this step has computed."""
@@ -162,25 +162,6 @@ class ConnectorWorker:
             if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
                 self._finish(loading, replace(loading.blend.result, load_seconds=loading.seconds))
                 self._learn(loading, loading.blend)
-
-    def _compute(self, loading: LoadTask, blend: Blend, budget: int) -> int:
-        """Recompute for a load; returns the cost in tokens."""
-        spent = 0
-        try:
-            while spent < budget and blend.result is None:
-                spent += blend.step(budget - spent)
-        except RankFailure as error:
-            loading.fail(error)
-        except Exception as error:  # a model that fails on chosen tokens may still compute all of them
-            log.exception("the model failed on chosen tokens")
-            sentence = f"the model failed on chosen tokens: {type(error).__name__}: {error}"
-            if self._ranks.count > 1:
-                self._ranks.end_engine(
-                    f"{sentence}{self._ranks.named(self._ranks.number)}; the engine ends, because the other ranks may "
-                    "wait for this one"
-                )
-            loading.fail(BlendHubError(sentence))
-        return spent
 
     def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""

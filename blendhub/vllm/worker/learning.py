@@ -12,7 +12,7 @@ from blendhub.client import HubClient
 from blendhub.errors import StaleEpoch
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.worker.comparison import Comparison
+from blendhub.vllm.worker.comparison import ComparedTokens
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 64
@@ -21,7 +21,7 @@ MOST_WAITING = 64
 
 class _Report(NamedTuple):
     job: LoadJob
-    comparisons: list[Comparison]
+    comparisons: list[ComparedTokens]
     epoch: int
     """Of the hub that the stored KV came from: another one has other runs by the same names."""
 
@@ -42,7 +42,7 @@ class Learning:
         self._learned = self._unlearned = 0
         self._logged = False
 
-    def add(self, job: LoadJob, comparisons: list[Comparison], epoch: int) -> None:
+    def add(self, job: LoadJob, comparisons: list[ComparedTokens], epoch: int) -> None:
         """Report the comparisons of a load that has succeeded."""
         report = _Report(job, comparisons, epoch)
         with self._state:

@@ -1,8 +1,9 @@
-"""The recomputation of one request on a worker: select tokens and recompute them, one bounded batch at a time."""
+"""The recomputation of one request on a worker: what is computed next of it, and what follows from the results."""
 
 import math
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +14,12 @@ from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import KVLayout
 from blendhub.plan import Span, gaps
 from blendhub.vllm.messages import LoadJob, LoadResult
-from blendhub.vllm.spans import batches, common, joined, sampled, total
+from blendhub.vllm.spans import behind, joined, sampled, spread, total
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.comparison import ComparedLayer, Comparison
-from blendhub.vllm.worker.model.engine_model import EngineModel, positions_of
-from blendhub.vllm.worker.model.pages import read_as_computed
+from blendhub.vllm.worker.comparison import ComparedLayer, ComparedTokens
+from blendhub.vllm.worker.model.chosen import Chosen, positions_of
+from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
 
 
@@ -44,35 +46,86 @@ class BlendContext:
         self.compared = compared
 
 
-class Blend:
-    """One request whose stored KV was loaded. Call ``step`` until ``result`` is set.
+class Work(NamedTuple):
+    """What is to be computed next of a request. A forward takes any number of the first tokens of it."""
 
-    Work is counted in tokens that go through the whole model, and never cut by the clock: all ranks of a
-    tensor-parallel group must compute the same tokens together.
+    spans: list[Span]
+    """In the order of their positions."""
+    stored: Sequence[Span] = ()
+    """Of some of these tokens the stored KV is in the pages: it is compared with what is computed."""
+    layer: int = 0
+    """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
+
+
+class Computed(NamedTuple):
+    """What one forward has computed of a request."""
+
+    spans: list[Span]
+    chosen: Chosen
+    """All tokens of the forward."""
+    part: int
+    """The number of the request's part in it."""
+    seconds: float
+    """The request's share of the time."""
+    hidden: Any = None
+    """The hidden states of all tokens of the forward, if the whole model computed them."""
+    scores: OnTheWay | None = None
+    """The scores of all tokens of the forward, if it was a probe."""
+
+    def hidden_at(self, position: int) -> torch.Tensor:
+        """The hidden state of one token, as a row."""
+        row = self.chosen.place(self.part, position)
+        state: torch.Tensor = self.hidden[row : row + 1]
+        return state
+
+
+Steps: TypeAlias = Generator[Work | None, Computed | None, None]
+"""Asks for work, and is sent what was computed of it. None: waits for the scores of a probe."""
+
+
+class Blend:
+    """One request whose stored KV was loaded.
+
+    ``go_on`` takes it to its next ``work``, until ``result`` is set. All ranks of a tensor-parallel group must compute
+    the same tokens together, so nothing here depends on the clock.
     """
 
     def __init__(self, context: BlendContext, job: LoadJob) -> None:
         self.job = job
         needs_nothing = not (job.decision.moved or job.decision.holes or job.decision.audit)
         self.result: LoadResult | None = LoadResult() if needs_nothing else None
-        self.comparisons: list[Comparison] = []
+        self.error: Exception | None = None
+        self.work: Work | None = None
+        self.comparisons: list[ComparedTokens] = []
         """Of the moved tokens that were recomputed, with what was stored of them."""
         self._context = context
-        self._budget = 0
+        self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
         self._phase = "probe"
         self._since = 0.0
         self._recomputed: tuple[Span, ...] = ()
         self._audit: AuditOutcome | None = None
-        self._work = self._work_through()
+        self._steps = self._work_through()
 
-    def step(self, budget: int) -> int:
-        """Compute a batch that costs at most ``budget`` tokens; returns its cost."""
-        self._budget = budget
-        self._since = time.perf_counter()
-        done = next(self._work, None)
-        self._begin(self._phase)
-        if done is None:
+    @property
+    def is_waiting(self) -> bool:
+        """Whether it has not begun, or waits for scores."""
+        return not (self.work or self.result or self.error)
+
+    @property
+    def has_scores(self) -> bool:
+        """Whether all scores have arrived that it waits for."""
+        return all(one.scores and one.scores.numbers() is not None for one in self._probed)
+
+    def go_on(self, computed: Computed | None = None) -> None:
+        """Take what was computed of its work; None if it was waiting."""
+        self._since = time.perf_counter() - (computed.seconds if computed else 0.0)
+        try:
+            self.work = self._steps.send(computed)
+            self._begin(self._phase)
+        except StopIteration:
+            self._begin(self._phase)
+            self.work = None
             self.result = LoadResult(
                 self._recomputed,
                 total(self.job.decision.holes),
@@ -80,7 +133,9 @@ class Blend:
                 recompute_seconds=self._seconds["recompute"],
                 audit=self._audit,
             )
-        return done or 0
+
+    def fail(self, error: Exception) -> None:
+        self.work, self.error = None, error
 
     def _begin(self, phase: str) -> None:
         """The time until now was spent on the phase before."""
@@ -88,8 +143,8 @@ class Blend:
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now
 
-    def _work_through(self) -> Iterator[int]:
-        """Probe, select, recompute and audit; yields the cost of each batch in tokens."""
+    def _work_through(self) -> Steps:
+        """Probe, select, recompute and audit."""
         decision, selector = self.job.decision, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
@@ -103,13 +158,11 @@ class Blend:
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
-        for batch in self._batches_within_budget(joined([*decision.holes, *chosen])):
-            self._compute(batch, chosen)
-            yield total(batch)
+        yield from self._compute(joined([*decision.holes, *chosen]), chosen)
         if decision.audit:
             yield from self._work_through_audit()
 
-    def _work_through_audit(self) -> Iterator[int]:
+    def _work_through_audit(self) -> Steps:
         """Predict the first token from the blended KV, and again after everything that was blended is computed anew.
 
         The request goes on with the exact KV that this leaves. All that it costs is counted like recomputation.
@@ -121,27 +174,28 @@ class Blend:
         if blended is not None and exact is not None:
             self._audit = compare(blended, exact)
 
-    def _predict(self, spans: list[Span], kept: list[Span]) -> Generator[int, None, torch.Tensor | None]:
-        """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks.
+    def _predict(
+        self, spans: list[Span], stored: list[Span]
+    ) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
+        """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks."""
+        last = yield from self._compute(spans, stored)
+        assert last
+        return self._context.model.logits(last.hidden_at(spans[-1].end - 1))
 
-        ``kept``: those of them whose stored KV is still in the pages.
-        """
-        predicted = None
-        for batch in self._batches_within_budget(spans):
-            hidden = self._compute(batch, kept)
-            if max(span.end for span in batch) == spans[-1].end:
-                last = int(positions_of(batch).argmax())
-                predicted = self._context.model.logits(hidden[last : last + 1])
-            yield total(batch)
-        return predicted
-
-    def _compute(self, batch: list[Span], stored: list[Span]) -> torch.Tensor:
-        """Compute tokens anew, and compare with what was stored of them."""
-        comparison = self._comparison(common(stored, sorted(batch)))
-        hidden = self._context.model.forward(self.job.tokens, self.job.blocks, batch)
-        if comparison:
-            comparison.finish()
-        return hidden
+    def _compute(
+        self, spans: list[Span], stored: list[Span], layer: int = 0
+    ) -> Generator[Work | None, Computed | None, Computed | None]:
+        """Have all of these tokens computed; returns what the last forward has computed."""
+        while spans:
+            computed = yield Work(spans, stored, layer)
+            assert computed
+            if layer:
+                self._probed.append(computed)
+            spans = behind(spans, computed.spans[-1].end)
+            if not spans:
+                return computed
+            del computed  # its hidden states take memory of the device
+        return None
 
     def _selection(self, scores: npt.NDArray[np.float32] | None) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""
@@ -157,62 +211,25 @@ class Blend:
             sensitivity=self.job.known_sensitivity,
         )
 
-    def _comparison(self, spans: list[Span]) -> Comparison | None:
-        """Of tokens that are going to be recomputed, before they are."""
-        if not spans or not self._context.compared:
-            return None
-        self.comparisons.append(Comparison(self._context.compared, self.job.blocks, spans))
-        return self.comparisons[-1]
-
-    def _batches_within_budget(self, spans: list[Span], weight: float = 1.0) -> Iterator[list[Span]]:
-        """Batches within the budget that is left when each is taken. ``weight`` is the cost of a token."""
-        model = self._context.model
-        while spans:
-            batch = next(batches(spans, max(1, min(model.max_tokens, int(self._budget / weight))), model.max_spans))
-            done = batch[-1].end
-            # Some attention backends treat the first short spans as decodes.
-            yield sorted(batch, key=len)
-            spans = [Span(max(span.start, done), span.end) for span in spans if span.end > done]
-
-    def _probe(self, scores: npt.NDArray[np.float32]) -> Iterator[int]:
-        """Compute the first layers of a share of the moved tokens, and score these by the change of their KV.
+    def _probe(self, scores: npt.NDArray[np.float32]) -> Steps:
+        """Have the first layers of a share of the moved tokens computed, which scores these by the change of their KV.
 
         The first layer's KV does not depend on the context, so all of it is right before the probe, except in holes.
         """
-        context, decision = self._context, self.job.decision
-        layer, group, share = context.selector.probe_layer, context.device.block_tokens, context.selector.probe_share
-        weight = (layer + 0.5) / len(context.layers)
+        selector, decision, group = self._context.selector, self.job.decision, self._context.device.block_tokens
+        share = selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
+        yield from self._compute(joined([*samples, *decision.holes]), [], selector.probe_layer)
+        yield None
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True
-        for batch in self._batches_within_budget(joined([*samples, *decision.holes]), weight):
-            # The only wait for the device in a batch.
-            found = self._score(batch).cpu().numpy()
-            at = positions_of(batch)
-            scores[at[scored[at]]] = found[scored[at]]
-            yield math.ceil(len(at) * weight)
+        for probed in self._probed:
+            found = probed.scores.numbers() if probed.scores else None
+            assert found is not None
+            places = probed.chosen.places(probed.part)
+            at = probed.chosen.positions[places]
+            scores[at[scored[at]]] = found[places[scored[at]]]
+        self._probed = []
         if share < 1:
             for span in decision.moved:
-                _spread(scores[span.start : span.end], group, math.ceil(group * share))
-
-    def _score(self, batch: list[Span]) -> torch.Tensor:
-        """Probe a batch, and keep the computed KV in the pages."""
-        context, layer = self._context, self._context.selector.probe_layer
-        fresh = context.model.forward_until(layer, self.job.tokens, self.job.blocks, batch)
-        slots = context.model.slots(self.job.blocks, batch)
-        with torch.inference_mode():
-            stored = read_as_computed(context.model, context.layers[layer], context.layout, slots)
-            scores = context.ranks.sum(context.ranks.together(lambda: context.selector.score(fresh, stored)))
-            # The probed layer's KV was computed from complete layers, so it is better than the stored KV.
-            context.model.write(layer, *fresh, slots)
-        return scores
-
-
-def _spread(scores: npt.NDArray[np.float32], group: int, probed: int) -> None:
-    """Score the tokens of each group that were not probed with the mean of those that were."""
-    whole = len(scores) // group * group
-    groups = scores[:whole].reshape(-1, group)
-    groups[:, probed:] = groups[:, :probed].mean(axis=1, keepdims=True)
-    rest = scores[whole:]
-    if len(rest) > probed:
-        rest[probed:] = rest[:probed].mean()
+                spread(scores[span.start : span.end], group, math.ceil(group * share))

@@ -1,12 +1,12 @@
 """Attention metadata for BlendHub's own forwards."""
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from copy import copy
 from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
@@ -14,14 +14,16 @@ from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
 from blendhub.errors import Unsupported
-from blendhub.plan import Span
 from blendhub.vllm.worker.model.attention_builders import OwnGroup
+from blendhub.vllm.worker.model.chosen import Chosen
 from blendhub.vllm.worker.model.platforms import Platform
 from blendhub.vllm.worker.model.runner import Runner
 
-Blocks = npt.NDArray[np.int64]
 TABLE_BYTES = 2**26
 """The most device memory for the block tables of one forward: one for each span, as long as the longest."""
+
+SPANS = 256
+"""So many spans of one forward are possible even where vLLM serves fewer requests at a time."""
 
 
 class AttentionMetadata:
@@ -32,23 +34,24 @@ class AttentionMetadata:
         # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
         self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
         self._device = runner.device
-        self._groups = list(_private_groups(runner, platform, config))
+        longest = -(-config.model_config.max_model_len // self.block_size)
+        row_bytes = 4 * platform.table_width(longest, self.block_size)
+        most = max(SPANS, config.scheduler_config.max_num_seqs)
+        most = max(1, min(most, TABLE_BYTES // row_bytes))
+        self._groups = list(_private_groups(runner, platform, _config_of_forwards(config, most)))
         groups = [group.first for group in self._groups]
         self.layer_names = [name for group in groups for name in group.layer_names]
         self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in groups}
         """How many tokens the attention kernels keep in a page: a block is one of these, or several."""
         self.frees_blocks_early = not all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups)
         """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
-        longest = -(-config.model_config.max_model_len // self.block_size)
-        row_bytes = 4 * platform.table_width(longest, self.block_size)
-        self.max_spans = max(1, min(config.scheduler_config.max_num_seqs, TABLE_BYTES // row_bytes))
+        self.max_spans = max(1, min([most, *map(_most_contexts, groups)]))
         """The most spans of one forward: builders have buffers for as many requests, and tables are bounded."""
         self.table_bytes = self.max_spans * row_bytes
 
-    def build(
-        self, blocks: Blocks, spans: Sequence[Span], positions: torch.Tensor, slots: torch.Tensor
-    ) -> dict[str, Any]:
+    def build(self, chosen: Chosen, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
         """For each layer. Each span is a virtual request, whose queries are the span and whose context ends with it."""
+        spans = chosen.spans
         starts = np.zeros(len(spans) + 1, np.int32)
         np.cumsum([len(span) for span in spans], out=starts[1:])
         ends = np.array([span.end for span in spans], np.int32)
@@ -62,7 +65,7 @@ class AttentionMetadata:
             num_actual_tokens=int(starts[-1]),
             max_query_len=int(np.diff(starts).max()),
             max_seq_len=int(ends.max()),
-            block_table_tensor=self._table(blocks, int(ends.max())).expand(len(spans), -1).contiguous(),
+            block_table_tensor=self._table(chosen, int(ends.max())),
             slot_mapping=slots,
             causal=True,
             positions=positions,
@@ -74,17 +77,20 @@ class AttentionMetadata:
             by_layer |= dict.fromkeys(group.first.layer_names, metadata)
         return by_layer
 
-    def _table(self, blocks: Blocks, end: int) -> torch.Tensor:
-        """The row of a block table."""
+    def _table(self, chosen: Chosen, end: int) -> torch.Tensor:
+        """The block table: each span has the row of its prompt."""
         needed = -(-end // self.block_size)
-        row = np.zeros(self._platform.table_width(needed, self.block_size), np.int32)
-        row[:needed] = blocks[:needed]
-        return self._platform.sent(row, self._device)
+        rows = np.zeros((len(chosen.parts), self._platform.table_width(needed, self.block_size)), np.int32)
+        for row, part in zip(rows, chosen.parts, strict=True):
+            blocks = part.blocks[:needed]
+            row[: len(blocks)] = blocks
+        # Rows are long and spans are many: a row of each prompt is sent, and repeated there.
+        owners = self._platform.sent(chosen.owners, self._device)
+        return self._platform.sent(rows, self._device).index_select(0, owners)
 
 
 def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[OwnGroup]:
     """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
-    eager = _without_graphs(config)
     on_host = runner.device.type == "cpu"
     for number, groups in enumerate(runner.attention_groups):
         for group in groups:
@@ -94,7 +100,7 @@ def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> I
                     "models with recurrent or linear attention layers are served without reuse"
                 )
             size = runner.kernel_block_sizes[number]
-            create = partial(_private_group, group, runner.device, size, platform, eager)
+            create = partial(_private_group, group, runner.device, size, platform, config)
             yield OwnGroup(create, None if on_host else torch.get_device_module(runner.device).Event)
 
 
@@ -108,10 +114,19 @@ def _private_group(
     return own
 
 
-def _without_graphs(config: VllmConfig) -> VllmConfig:
-    """The same but for CUDA graphs: our forwards use none, and for graphs FlashInfer's builder would keep buffers for
-    each number of requests that it ever saw."""
-    eager = copy(config)
-    eager.compilation_config = copy(config.compilation_config)
-    eager.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
-    return eager
+def _config_of_forwards(config: VllmConfig, max_spans: int) -> VllmConfig:
+    """The same but for the number of requests and CUDA graphs: our forwards use none, and for graphs FlashInfer's
+    builder would keep buffers for each number of requests that it ever saw."""
+    own = copy(config)
+    own.compilation_config = copy(config.compilation_config)
+    own.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    own.scheduler_config = copy(config.scheduler_config)
+    own.scheduler_config.max_num_seqs = max_spans
+    return own
+
+
+def _most_contexts(group: AttentionGroup) -> int:
+    """How many contexts fit into the memory, a page of each, in which MLA gathers them. No limit for other kinds."""
+    builder: Any = group.get_metadata_builder()
+    tokens: int | None = getattr(builder, "chunked_prefill_workspace_size", None)
+    return sys.maxsize if tokens is None else tokens // int(builder.kv_cache_spec.block_size)

@@ -1,6 +1,6 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -12,10 +12,8 @@ from vllm.lora.layers import LoRAMapping
 from vllm.model_executor.models.interfaces import requires_raw_input_tokens
 
 from blendhub.errors import Unsupported
-from blendhub.plan import Span
-from blendhub.tokens import Tokens
-from blendhub.vllm.spans import total
-from blendhub.vllm.worker.model.attention_metadata import AttentionMetadata, Blocks
+from blendhub.vllm.worker.model.attention_metadata import AttentionMetadata
+from blendhub.vllm.worker.model.chosen import Blocks, Chosen
 from blendhub.vllm.worker.model.platforms import Tensors, keeps_latent, platform_of
 from blendhub.vllm.worker.model.runner import Runner
 
@@ -52,41 +50,32 @@ class EngineModel:
     def module(self) -> torch.nn.Module:
         return self._runner.module
 
-    def slots(self, blocks: Blocks, spans: Sequence[Span]) -> torch.Tensor:
-        """Where the tokens of the spans lie in the pages, as vLLM counts: on the model's device."""
-        at = positions_of(spans)
-        slots = blocks[at // self.block_size] * self.block_size + at % self.block_size
-        return self._platform.slots(slots, self.device)
+    def slots(self, chosen: Chosen) -> torch.Tensor:
+        """Where the tokens lie in the pages, as vLLM counts: on the model's device."""
+        return self._platform.slots(chosen.slots(self.block_size), self.device)
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
         n = self.block_size // self.page_size
         return (blocks[:, None] * n + np.arange(n)).ravel()
 
-    def forward(
-        self,
-        tokens: Tokens,
-        blocks: Blocks,
-        spans: Sequence[Span],
-        *,
-        positions: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Compute the tokens of the spans anew, each span with everything before it as context, and write their KV.
+    def forward(self, chosen: Chosen, *, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute tokens anew, each span with everything before it in its prompt as context, and write their KV.
 
         To the attention layers each span is a virtual request: as many queries as the span has tokens, and a context
         that ends with it. Keys of all spans are written before any query is answered, so spans may build on
-        each other. ``positions`` are other positions to pretend, for tests of the rotation.
+        each other. ``positions`` are other positions to pretend, for tests of the rotation. Returns the hidden states
+        of the tokens.
         """
         with torch.inference_mode():
-            at = positions_of(spans)
-            slots = self.slots(blocks, spans)
-            pretended = self._sent(at) if positions is None else positions.to(self.device)
+            slots = self.slots(chosen)
+            pretended = self._sent(chosen.positions) if positions is None else positions.to(self.device)
             # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
-            ids = self._sent(tokens[at].astype(np.int32))
-            metadata = self._metadata.build(blocks, spans, pretended, slots)
+            ids = self._sent(chosen.ids)
+            metadata = self._metadata.build(chosen, pretended, slots)
             by_layer = dict.fromkeys(self._metadata.layer_names, slots)
             context = self._platform.forward_context(metadata, self.config, ids, pretended, by_layer)
-            with self._without_adapters(len(at), len(spans)), context:
+            with self._without_adapters(len(chosen)), context:
                 hidden: torch.Tensor = self._runner.forward(
                     **self._inputs(ids), positions=pretended, intermediate_tensors=None
                 )
@@ -97,12 +86,12 @@ class EngineModel:
 
         All ranks call it together.
         """
-        with torch.inference_mode(), self._without_adapters(len(hidden), len(hidden)):
+        with torch.inference_mode(), self._without_adapters(len(hidden)):
             module: Any = self.module
             predicted: torch.Tensor | None = module.compute_logits(hidden)
             return predicted
 
-    def forward_until(self, layer: int, tokens: Tokens, blocks: Blocks, spans: Sequence[Span]) -> Tensors:
+    def forward_until(self, layer: int, chosen: Chosen) -> Tensors:
         """The same, ended where layer ``layer`` would write its KV: returns that KV, which is not written.
 
         The layers before it are complete, and their KV is written.
@@ -116,9 +105,9 @@ class EngineModel:
             caught.append((keys[:n].clone(), values[:n].clone()))
             raise StopForward
 
-        n = total(spans)
+        n = len(chosen)
         with _shadowed(attention.impl, method, catch), suppress(StopForward):
-            self.forward(tokens, blocks, spans)
+            self.forward(chosen)
         if not caught:
             raise Unsupported(f"{self.layer_names[layer]} writes its KV in a way that BlendHub cannot look into")
         return caught[0]
@@ -156,23 +145,20 @@ class EngineModel:
         return {"input_ids": raw, "inputs_embeds": module.embed_input_ids(ids)}
 
     @contextmanager
-    def _without_adapters(self, n_tokens: int, n_spans: int) -> Iterator[None]:
+    def _without_adapters(self, n_tokens: int) -> Iterator[None]:
         """Layers that know LoRA look up each token's adapter: these have none. The step's own come back after."""
         manager = self._runner.adapters
         if manager is None:
             yield
             return
         before = manager._last_mapping
-        manager.set_adapter_mapping(LoRAMapping((0,) * n_tokens, (0,) * n_spans, is_prefill=True))
+        # The second is for predictions. vLLM has memory for as many as it serves requests, and spans may be more.
+        manager.set_adapter_mapping(LoRAMapping((0,) * n_tokens, (0,), is_prefill=True))
         try:
             yield
         finally:
             if before is not None:
                 manager.set_adapter_mapping(before)
-
-
-def positions_of(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
-    return np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])
 
 
 def _layer_order(name: str) -> tuple[int, ...]:

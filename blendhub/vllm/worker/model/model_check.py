@@ -18,6 +18,7 @@ from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
 from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.worker.model.chosen import Chosen, Part
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read_as_computed
 from blendhub.vllm.worker.model.platforms import Tensors
@@ -197,7 +198,8 @@ def _chosen_rotations(
 def _keys_of_one_token(
     model: EngineModel, layout: KVLayout, layers: list[PagedLayer], place: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    model.forward(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)], positions=torch.tensor([place]))
+    chosen = Chosen([Part(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)])])
+    model.forward(chosen, positions=torch.tensor([place]))
     slots = torch.zeros(1, dtype=torch.int64, device=model.device)
     both = [read_as_computed(model, layer, layout, slots) for layer in layers]
     return [keys for keys, _ in both], [values for _, values in both]
@@ -221,10 +223,10 @@ def _check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer])
     if n < 4:
         return
     slots = torch.arange(n, device=model.device)
-    model.forward(tokens, BLOCK, [Span(0, n)])
+    model.forward(Chosen([Part(tokens, BLOCK, [Span(0, n)])]))
     whole = [read_as_computed(model, layer, layout, slots) for layer in layers]
     for spans in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
-        model.forward(tokens, BLOCK, spans)
+        model.forward(Chosen([Part(tokens, BLOCK, spans)]))
     for layer, expected in zip(layers, whole, strict=True):
         found = read_as_computed(model, layer, layout, slots)
         _compare(layer, found, expected, "tokens computed in parts are off by {} from those computed at once")
@@ -238,10 +240,10 @@ def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer],
             "choose a selector without a probe, such as first_k"
         )
     tokens, layer = _trial_tokens(model), layers[probe_layer]
-    whole = [Span(0, len(tokens))]
-    model.forward(tokens, BLOCK, whole)
+    whole = Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])
+    model.forward(whole)
     written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
-    seen = model.forward_until(probe_layer, tokens, BLOCK, whole)
+    seen = model.forward_until(probe_layer, whole)
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
 
 

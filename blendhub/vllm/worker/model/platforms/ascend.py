@@ -50,6 +50,7 @@ class Ascend(Platform):
         if hasattr(builder, "chunked_prefill_workspace"):
             runners: Any = theirs.get_metadata_builder()
             builder.chunked_prefill_workspace = runners.chunked_prefill_workspace
+            builder.chunked_prefill_workspace_size = runners.chunked_prefill_workspace_size
 
     def build(self, group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
         ends = common.seq_lens_cpu_upper_bound

@@ -35,6 +35,7 @@ class Upstream(Platform):
             ours.set_workspace_buffer(runners._get_workspace_buffer())
         if hasattr(ours, "chunked_prefill_workspace"):
             ours.chunked_prefill_workspace = runners.chunked_prefill_workspace
+            ours.chunked_prefill_workspace_size = runners.chunked_prefill_workspace_size
 
     def build(self, group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
         return group.build_metadata(common)

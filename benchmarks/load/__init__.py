@@ -1,0 +1,1 @@
+"""vLLM's own server under load, with BlendHub and without."""

@@ -1,0 +1,106 @@
+"""vLLM's own client, ``vllm bench serve``, and what it measured."""
+
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.load.server import NAME, Server
+from benchmarks.load.traces import PIECE_TOKENS, Load
+
+
+class Measured(NamedTuple):
+    """Seconds, of the requests that were answered, in their order."""
+
+    first_token: list[float]
+    per_token: list[float]
+    """Between two tokens of an answer, on average; of answers that have two."""
+    duration: float
+    failed: int
+
+    @property
+    def rate(self) -> float:
+        """Requests answered in a second."""
+        return len(self.first_token) / self.duration
+
+    def first_token_at(self, percent: float) -> float:
+        return float(np.percentile(self.first_token, percent))
+
+
+class Client:
+    def __init__(self, model: Path, folder: Path) -> None:
+        self._model = model
+        self._folder = folder
+        self._numbers = itertools.count()
+        self.failed = 0
+        """Requests of all measurements until now."""
+
+    def run(
+        self, server: Server, load: Load, *, rate: float = math.inf, at_once: int | None = None, **blendhub: Any
+    ) -> Measured:
+        """Ask all prompts: in Poisson's intervals at so many a second, or at once, at most ``at_once`` at a time.
+
+        ``blendhub``: what the requests say to BlendHub.
+        """
+        process, result = self.begin(server, load, rate=rate, at_once=at_once, **blendhub)
+        if process.wait() != 0:
+            raise SystemExit(f"vLLM's client failed:\n{result.with_suffix('.log').read_text()[-5000:]}")
+        measured = _measured(json.loads(result.read_text()))
+        self.failed += measured.failed
+        return measured
+
+    def begin(
+        self, server: Server, load: Load, *, rate: float = math.inf, at_once: int | None = None, **blendhub: Any
+    ) -> tuple["subprocess.Popen[bytes]", Path]:
+        """The client's process, and the file that it writes at its end."""
+        result = self._folder / f"run-{next(self._numbers)}.json"
+        trace = load.write(result.with_suffix(".jsonl"))
+        given = {
+            "backend": "openai",
+            "base-url": f"http://127.0.0.1:{server.port}",
+            "endpoint": "/v1/completions",
+            "model": self._model,
+            "served-model-name": NAME,
+            "dataset-name": "timed_trace",
+            "dataset-path": trace,
+            "timed-trace-chunk-hash-size": PIECE_TOKENS,
+            "num-prompts": len(load.prompts),
+            "request-rate": rate,
+            "temperature": 0,
+            # The first prompt would be asked twice otherwise.
+            "ready-check-timeout-sec": 0,
+            "result-dir": self._folder,
+            "result-filename": result.name,
+        }
+        if at_once:
+            given["max-concurrency"] = at_once
+        if blendhub:
+            given["extra-body"] = json.dumps({"kv_transfer_params": {"blendhub": blendhub}})
+        arguments = [part for name, value in given.items() for part in (f"--{name}", str(value))]
+        flags = ["--no-self-timed", "--disable-tqdm", "--save-result", "--save-detailed"]
+        with result.with_suffix(".log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.load.bench_serve", *arguments, *flags],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                # The client makes tokens of a piece by hashing its number.
+                env=os.environ | {"PYTHONHASHSEED": "0", "VLLM_LOGGING_LEVEL": "WARNING"},
+            )
+        return process, result
+
+
+def _measured(result: dict[str, Any]) -> Measured:
+    answered = [number for number, error in enumerate(result["errors"]) if not error]
+    gaps = [result["itls"][number] for number in answered]
+    return Measured(
+        first_token=[result["ttfts"][number] for number in answered],
+        per_token=[sum(one) / len(one) for one in gaps if one],
+        duration=result["duration"],
+        failed=len(result["errors"]) - len(answered),
+    )

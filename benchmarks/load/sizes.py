@@ -1,0 +1,51 @@
+"""How much is measured."""
+
+from typing import Any, NamedTuple
+
+
+class Sizes(NamedTuple):
+    rounds: int
+    document_tokens: int
+    moved_prompts: int
+    """Asked at once, of five documents each."""
+    arrivals: int
+    """Requests at each rate."""
+    novel: tuple[tuple[int, int], ...]
+    """So many prompts, of so many tokens each."""
+    questions: int
+    watched: int
+    """Of the questions: the first and the last ones, which are compared."""
+    requests: tuple[int, int]
+    """After so many, memory is read."""
+    saturated: int
+    """Moved prompts beside others that prefill."""
+    model: dict[str, Any]
+    options: dict[str, int | str]
+
+
+FULL = Sizes(
+    rounds=3,
+    document_tokens=500,
+    moved_prompts=48,
+    arrivals=60,
+    novel=((48, 512), (12, 2048)),
+    questions=300,
+    watched=50,
+    requests=(300, 3000),
+    saturated=12,
+    model={"hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
+           "head_dim": 64, "intermediate_size": 1536, "vocab_size": 8000, "max_position_embeddings": 8192},
+    options={"max_model_len": 8192, "max_num_batched_tokens": 2048},
+)  # fmt: skip
+QUICK = FULL._replace(
+    rounds=1,
+    document_tokens=200,
+    moved_prompts=6,
+    arrivals=6,
+    novel=((4, 200),),
+    questions=6,
+    watched=2,
+    requests=(6, 12),
+    saturated=2,
+    model=FULL.model | {"hidden_size": 128, "num_hidden_layers": 4, "intermediate_size": 256},
+)

@@ -1,0 +1,68 @@
+"""Prompts of documents that were seen before, as traces: lists of pieces that vLLM's client makes tokens of."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+PIECE_TOKENS = 20
+DOCUMENTS = 14
+Prompt = list[int]
+"""The numbers of its pieces. A number stands for the same tokens in every trace."""
+
+
+class Load(NamedTuple):
+    prompts: list[Prompt]
+    answer_tokens: int
+
+    def write(self, path: Path) -> Path:
+        lines = (
+            {
+                "timestamp": 0,
+                "input_length": PIECE_TOKENS * len(prompt),
+                "output_length": self.answer_tokens,
+                "hash_ids": prompt,
+            }
+            for prompt in self.prompts
+        )
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+
+
+class Traces:
+    """Documents, and text that nobody has seen before."""
+
+    def __init__(self, document_tokens: int, seed: int = 0) -> None:
+        self._random = np.random.default_rng(seed)
+        self._next = 0
+        self.documents = [self.new(document_tokens) for _ in range(DOCUMENTS)]
+
+    def new(self, n_tokens: int) -> Prompt:
+        """Text of about so many tokens, at least a piece."""
+        first = self._next
+        self._next += max(1, n_tokens // PIECE_TOKENS)
+        return list(range(first, self._next))
+
+    def alone(self) -> Load:
+        """Each document as a prompt, which has it stored."""
+        return Load([[*document] for document in self.documents], 1)
+
+    def moved(self, n_prompts: int, n_documents: int, answer_tokens: int) -> Load:
+        """Documents in new orders behind a novel beginning, which keeps the first from being an exact prefix, and
+        before a novel question."""
+        return Load([self._moved(self._order(n_documents)) for _ in range(n_prompts)], answer_tokens)
+
+    def novel(self, n_prompts: int, n_tokens: int, answer_tokens: int) -> Load:
+        """Prompts that share nothing."""
+        return Load([self.new(n_tokens) for _ in range(n_prompts)], answer_tokens)
+
+    def _order(self, n: int) -> Sequence[Prompt]:
+        return [self.documents[number] for number in self._random.permutation(DOCUMENTS)[:n]]
+
+    def _moved(self, documents: Sequence[Prompt]) -> Prompt:
+        prompt = self.new(PIECE_TOKENS)
+        for document in documents:
+            prompt += document
+        return prompt + self.new(PIECE_TOKENS)

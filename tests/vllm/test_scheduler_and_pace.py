@@ -1,0 +1,77 @@
+"""What the scheduler side gives to recomputation in a step, and what it leaves to vLLM because that is sooner done."""
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from vllm.v1.core.sched.output import SchedulerOutput
+
+from tests.vllm.played_engine import played_engine, text
+
+BUDGET = 2048
+"""vLLM's, of a step."""
+STORED = text(0, 600)
+WITH_A_HOLE = [*text(1, 900), *STORED, *text(2, 9)]
+"""990 of its tokens would be computed: less than all, and more than recomputation has in a step that vLLM fills."""
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        engine.serve("stored", STORED)
+        yield engine
+
+
+def let_others_wait(engine, n=30):
+    """Prompts of which nothing is stored, more than vLLM computes in some steps."""
+    others = [engine.request(f"other {number}", text(3 + number, 1000)) for number in range(n)]
+    for other in others:
+        engine.side.arrived(other)
+        assert engine.load(other) == 0
+    engine.step()
+    return others
+
+
+def arrived(engine, name, prompt):
+    request = engine.request(name, prompt)
+    engine.side.arrived(request)
+    return request
+
+
+@pytest.mark.parametrize(("scheduled", "budget"), [(0, BUDGET), (48, 2000), (BUDGET, BUDGET // 4)])
+def test_a_step_that_vllm_fills_recomputes_a_quarter_as_much_beside_it(engine, scheduled, budget):
+    output = SchedulerOutput.make_empty()
+    output.total_num_scheduled_tokens = scheduled
+    assert engine.side.plan(output).budget == budget
+
+
+def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_report_says_so(engine):
+    others = let_others_wait(engine)
+    request = arrived(engine, "r", WITH_A_HOLE)
+    assert engine.load(request) == 0
+    reason = engine.side._requests["r"].report()["reason"]
+    assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; min_")
+    assert engine.side.counters["refused_too_slow"] == 1
+    # Once vLLM has computed the others, there is room.
+    engine.side.ended(request, [])
+    for other in others:
+        other.num_computed_tokens = len(other.prompt_token_ids)
+    engine.step()
+    assert engine.load(arrived(engine, "again", WITH_A_HOLE)) == 1500
+
+
+def test_moved_text_is_blended_however_much_vllm_has_to_compute(engine):
+    let_others_wait(engine)
+    prompt = [*text(1, 32), *STORED, *text(2, 9)]
+    assert engine.load(arrived(engine, "r", prompt)) == 632
+    assert "reason" not in engine.side._requests["r"].report()
+
+
+def test_the_report_says_why_only_exact_text_was_reused(engine):
+    engine.serve("more", [*STORED, *text(40, 9)])
+    let_others_wait(engine)
+    moved = [*STORED, *text(1, 900), *STORED, *text(2, 9)]
+    assert engine.load(arrived(engine, "r", moved)) == 600
+    report = engine.side._requests["r"].report()
+    assert report["exact_tokens"] == 600 and report["moved_tokens"] == 0
+    assert "recomputing 990 tokens would take about 2 steps" in report["reason"]

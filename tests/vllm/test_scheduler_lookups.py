@@ -1,0 +1,128 @@
+"""Lookups of requests that wait for their turn: time in the queue costs no reuse, and what vLLM has is left alone."""
+
+import threading
+import time
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+from blendhub import Span
+from blendhub.config import HubConfig, StoreChoice
+from blendhub.hub.embedded import HubInThread
+from tests.vllm.played_engine import HOST, PlayedEngine, played_engine, text
+from tests.vllm.standing_still import standing_still
+
+DOCUMENT = text(0, 96)
+PROMPT = [*DOCUMENT, *text(1, 32)]
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        engine.serve("stored", DOCUMENT)
+        yield engine
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """The configuration of a hub whose store alone has the document."""
+    config = HubConfig(arena_gib=0.01, metrics="", store=StoreChoice(options={"path": str(tmp_path)}))
+    with HubInThread(config, HOST) as hub:
+        engine = PlayedEngine(hub)
+        engine.serve("stored", DOCUMENT)
+        engine.close()
+    return config
+
+
+def arrived(engine, name="r"):
+    request = engine.request(name, PROMPT)
+    engine.side.arrived(request)
+    return request
+
+
+def test_what_vllm_has_is_not_leased(engine):
+    engine.side.lookups.engine_cached = lambda hashes, most: 64
+    request = arrived(engine)
+    assert engine.load(request, local=64) == 96
+    (match,) = engine.side._requests["r"].found.matches
+    assert match.span == Span(64, 96)
+
+
+def test_what_vllm_has_evicted_since_the_arrival_is_looked_up_again(engine):
+    engine.side.lookups.engine_cached = lambda hashes, most: 64
+    assert engine.load(arrived(engine), local=0) == 96
+    assert engine.side._requests["r"].report()["exact_tokens"] == 96
+
+
+def test_a_prompt_that_vllm_has_is_not_called_unknown(engine):
+    engine.side.lookups.engine_cached = lambda hashes, most: 96
+    assert engine.load(arrived(engine), local=96) == 96
+    reason = engine.side._requests["r"].report()["reason"]
+    assert reason.startswith("0 tokens could be reused beyond the 96 in vLLM's own cache")
+
+
+def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
+    with HubInThread(stored, HOST) as hub:
+        fetched, store = [], hub.hub.service._tier.store
+        load = store.load
+        monkeypatch.setattr(store, "load", lambda key, span, shards: fetched.append(span) or load(key, span, shards))
+        engine = PlayedEngine(hub)
+        engine.side.lookups.engine_cached = lambda hashes, most: 64
+        assert engine.load(arrived(engine), local=64) == 96
+        assert fetched == [Span(64, 96)]
+        engine.close()
+
+
+def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, monkeypatch):
+    with HubInThread(stored, HOST) as hub:
+        goes_on, store = threading.Event(), hub.hub.service._tier.store
+        load = store.load
+        monkeypatch.setattr(store, "load", lambda *given: goes_on.wait(60) and load(*given))
+        engine = PlayedEngine(hub)
+        engine.side.lookups._timeout_s = 5.0
+        request = arrived(engine)
+        until = time.monotonic() + 30
+        while not engine.side._requests["r"].lookup.answer():
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert engine.side._requests["r"].lookup.answer().on_the_way_tokens == 96
+        goes_on.set()
+        while len(engine.found(PROMPT, exact=True)) < 96:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        assert engine.load(request) == 96
+        engine.close()
+
+
+def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
+    engine.side.lookups._timeout_s = 0.3
+    with standing_still(engine.hub):
+        request = arrived(engine)
+        time.sleep(0.5)
+    engine.side.lookups._renew_at = 0.0  # one of the steps that look at all requests
+    engine.step()
+    engine.side.lookups._timeout_s = 30.0
+    until = time.monotonic() + 30
+    while not (engine.side.executor.is_up and engine.client.is_up):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert engine.load(request) == 96
+
+
+def test_what_a_waiting_request_found_stays_leased():
+    """Other requests' texts would push it out of the arena."""
+    with HubInThread(HubConfig(arena_gib=0.01, read_lease_s=3.0, metrics=""), HOST) as hub:
+        engine = PlayedEngine(hub)
+        engine.serve("stored", DOCUMENT)
+        request = arrived(engine)
+        until = time.monotonic() + 7
+        while time.monotonic() < until:
+            engine.step()
+            time.sleep(0.02)
+            assert engine.gauge("read_leases") >= 1
+        assert not engine.side._requests["r"].lookup.has_expired
+        assert engine.load(request) == 96
+        engine.settle()
+        assert engine.gauge("read_leases") == 0
+        engine.close()
