@@ -23,7 +23,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format bench quality gpu-check npu-check soak demo clean
+.PHONY: help setup test test-fast lint format bench quality gpu-check npu-check soak demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,6 +80,9 @@ soak: setup ## A hub among hostile, killed and frozen clients; every byte read i
 
 demo: setup ## Ask vLLM about documents seen before, in four ways; results go to build/demo
 	$(BIN)/python -m examples.demo
+
+fleet-demo: setup ## Two machines on this one: documents that one has served, asked on the other; results go to build/fleet-demo
+	$(BIN)/python -m examples.fleet_demo
 
 clean: ## Remove what was built, and the environment
 	rm -rf build $(VENV)

@@ -11,6 +11,7 @@ _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "cuda": {"device": ("cuda",)},
         "fleet": {"store": ("shared_directory",)},
         "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},
+        "mooncake": {"store": ("mooncake",)},
         "selectors": {"selector": ("all", "combined", "first_k", "hkvd", "learned", "none", "question", "random")},
         "stores": {"store": ("disk",)},
         "transports": {"transport": ("inproc", "zmq")},

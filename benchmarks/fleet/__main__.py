@@ -3,18 +3,29 @@
 import tempfile
 from pathlib import Path
 
-from benchmarks.fleet import events, finding, joining
+from benchmarks.fleet import bytes, events, finding, joining
 from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, arguments, finish
 
-PACKAGES = ("python", "numpy", "msgspec", "redis", "hiredis", "blendhub", "blendhub-fleet", "blendhub-matchers")
+PACKAGES = (
+    "python",
+    "numpy",
+    "msgspec",
+    "redis",
+    "hiredis",
+    "blendhub",
+    "blendhub-fleet",
+    "blendhub-matchers",
+    "blendhub-mooncake",
+    "mooncake-transfer-engine-non-cuda",
+)
 
 
 def main() -> None:
     options = arguments(__doc__ or "")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for part in (finding, events, joining):
+        for part in (finding, events, joining, bytes):
             with RedisServer() as server:
                 rows += part.rows(server, Path(folder, part.__name__), quick=options.quick)
     finish("fleet", rows, PACKAGES, options.json)

@@ -40,9 +40,13 @@ class Measured(msgspec.Struct):
     """Whether the answer to each question was."""
 
 
-def run(engine: Engine, workload: Workload, progress: Progress) -> list[Measured]:
+def show(engine: Engine, workload: Workload, progress: Progress) -> None:
     for prompt in progress.track(workload.earlier(), description="show it every document once"):
         engine.one(prompt)
+
+
+def measure(engine: Engine, workload: Workload, progress: Progress) -> list[Measured]:
+    """Ask about documents that were shown, to this engine or to another one of the fleet."""
     (another, _), *prompts = workload.later()
     # What happens for the first time takes longer: code is compiled, memory touched.
     for way in progress.track(WAYS.values(), description="warm up"):

@@ -1,0 +1,44 @@
+"""A hub that ``blendhub serve`` runs, as a member of a fleet."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.fleet.mooncake_cluster import wait_until
+from blendhub.client import HubClient
+from blendhub.layout import Namespace
+
+START_S = 120.0
+
+
+class ServedHub:
+    """Stops when it is closed."""
+
+    def __init__(self, folder: Path, name: str, arena_gib: float, **options: str) -> None:
+        self.name = name
+        self.endpoint = f"ipc://{folder}/{name}.sock"
+        given = [part for key, value in options.items() for part in ("--store-option", f"{key}={value}")]
+        flags = ["--endpoint", self.endpoint, "--arena-gib", str(arena_gib), "--store", "mooncake", *given]
+        run = "import sys; from blendhub.cli import main; sys.exit(main(sys.argv[1:]))"
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", run, "serve", "--config", os.devnull, *flags], stdout=subprocess.DEVNULL
+        )
+
+    def client(self, namespace: Namespace) -> HubClient:
+        """A client that is registered, and works once the hub is up."""
+        client = HubClient(self.endpoint)
+
+        def register() -> None:
+            client.register(f"engine of {self.name}", namespace, rank=0)
+
+        wait_until(register, START_S)
+        return client
+
+    def close(self) -> None:
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()

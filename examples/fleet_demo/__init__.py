@@ -1,0 +1,1 @@
+"""Documents that one machine served, asked for on another."""

@@ -1,0 +1,60 @@
+"""``python -m examples.fleet_demo``: what one machine's engine computed is reused by another's.
+
+Each of the two machines is an address of this one, with a hub and an engine. Redis and Mooncake run beside them, as
+they would on machines of their own.
+"""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+from rich.progress import Progress
+
+from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
+from benchmarks.fleet.served_hub import START_S, ServedHub
+from benchmarks.fleet.servers import RedisServer
+from blendhub.client import HubClient
+from examples.demo import command, experiment
+from examples.demo.workload import Workload
+
+FIRST, SECOND = "127.0.0.1", "127.0.0.2"
+NODE_BYTES = 2**30
+FIRST_GIB = 0.5
+SECOND_GIB = 0.02
+"""Room for little more than one prompt, so that the second machine fetches each prompt."""
+FOLLOWED_S = 60.0
+PATIENT = {"deadline_s": "20", "transfer_deadline_s": "20"}
+"""Two engines, two hubs and all servers share the cores of one machine."""
+
+
+def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured]:
+    with contextlib.ExitStack() as closing:
+        with command.step(progress, "start Redis, Mooncake and two hubs"):
+            folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
+            cluster = closing.enter_context(Cluster())
+            cluster.start_master()
+            cluster.start_node(NODE_BYTES)
+            fleet = {"master": cluster.address, "catalogue": closing.enter_context(RedisServer()).url, **PATIENT}
+            hubs = [
+                closing.enter_context(contextlib.closing(ServedHub(folder, address, room, address=address, **fleet)))
+                for address, room in ((FIRST, FIRST_GIB), (SECOND, SECOND_GIB))
+            ]
+            clients = [closing.enter_context(HubClient(hub.endpoint)) for hub in hubs]
+            for client in clients:
+                wait_until(client.stats, START_S)
+        with command.step(progress, "start vLLM on both"):
+            engines = [closing.enter_context(command.start_engine({"endpoint": hub.endpoint})) for hub in hubs]
+        experiment.show(engines[0], workload, progress)
+        with command.step(progress, "the second hub follows"):
+            wait_until(lambda: _is_followed(*clients), FOLLOWED_S)
+        return experiment.measure(engines[1], workload, progress)
+
+
+def _is_followed(first: HubClient, second: HubClient) -> bool:
+    """Whether all that the first one has is in the place, and known to the second."""
+    here, there = first.stats(), second.stats()
+    return not here.gauges["store_waiting_chunks"] and 0 < here.gauges["chunks"] == there.gauges["chunks"]
+
+
+if __name__ == "__main__":
+    command.run("examples.fleet_demo", "Serve what another machine has seen.", Path("build/fleet-demo"), _measure)

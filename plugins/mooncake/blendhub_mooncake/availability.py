@@ -1,0 +1,32 @@
+"""Why Mooncake cannot run here. Nothing of it is imported: that is left to the process beside the hub."""
+
+import ctypes
+from importlib.util import find_spec
+
+from blendhub.hookspecs import Unavailable
+
+PACKAGES = {
+    "libibverbs.so.1": "libibverbs1",
+    "librdmacm.so.1": "librdmacm1",
+    "libnuma.so.1": "libnuma1",
+    "libcurl.so.4": "libcurl4",
+}
+"""The libraries that Mooncake's builds need of the system, and the Debian packages that have them."""
+
+
+def probe() -> Unavailable | None:
+    if find_spec("mooncake") is None:
+        return Unavailable("Mooncake is not installed", "pip install mooncake-transfer-engine-non-cuda")
+    missing = [library for library in PACKAGES if not _is_there(library)]
+    if missing:
+        names = " ".join(PACKAGES[library] for library in missing)
+        return Unavailable(f"Mooncake needs {', '.join(missing)}", f"apt-get install {names}")
+    return None
+
+
+def _is_there(library: str) -> bool:
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True

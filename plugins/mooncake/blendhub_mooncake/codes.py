@@ -1,0 +1,51 @@
+"""What Mooncake's result codes say about a key, and about the memory that was named with it."""
+
+from enum import Enum, auto
+
+OBJECT_NOT_FOUND = -704
+REPLICA_IS_GONE = -712
+NO_AVAILABLE_HANDLE = -200
+
+ENDED = frozenset(
+    {
+        -600,  # invalid parameters, such as a buffer that is too small: nothing was started
+        -702,  # no complete replica: nothing was started
+        -703,  # the object is still being put: nothing was started
+        -707,  # the lease ended before the transfer did, and both have
+        -801,  # the whole object was transferred, and has another checksum
+        -900,  # the master could not be reached, before the transfer or after it
+        -901,  # the master did not answer in time, likewise
+    }
+)
+"""Failures after which Mooncake transfers nothing more for the key."""
+
+
+class Outcome(Enum):
+    DONE = auto()
+    ABSENT = auto()
+    """Mooncake does not have these bytes under this key, or has no room for them."""
+    FAILED = auto()
+    """It is not known whether Mooncake has them."""
+    ADRIFT = auto()
+    """Likewise, and a transfer may still be reading or writing the memory."""
+
+    @property
+    def is_certain(self) -> bool:
+        return self in (Outcome.DONE, Outcome.ABSENT)
+
+
+def of_get(code: int, length: int) -> Outcome:
+    if code == length:
+        return Outcome.DONE
+    # A code that is not negative is the object's length: other bytes than those that were put.
+    if code >= 0 or code in (OBJECT_NOT_FOUND, REPLICA_IS_GONE):
+        return Outcome.ABSENT
+    return Outcome.FAILED if code in ENDED else Outcome.ADRIFT
+
+
+def of_put(code: int) -> Outcome:
+    if code == 0:
+        return Outcome.DONE
+    if code == NO_AVAILABLE_HANDLE:
+        return Outcome.ABSENT
+    return Outcome.FAILED if code in ENDED else Outcome.ADRIFT

@@ -1,0 +1,79 @@
+"""What a hub and its Mooncake process send each other: frames of msgpack over a socket pair."""
+
+import socket
+import time
+from typing import Literal, TypeVar
+
+import msgspec
+from blendhub_fleet.bytes import Extent
+
+from blendhub.contracts import ArenaFile
+
+Message = TypeVar("Message")
+LENGTH_BYTES = 4
+
+
+class Setup(msgspec.Struct, frozen=True):
+    """The first frame: how the process reaches Mooncake, and which arena it copies from and into."""
+
+    arena: ArenaFile
+    master: str
+    """The address of ``mooncake_master``, or ``etcd://...`` where it is highly available."""
+    address: str = ""
+    """This machine's, as Mooncake's nodes see it; empty: the one that packets to the master have."""
+    metadata: str = "P2PHANDSHAKE"
+    protocol: str = "tcp"
+    devices: str = ""
+
+
+class Started(msgspec.Struct, frozen=True):
+    """The answer to it. An error, if there is one, says why the process cannot work."""
+
+    error: str = ""
+
+
+class Call(msgspec.Struct, frozen=True, array_like=True):
+    what: Literal["put", "get", "remove"]
+    keys: list[str]
+    extents: list[Extent]
+    """Where the bytes of each key lie in the arena: offset and length. Empty where keys are removed."""
+
+
+class Codes(msgspec.Struct, frozen=True, array_like=True):
+    """Mooncake's own result for each key of a call."""
+
+    codes: list[int]
+
+
+def send(line: socket.socket, message: msgspec.Struct, deadline: float | None = None) -> None:
+    """Raises OSError, of which TimeoutError is one, if the message was not taken by the deadline."""
+    body = msgspec.msgpack.encode(message)
+    line.settimeout(_left(deadline))
+    line.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+
+
+def receive(line: socket.socket, kind: type[Message], deadline: float | None = None) -> Message:
+    """Raises OSError if no whole message came by the deadline, and MsgspecError if it is not one of this kind.
+
+    What has arrived already is received even behind the deadline: this process may have been stopped meanwhile.
+    """
+    length = int.from_bytes(_exactly(line, LENGTH_BYTES, deadline), "little")
+    return msgspec.msgpack.decode(_exactly(line, length, deadline), type=kind)
+
+
+def _exactly(line: socket.socket, size: int, deadline: float | None) -> bytearray:
+    data = bytearray()
+    while len(data) < size:
+        line.settimeout(_left(deadline))
+        try:
+            piece = line.recv(size - len(data))
+        except BlockingIOError:  # what a socket with a timeout of 0 raises
+            raise TimeoutError("no answer by the deadline") from None
+        if not piece:
+            raise ConnectionResetError("the other end was closed")
+        data += piece
+    return data
+
+
+def _left(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

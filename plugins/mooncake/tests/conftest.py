@@ -1,0 +1,61 @@
+"""What the tests share: processes of Mooncake, an arena, and the bytes between them."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+
+import pytest
+from blendhub_mooncake.availability import probe
+from blendhub_mooncake.bytes import MooncakeBytes
+from blendhub_mooncake.frames import Setup
+
+from benchmarks.fleet.mooncake_cluster import Cluster
+from blendhub.arena_view import HEADER_BYTES, SHM
+from blendhub.contracts import ArenaFile
+from blendhub.hub.arena import Arena
+
+PATIENT_S = 20.0
+
+
+@pytest.fixture(scope="session")
+def mooncake_is_here() -> None:
+    if missing := probe():
+        pytest.skip(f"{missing.reason}: {missing.command}")
+
+
+@pytest.fixture
+def cluster(mooncake_is_here: None) -> Iterator[Cluster]:
+    """Without any process yet."""
+    with Cluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def lasting_cluster(mooncake_is_here: None) -> Iterator[Cluster]:
+    """A master and a node, for tests that leave them alone."""
+    with Cluster() as cluster:
+        cluster.start_master()
+        cluster.start_node()
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def arena() -> Iterator[Arena]:
+    with contextlib.closing(Arena(2**26)) as arena:
+        yield arena
+
+
+@pytest.fixture(scope="module")
+def setup_for(arena: Arena) -> Callable[[Cluster], Setup]:
+    file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
+    return lambda cluster: Setup(file, cluster.address)
+
+
+@pytest.fixture(scope="module")
+def open_bytes(setup_for: Callable[[Cluster], Setup]) -> Iterator[Callable[..., MooncakeBytes]]:
+    with contextlib.ExitStack() as closing:
+
+        def open_bytes(cluster: Cluster, deadline_s: float = PATIENT_S) -> MooncakeBytes:
+            place = MooncakeBytes(setup_for(cluster), deadline_s)
+            return closing.enter_context(contextlib.closing(place))
+
+        yield open_bytes

@@ -1,0 +1,63 @@
+"""The conformance suite of shared stores, with a real Redis and a real Mooncake.
+
+Its histories are left out: each opens hundreds of stores, and a store here is a process. They are about the catalogue,
+which the shared directory has as well.
+"""
+
+import hashlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from blendhub_mooncake.options import MooncakeOptions
+from blendhub_mooncake.store import open_store
+
+from benchmarks.fleet.mooncake_cluster import Cluster
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from blendhub.contracts import SharedStore
+from blendhub.testing.shared_stores.following import FollowingTests
+from blendhub.testing.shared_stores.moving import MovingTests
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+REMOVE_ALL = """
+import sys
+from mooncake.store import MooncakeDistributedStore
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1]) == 0
+assert store.remove_all(True) >= 0
+"""
+
+
+class TestMooncake(MovingTests, FollowingTests):
+    cluster: Cluster
+    redis: RedisServer
+
+    @pytest.fixture(autouse=True, scope="class")
+    @classmethod
+    def servers(cls, lasting_cluster: Cluster) -> Iterator[None]:
+        with RedisServer() as cls.redis:
+            cls.cluster = lasting_cluster
+            yield
+
+    def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:
+        return open_store(
+            MooncakeOptions(
+                catalogue=self.redis.url,
+                group=hashlib.sha256(str(place).encode()).hexdigest()[:16],
+                master=self.cluster.address,
+                capacity_gib=capacity / 2**30,
+                log_length=log_length,
+                deadline_s=30.0,
+                transfer_deadline_s=30.0,
+            )
+        )
+
+    def lose_bytes(self, place: Path) -> bool:
+        subprocess.run([sys.executable, "-c", REMOVE_ALL, self.cluster.address], check=True, capture_output=True)
+        return True
+
+    def flip_bytes(self, place: Path) -> bool:
+        self.cluster.flip_a_byte_of_every_page()
+        return True

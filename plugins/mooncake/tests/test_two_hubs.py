@@ -1,0 +1,128 @@
+"""Two hubs, each with an arena, a client and a Mooncake process, and what one stored is read through the other."""
+
+import contextlib
+import itertools
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
+from benchmarks.fleet.served_hub import ServedHub
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from benchmarks.soak.clients import SMALL, read, write
+from blendhub.client import HubClient
+from blendhub.errors import ArenaFull
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+SOAKED_S = 30.0
+WATCHED = ("fleet_fetched_bytes", "fleet_mooncake_starts", "store_corrupted")
+FOUND_S = 60.0
+"""Far more than it takes, on a machine that is busy with other tests."""
+
+
+class Member:
+    """A hub and a client of it."""
+
+    def __init__(self, hub: ServedHub, client: HubClient) -> None:
+        self.hub, self.client = hub, client
+
+    def store(self, *documents: int) -> None:
+        counted: Counter[str] = Counter()
+        chance = random.Random(1)
+        while not counted["tokens stored"]:  # a write in ten is given up
+            write(self.client, prompt(*documents), chance, counted)
+
+    def tokens_of(self, *documents: int) -> int:
+        """How many tokens of a prompt it reads; all of their bytes are compared with what they are to be."""
+        counted: Counter[str] = Counter()
+        self.client.lookup(prompt(*documents), acquire=False, wait_s=5.0)
+        read(self.client, prompt(*documents), counted)
+        assert not counted["WRONG TOKENS"]
+        return counted["tokens read"]
+
+    def find(self, *documents: int) -> None:
+        """Wait until it reads all chunks of a prompt."""
+        whole = len(prompt(*documents)) // CHUNK * CHUNK
+        wait_until(lambda: self.tokens_of(*documents) >= whole, FOUND_S)
+
+    def kill_what_moves_bytes(self) -> None:
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                parent = int((process / "stat").read_text().rpartition(")")[2].split()[1])
+                if parent == self.hub.process.pid and b"blendhub_mooncake.child" in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+
+    def count(self, name: str) -> float:
+        return self.client.stats().counters[name]
+
+
+CHUNK = SMALL.layout.chunk_tokens
+DOCUMENT = 8 * CHUNK
+
+
+def prompt(*documents: int) -> "np.ndarray[tuple[int], np.dtype[np.uint32]]":
+    return np.concatenate([np.random.default_rng(n).integers(0, 2**31, DOCUMENT, np.uint32) for n in documents])
+
+
+@pytest.fixture
+def join(tmp_path: Path, lasting_cluster: Cluster) -> Iterator[Callable[..., Member]]:
+    """Starts one more hub of the fleet."""
+    with contextlib.ExitStack() as closing:
+        redis = closing.enter_context(RedisServer())
+
+        def start(name: str, cluster: Cluster = lasting_cluster, arena_gib: float = 0.02) -> Member:
+            settings = {"catalogue": redis.url, "master": cluster.address, "transfer_deadline_s": "10"}
+            hub = closing.enter_context(contextlib.closing(ServedHub(tmp_path, name, arena_gib, **settings)))
+            return Member(hub, closing.enter_context(hub.client(SMALL)))
+
+        yield start
+
+
+def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt(join: Callable[..., Member]) -> None:
+    one, other = join("one"), join("other")
+    one.store(1, 2, 3)
+    other.find(1, 2, 3)
+    assert other.tokens_of(9, 3) >= DOCUMENT - 2 * CHUNK, "a document of it, behind another text"
+    other.store(4)
+    one.find(4)
+
+
+def test_what_a_killed_hub_stored_is_still_found_and_a_new_hub_finds_it_too(join: Callable[..., Member]) -> None:
+    one, other = join("one"), join("other")
+    one.store(11, 12)
+    wait_until(lambda: one.count("store_saves") >= 16, FOUND_S)
+    one.hub.process.send_signal(signal.SIGKILL)
+    one.hub.process.wait()
+    other.find(11, 12)
+    join("third").find(11, 12)
+
+
+def test_no_byte_is_wrong_while_mooncake_evicts_and_what_moves_the_bytes_is_killed(
+    join: Callable[..., Member], cluster: Cluster
+) -> None:
+    """Each arena has room for 20 documents, Mooncake for 60, and there are 100."""
+    cluster.start_master()
+    cluster.start_node(2**24)
+    members = [join(name, cluster, 20 * 8 * SMALL.slot_bytes / 2**30) for name in ("one", "other")]
+    chance = random.Random(1)
+    n_read, end = 0, time.monotonic() + SOAKED_S
+    for turn in itertools.count():
+        member = chance.choice(members)
+        with contextlib.suppress(ArenaFull):
+            write(member.client, prompt(*(chance.randrange(100) for _ in range(3))), chance, Counter())
+        n_read += chance.choice(members).tokens_of(*(chance.randrange(100) for _ in range(3)))
+        if turn % 40 == 20:
+            member.kill_what_moves_bytes()
+        if time.monotonic() > end:
+            break
+    sums = Counter({name: sum(member.count(name) for member in members) for name in WATCHED})
+    assert n_read and sums["fleet_fetched_bytes"], "nothing came from the other hub"
+    assert sums["fleet_mooncake_starts"] > 2, "nothing was killed"
+    assert not sums["store_corrupted"]
