@@ -29,6 +29,7 @@ def reused(answer):
     return answer.report["moved_tokens"] + answer.report["exact_tokens"]
 
 
+@pytest.mark.versions
 def test_what_one_engine_stored_another_reuses(model, plain, settings, texts, tmp_path):
     document = texts.new(400)
     prompt = [*texts.new(30), *document, *texts.new(9)]
@@ -45,6 +46,7 @@ def test_what_one_engine_stored_another_reuses(model, plain, settings, texts, tm
         assert reused(stranger.one([*texts.new(60), *document])) == 0
 
 
+@pytest.mark.versions
 def test_adapters_share_nothing(model, settings, texts, tmp_path):
     document = texts.new(300)
     adapters = [make_adapter(tmp_path / name, seed) for seed, name in enumerate(("one", "two"))]
