@@ -145,7 +145,11 @@ class ConnectorScheduler:
         if not state.is_scheduled:
             state.scheduled()
             self.counters["tokens_settled"] += len(state.settled_span or ())
-        if not n_external or state.decision is None:
+        if state.decision is None:
+            return
+        if not n_external:
+            if state.stage is Stage.FOUND:
+                self._refuse(state, Refusal("other_connector", "another connector of MultiConnector loads its KV"))
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
