@@ -19,6 +19,7 @@ from blendhub.options import describe_options
 from blendhub.plugin_choice import PluginChoice
 from blendhub.testing import SUITES
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
+from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -236,12 +237,12 @@ def test_what_the_adapter_s_document_says_to_write_is_understood():
             flags.append(ast.literal_eval(node.value))
         if isinstance(node, ast.keyword) and node.arg == "extra_args":
             bodies.append(ast.literal_eval(node.value))
-    assert len(flags) == 4 and len(bodies) == 2
+    assert len(flags) == 6 and len(bodies) == 2
     (several,) = (one for one in json_examples(text) if one.get("kv_connector") == "MultiConnector")
     assert several["kv_load_failure_policy"] == "recompute"
     flags.append(several["kv_connector_extra_config"]["connectors"][0])
     for flag in flags:
-        assert (flag["kv_connector"], flag["kv_role"]) == ("BlendHubConnector", "kv_both")
+        assert flag["kv_connector"] == "BlendHubConnector" and not mistakes_in_transfer_config(flag, host, "cpu")
         read_settings(flag.get("kv_connector_extra_config", {}), host, "cpu")
     for body in bodies:
         assert read_request(body["kv_transfer_params"]) != RequestSettings()

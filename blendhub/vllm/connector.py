@@ -207,14 +207,17 @@ class BlendHubConnector(KVConnectorBase_V1):
         return self._scheduler.matched(request, num_computed_tokens) if self._scheduler else (0, False)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        if not self._scheduler:
+            return
         block_ids = blocks.get_block_ids()[0]
         self._blocks.allocated(request.request_id, block_ids)
-        if self._scheduler:
-            self._scheduler.allocated(request, block_ids, num_external_tokens)
+        self._scheduler.allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        if not self._scheduler:
+            return StepPlan()
         self._blocks.scheduled(scheduler_output)
-        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
+        return self._scheduler.plan(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         if not self._scheduler:
