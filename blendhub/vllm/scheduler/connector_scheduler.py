@@ -90,13 +90,14 @@ class ConnectorScheduler:
             self.executor.close()
             raise
         self._arena = ArenaWatch(facts, lambda: self.executor.registered)
-        self._arena.refusal()
+        self._arena.look()
 
     # A request arrives, and is scheduled.
 
     def arrived(self, request: Request) -> None:
         """Look up a new request at once, long before vLLM schedules it."""
-        terms, refusal = self._admission.admit(request, self._arena.refusal())
+        self._arena.look()
+        terms, refusal = self._admission.admit(request)
         state = self._requests[request.request_id] = RequestState(request, terms)
         self.settling.take(state)
         if refusal:
@@ -193,6 +194,7 @@ class ConnectorScheduler:
         self.counters["learned_tokens"] += report.learned_tokens
         self.counters["unlearned_tokens"] += report.unlearned_tokens
         self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
+        self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
         for stored in self.saves.settle(report.settled):
