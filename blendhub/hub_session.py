@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 from blendhub import wire
-from blendhub.arena_view import ArenaView
+from blendhub.arena_view import ArenaName, ArenaView
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer, Pending
 from blendhub.errors import (
@@ -145,6 +145,11 @@ class HubSession:
     def epoch(self) -> int:
         """A number that a hub chooses at its start."""
         return self._session.epoch
+
+    @property
+    def arena_name(self) -> ArenaName:
+        """The hub's arena, whether it can be mapped here or not."""
+        return self._session.arena
 
     @property
     def namespace(self) -> Namespace:

@@ -32,6 +32,7 @@ class Host:
         self._number = 0
         self._counts: Counter[str] = Counter()
         self._remember_blocks()
+        self._count_preemptions()
         self._keep_counts()
         self._time_hooks()
 
@@ -214,10 +215,18 @@ class Host:
 
         def remember(request: Any) -> None:
             self._blocks[request.request_id] = list(manager.get_block_ids(request.request_id)[0])
-            self._preempted += not request.is_finished()
             free(request)
 
         manager.free = remember
+
+    def _count_preemptions(self) -> None:
+        preempt = self._scheduler._preempt_request
+
+        def counted(*given: Any, **named: Any) -> None:
+            self._preempted += 1
+            preempt(*given, **named)
+
+        self._scheduler._preempt_request = counted
 
     def _keep_counts(self) -> None:
         """vLLM takes what was counted, and drops it where it logs no statistics."""

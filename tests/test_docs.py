@@ -19,6 +19,7 @@ from blendhub.options import describe_options
 from blendhub.plugin_choice import PluginChoice
 from blendhub.testing import SUITES
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
+from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -208,8 +209,12 @@ def test_every_field_of_the_report_is_documented():
     report = state.report()
     documented = [row.split("`")[1] for row in table_under("## The report in the response")]
     assert documented == list(report)
-    (example,) = re.findall(r"```json\n(.*?)```", read(DOCS / "vllm.md"), re.S)
-    assert list(json.loads(example)["blendhub"]) == [name for name in report if name not in ("reason", "audit")]
+    (example,) = (one for one in json_examples(read(DOCS / "vllm.md")) if "blendhub" in one)
+    assert list(example["blendhub"]) == [name for name in report if name not in ("reason", "audit")]
+
+
+def json_examples(text: str) -> list[dict]:
+    return [json.loads(one) for one in re.findall(r"```json\n(.*?)```", text, re.S)]
 
 
 def test_every_reason_for_refusing_a_request_is_documented():
@@ -232,9 +237,12 @@ def test_what_the_adapter_s_document_says_to_write_is_understood():
             flags.append(ast.literal_eval(node.value))
         if isinstance(node, ast.keyword) and node.arg == "extra_args":
             bodies.append(ast.literal_eval(node.value))
-    assert len(flags) == 4 and len(bodies) == 2
+    assert len(flags) == 6 and len(bodies) == 2
+    (several,) = (one for one in json_examples(text) if one.get("kv_connector") == "MultiConnector")
+    assert several["kv_load_failure_policy"] == "recompute"
+    flags.append(several["kv_connector_extra_config"]["connectors"][0])
     for flag in flags:
-        assert (flag["kv_connector"], flag["kv_role"]) == ("BlendHubConnector", "kv_both")
+        assert flag["kv_connector"] == "BlendHubConnector" and not mistakes_in_transfer_config(flag, host, "cpu")
         read_settings(flag.get("kv_connector_extra_config", {}), host, "cpu")
     for body in bodies:
         assert read_request(body["kv_transfer_params"]) != RequestSettings()

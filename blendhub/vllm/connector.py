@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorBase_V1,
     KVConnectorHandshakeMetadata,
@@ -30,6 +31,7 @@ from blendhub.layout import Namespace
 from blendhub.observers import Observers
 from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
+from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks, RequestBlocks
@@ -48,6 +50,11 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 log = logging.getLogger(__name__)
+
+NOT_HEARD = (
+    "another connector of vLLM's MultiConnector has answered in the place of BlendHub's workers; name "
+    "BlendHubConnector before it in connectors"
+)
 
 
 class BlendHubConnector(KVConnectorBase_V1):
@@ -83,7 +90,8 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         """vLLM calls this after the model was warmed up and before the first request: the time to check the model."""
-        handshake, self._worker = self._start.finish()
+        connector = get_kv_transfer_group()
+        handshake, self._worker = self._start.finish(None if connector is self else connector)
         return handshake
 
     def start_load_kv(self, forward_context: "ForwardContext", **kwargs: Any) -> None:
@@ -134,7 +142,7 @@ class BlendHubConnector(KVConnectorBase_V1):
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
         """The workers have checked the model, so the namespace is known and the hub can be reached."""
         handshakes = [one for _, one in sorted(metadata.items()) if isinstance(one, WorkerHandshake)]
-        supports = [one.support for one in handshakes]
+        supports = [one.support for one in handshakes] or [unsupported(NOT_HEARD)]
         worst = next((support for support in supports if not support.layout), None) or next(
             (support for support in supports if not support.blends), supports[0]
         )
@@ -200,14 +208,17 @@ class BlendHubConnector(KVConnectorBase_V1):
         return self._scheduler.matched(request, num_computed_tokens) if self._scheduler else (0, False)
 
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
+        if not self._scheduler:
+            return
         block_ids = blocks.get_block_ids()[0]
         self._blocks.allocated(request.request_id, block_ids)
-        if self._scheduler:
-            self._scheduler.allocated(request, block_ids, num_external_tokens)
+        self._scheduler.allocated(request, block_ids, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
+        if not self._scheduler:
+            return StepPlan()
         self._blocks.scheduled(scheduler_output)
-        return self._scheduler.plan(scheduler_output) if self._scheduler else StepPlan()
+        return self._scheduler.plan(scheduler_output)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         if not self._scheduler:

@@ -143,6 +143,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
     save_seconds: float = 0.0
     """How long the saves took that ended in this step, together."""
+    carried_bytes: int = 0
+    """Bytes of KV that went through the transport."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -168,6 +170,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             unlearned_tokens=self.unlearned_tokens + other.unlearned_tokens,
             opened=self.opened + other.opened,
             save_seconds=max(self.save_seconds, other.save_seconds),
+            carried_bytes=self.carried_bytes + other.carried_bytes,
         )
 
 

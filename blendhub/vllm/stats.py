@@ -32,6 +32,7 @@ COUNTERS: dict[str, str] = {
     "learned_tokens": "Tokens computed anew of which the hub learned how much their KV had changed.",
     "unlearned_tokens": "Tokens computed anew of which the hub did not learn it, though that was meant to be.",
     "save_microseconds": "Time from the begin of saves until the hub had committed them, in microseconds.",
+    "carried_bytes": "KV that went through the transport, because this machine cannot map the hub's memory, in bytes.",
 }
 """The counters without a label."""
 

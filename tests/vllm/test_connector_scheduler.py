@@ -56,6 +56,21 @@ def test_a_load_carries_the_whole_prompt(engine):
     engine.side.ended(request, list(range(5)))
 
 
+def test_a_load_that_another_connector_takes_over_is_a_refusal_with_a_reason(engine):
+    """In MultiConnector, the first connector that has KV of a prompt loads it, and the others hear of 0 tokens."""
+    engine.serve("a", text(0, 96))
+    request = engine.request("b", text(0, 128))
+    engine.side.arrived(request)
+    assert engine.side.matched(request, 0) == (96, True)
+    engine.side.allocated(request, list(range(4)), 0)
+    assert not engine.side.plan(SchedulerOutput.make_empty()).loads
+    assert engine.side.counters["refused_other_connector"] == 1
+    _, response = engine.side.ended(request, list(range(4)))
+    assert response["blendhub"]["reason"] == "another connector of MultiConnector loads its KV"
+    engine.settle()
+    assert engine.gauge("read_leases") == 0
+
+
 def test_an_aborted_load_is_cancelled(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", text(0, 96))

@@ -22,8 +22,17 @@ KINDS = {
 }
 """Settings of BlendHub, and options of vLLM."""
 
+ON_OLDER_VERSIONS = {"eager"}
+"""Of CI's runs on other versions of vLLM."""
 
-@pytest.fixture(scope="module", params=KINDS.values(), ids=KINDS)
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(kind, id=name, marks=[pytest.mark.versions] if name in ON_OLDER_VERSIONS else [])
+        for name, kind in KINDS.items()
+    ],
+)
 def kind(request):
     return request.param
 

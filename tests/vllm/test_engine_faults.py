@@ -26,7 +26,13 @@ def hub(tmp_path):
     hub.kill()
 
 
-@pytest.mark.parametrize("asynchronous", [True, False], ids=["two batches in flight", "one batch at a time"])
+@pytest.mark.parametrize(
+    "asynchronous",
+    [
+        pytest.param(True, id="two batches in flight", marks=pytest.mark.versions),
+        pytest.param(False, id="one batch at a time"),
+    ],
+)
 def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts):
     first, second = texts.new(500), texts.new(500)
     prompts = [[*second, *texts.new(7 + n), *first, *texts.new(9)] for n in range(12)]
@@ -96,12 +102,11 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
 @pytest.mark.parametrize(
     "runner, n_prompts, tokens, blocks",
     [
-        ({}, 8, 200, 60),
-        ({"async_scheduling": False}, 8, 200, 60),
+        pytest.param({}, 8, 200, 60, id="first runner", marks=pytest.mark.versions),
+        pytest.param({"async_scheduling": False}, 8, 200, 60, id="first runner, one batch at a time"),
         # Its kernels run in an interpreter, which takes it half a second for each step.
-        (ON_THE_SECOND_RUNNER, 4, 60, 47),
+        pytest.param(ON_THE_SECOND_RUNNER, 4, 60, 47, id="second runner"),
     ],
-    ids=["first runner", "first runner, one batch at a time", "second runner"],
 )
 def test_preempted_requests(runner, n_prompts, tokens, blocks, model, plain, texts):
     """Few blocks for many answers: vLLM takes blocks away from requests, and computes them again."""

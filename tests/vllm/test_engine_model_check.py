@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Engine, largest_difference
+from engine_harness import Engine, disagreement, largest_difference
 from engine_harness.tiny_model import make_tiny_model
-from tests.vllm.conftest import PROBING, SETTINGS
+from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -62,6 +62,23 @@ DEEPSEEK = COMMON | {
     "first_k_dense_replace": 3,
     "rms_norm_eps": 1e-6,
     "hidden_act": "silu",
+    "rope_theta": 10000.0,
+}
+LFM2 = COMMON | {
+    "architectures": ["Lfm2ForCausalLM"],
+    "model_type": "lfm2",
+    "block_dim": 128,
+    "block_ff_dim": 256,
+    "block_multiple_of": 32,
+    "block_auto_adjust_ff_dim": False,
+    "conv_dim": 128,
+    "conv_dim_out": 128,
+    "conv_L_cache": 3,
+    "conv_bias": False,
+    "num_hidden_layers": 4,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "num_key_value_heads": 2,
+    "norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
 OPT = COMMON | {
@@ -143,3 +160,16 @@ def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_p
         engine.forget()
         asked = engine.one(moved, tokens=20, recompute_ratio=1.0, store=False)
         assert asked.report["moved_tokens"] == 0 and asked.tokens == expected.tokens
+
+
+def test_a_model_with_recurrent_layers_is_served_without_reuse_and_says_so(start, texts):
+    """vLLM refused to start it: only connectors that declare support for its hybrid allocator may serve such models."""
+    prompts = [texts.new(n) for n in (200, 333)]
+    with start(LFM2) as engine:
+        assert "recurrent or linear attention layers are served without reuse" in engine.log
+        first = engine.ask(*prompts, tokens=9)
+        engine.forget()
+        again = engine.ask(*prompts, tokens=9)
+        assert disagreement(again, first) < TOLERANCE
+        assert all("served without reuse" in answer.report["reason"] for answer in again)
+        assert engine.call("counts") == {"refused_model": 4}

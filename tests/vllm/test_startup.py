@@ -30,7 +30,7 @@ def facts(**changes) -> StartupFacts:
     return StartupFacts(**given | changes)
 
 
-def said(facts: StartupFacts, arena: int | None = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
+def said(facts: StartupFacts, arena: int = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
     """The lines of INFO, and those of WARNING."""
     by_level: dict[int, list[str]] = {logging.INFO: [], logging.WARNING: []}
     for line in lines(facts, arena, trouble):
@@ -90,10 +90,11 @@ def test_one_prompt_that_just_fits_is_no_warning():
     assert len(said(facts(), 8192 * TOKEN - 1)[1]) == 1
 
 
-def test_an_arena_that_cannot_be_mapped_is_a_warning_that_promises_nothing():
-    info, (warning,) = said(facts(settings=Settings(endpoint="tcp://far:7")), None, "cannot map /dev/shm/blendhub-0-1f")
-    assert info == []
-    assert warning.startswith("BlendHub: nothing is reused or stored: cannot map /dev/shm/blendhub-0-1f. ")
+def test_an_arena_that_cannot_be_mapped_is_a_warning_that_says_how_to_share_memory():
+    chosen = facts(settings=Settings(endpoint="tcp://far:7"))
+    (line,), (warning,) = said(chosen, trouble="cannot map /dev/shm/blendhub-0-1f")
+    assert line.startswith("BlendHub: text is reused anywhere; hub at tcp://far:7; arena 5.0 GiB")
+    assert warning.startswith("BlendHub: KV goes through the transport, which is slower than shared memory: cannot map")
     assert "tcp://far:7" in warning and "--ipc=host" in warning
     assert "kv_connector_extra_config.blendhub.endpoint" in warning
 

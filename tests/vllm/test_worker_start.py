@@ -79,6 +79,33 @@ def test_kernels_are_compiled_before_the_warm_up_for_every_form_of_rotation(monk
     assert len(start.attached) == 5 and not start.devices[-1].is_closed
 
 
+def outer_connector(policy):
+    config = SimpleNamespace(kv_connector="MultiConnector", kv_load_failure_policy=policy)
+    return SimpleNamespace(_kv_transfer_config=config)
+
+
+def test_beside_another_connector_no_text_is_moved_and_the_namespace_stays_the_same(monkeypatch):
+    handshakes = []
+    for outer in (None, outer_connector("recompute")):
+        start = Start(monkeypatch, model_of())
+        start.register()
+        handshake, worker = start.finish(outer)
+        assert worker
+        handshakes.append(handshake)
+    alone, beside = handshakes
+    assert alone.support.blends and not beside.support.blends
+    assert "would store what was blended as exact" in beside.support.reasons[0]
+    assert (alone.support.layout, alone.rotary) == (beside.support.layout, beside.rotary) and alone.rotary
+
+
+def test_an_outer_connector_with_which_failed_loads_end_requests_closes_reuse_and_names_the_key(monkeypatch):
+    start = Start(monkeypatch, model_of())
+    start.register()
+    handshake, worker = start.finish(outer_connector("fail"))
+    assert worker is None and handshake.support.layout is None
+    assert 'set "kv_load_failure_policy": "recompute" beside "kv_connector"' in handshake.support.reasons[0]
+
+
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["no rotation", "rotation", "serving"])
 @pytest.mark.parametrize(
     "error", [RuntimeError("PassManager::run failed"), Unsupported("device 'cuda' cannot be set up")]

@@ -30,8 +30,8 @@ class Admission:
         self._support = support
         self._noted: set[str] = set()
 
-    def admit(self, request: Request, obstacle: Refusal | None = None) -> tuple[Terms, Refusal | None]:
-        """The request's terms, and why it reads nothing. ``obstacle`` keeps all requests from reading and storing."""
+    def admit(self, request: Request) -> tuple[Terms, Refusal | None]:
+        """The request's terms, and why it reads nothing."""
         try:
             asked = read_request(request.kv_transfer_params)
         except OptionError as error:
@@ -47,13 +47,12 @@ class Admission:
             variant=_variant_of(request),
             mode=mode,
             ratio=asked.recompute_ratio,
-            stores=self._stores and asked.store and not _why_unsupported(request) and not obstacle,
+            stores=self._stores and asked.store and not _why_unsupported(request),
             explains=asked.explain,
             audit=asked.audit,
-            # What is in vLLM's own cache needs no hub, so no obstacle stands in its way.
             settles=asked.settled and mode in MOVING and not refusal,
         )
-        return terms, refusal or obstacle
+        return terms, refusal
 
     def holes_for(self, request: Request) -> bool:
         """Whether holes of this request may be computed apart from the engine's own prefill."""

@@ -90,13 +90,14 @@ class ConnectorScheduler:
             self.executor.close()
             raise
         self._arena = ArenaWatch(facts, lambda: self.executor.registered)
-        self._arena.refusal()
+        self._arena.look()
 
     # A request arrives, and is scheduled.
 
     def arrived(self, request: Request) -> None:
         """Look up a new request at once, long before vLLM schedules it."""
-        terms, refusal = self._admission.admit(request, self._arena.refusal())
+        self._arena.look()
+        terms, refusal = self._admission.admit(request)
         state = self._requests[request.request_id] = RequestState(request, terms)
         self.settling.take(state)
         if refusal:
@@ -142,7 +143,11 @@ class ConnectorScheduler:
         if not state.is_scheduled:
             state.scheduled()
             self.counters["tokens_settled"] += len(state.settled_span or ())
-        if not n_external or state.decision is None:
+        if state.decision is None:
+            return
+        if not n_external:
+            if state.stage is Stage.FOUND:
+                self._refuse(state, Refusal("other_connector", "another connector of MultiConnector loads its KV"))
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         state.begin_load()
@@ -186,6 +191,7 @@ class ConnectorScheduler:
         self.counters["learned_tokens"] += report.learned_tokens
         self.counters["unlearned_tokens"] += report.unlearned_tokens
         self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
+        self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
         for stored in self.saves.settle(report.settled):

@@ -11,17 +11,11 @@ import msgspec
 
 from blendhub.client import HubClient
 from blendhub.layout import Namespace
-from blendhub.vllm.decision import Refusal
 from blendhub.vllm.settings import OWNER, Mode, Settings
 
 log = logging.getLogger(__name__)
 ROOMY = 4
 """An arena that holds so many of the longest prompts has room for blended KV by default."""
-
-NO_ARENA = Refusal(
-    "no_arena",
-    "this machine cannot map the hub's shared memory, so nothing is reused or stored; vLLM's log says what to change",
-)
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,10 +48,8 @@ def stores_blended(facts: StartupFacts, arena_bytes: int) -> bool:
     return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len if chosen is None else chosen
 
 
-def lines(facts: StartupFacts, arena_bytes: int | None, trouble: str) -> list[Line]:
-    """The lines to log. ``arena_bytes`` is None if the arena cannot be mapped here; ``trouble`` says why."""
-    if arena_bytes is None:
-        return [Line(logging.WARNING, _without_an_arena(facts, trouble))]
+def lines(facts: StartupFacts, arena_bytes: int, trouble: str) -> list[Line]:
+    """The lines to log. ``trouble`` says why the arena cannot be mapped here; empty: it can."""
     tokens = tokens_of(arena_bytes, facts.namespace)
     composed = [
         Line(
@@ -75,6 +67,8 @@ def lines(facts: StartupFacts, arena_bytes: int | None, trouble: str) -> list[Li
                 f"{_gib_for(facts.max_model_len, facts.namespace):.1f}, which takes as much of /dev/shm",
             )
         )
+    if trouble:
+        composed.append(Line(logging.WARNING, _through_the_transport(facts, trouble)))
     ratio, most = facts.settings.recompute_ratio, facts.settings.policy.max_recompute_share
     if facts.blends and facts.settings.mode in ("blend", "contiguous") and ratio > most:
         composed.append(
@@ -88,7 +82,7 @@ def lines(facts: StartupFacts, arena_bytes: int | None, trouble: str) -> list[Li
 
 
 class ArenaWatch:
-    """Logs whether the arena can be mapped, and refuses requests while it cannot. For one thread.
+    """Logs what the arena holds, and whether it can be mapped. For one thread.
 
     ``ready`` returns the client, or None while it is being registered; it never waits.
     """
@@ -99,21 +93,19 @@ class ArenaWatch:
         self.stores_blended = False
         """Whether blended KV is stored, too."""
         self._logged = ""
-        """The arena, or the trouble, that the last lines were about."""
+        """The arena that the last lines were about."""
 
-    def refusal(self) -> Refusal | None:
-        """Why no request can reuse or store anything now, if so. Notices a hub that came or came back."""
+    def look(self) -> None:
+        """Notice a hub that came or came back."""
         client = self._ready()
         if client is None:
-            return None
-        arena, trouble = client.arena, client.arena_trouble
-        about = arena.name.nonce if arena else trouble
-        if about != self._logged:
-            self._logged = about
-            self.stores_blended = stores_blended(self._facts, arena.name.size if arena else 0)
-            for line in lines(self._facts, arena.name.size if arena else None, trouble):
+            return
+        arena, trouble = client.arena_name, "" if client.arena else client.arena_trouble
+        if arena.nonce != self._logged:
+            self._logged = arena.nonce
+            self.stores_blended = stores_blended(self._facts, arena.size)
+            for line in lines(self._facts, arena.size, trouble):
                 log.log(line.level, "%s", line.text)
-        return None if arena else NO_ARENA
 
 
 def _what_is_reused(facts: StartupFacts) -> str:
@@ -135,11 +127,11 @@ def _where(facts: StartupFacts) -> str:
     return f"hub at {settings.endpoint}" if settings.endpoint else f"embedded hub in a {settings.hub.embedded}"
 
 
-def _without_an_arena(facts: StartupFacts, trouble: str) -> str:
+def _through_the_transport(facts: StartupFacts, trouble: str) -> str:
     return (
-        f"BlendHub: nothing is reused or stored: {trouble}. KV is exchanged with the {_where(facts)} through shared "
-        "memory. Run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), as the same "
-        f"user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for an embedded hub"
+        f"BlendHub: KV goes through the transport, which is slower than shared memory: {trouble}. To share memory with "
+        f"the {_where(facts)}, run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), "
+        f"as the same user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for an embedded hub"
     )
 
 

@@ -19,6 +19,7 @@ from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
@@ -59,6 +60,9 @@ class ConnectorWorker:
         self._is_opened = False
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
+        """The arena that the device uses, by its nonce; empty if the hub's arena cannot be mapped here."""
+        self._carrier: Carrier | None = None
+        """In place of an arena that cannot be mapped."""
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
@@ -134,6 +138,7 @@ class ConnectorWorker:
         report.settled = dict.fromkeys(settled, 1)
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
         report.learned_tokens, report.unlearned_tokens = self._learning.take_numbers()
+        report.carried_bytes = self._carrier.take_bytes() if self._carrier else 0
         return report if report != WorkerReport() else None
 
     def close(self) -> None:
@@ -196,7 +201,10 @@ class ConnectorWorker:
             raise HubError(f"of {expected} tokens that were found, the hub still has {given}")
         if not self._pin(client):
             raise HubError("the hub was restarted, and its new arena is not in use yet")
-        transfer = self._device.load(segments, self._context.model.pages(job.blocks), decision.start)
+        pages = self._context.model.pages(job.blocks)
+        if self._carrier:
+            return self._carrier.load(client, acquired, pages, decision.start)
+        transfer = self._device.load(segments, pages, decision.start)
         self._wait_unless_overlapping(transfer)
         return transfer
 
@@ -225,16 +233,23 @@ class ConnectorWorker:
                 # The saves of a lease are done in order.
                 is_next = all(other.job.right != save.job.right for other in self._waiting)
                 client = self._client() if is_next else None
-                if client:
-                    self._begin_save(save.job, client)
-                elif time.monotonic() < save.until:
-                    self._waiting.append(save)
-                else:
-                    raise DeadlineExceeded("the worker's session with the hub was not open in time")
+                if client and self._begin_save(save.job, client):
+                    continue
+                if time.monotonic() > save.until:
+                    raise DeadlineExceeded("the session with the hub was not open, or its transport full, for too long")
+                self._waiting.append(save)
             except Exception as error:  # the accelerator may fail, and the request does not need its save
                 self._saves.note(save.job, error, client)
 
-    def _begin_save(self, job: SaveJob, client: HubClient) -> None:
+    def _begin_save(self, job: SaveJob, client: HubClient) -> bool:
+        """Returns whether there was room."""
+        pages = self._context.model.pages(job.blocks)
+        if self._carrier:
+            copy = self._carrier.save(job, pages)
+            if copy:
+                self._saves.add(job, copy, ExitStack(), client, self._carrier.deliver)
+                self._wait_unless_overlapping(copy)
+            return copy is not None
         if job.right.arena != self._pinned:
             raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
         segments = []
@@ -243,9 +258,10 @@ class ConnectorWorker:
             segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
-            transfer = self._device.save(segments, self._context.model.pages(job.blocks))
+            transfer = self._device.save(segments, pages)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
+        return True
 
     # Both.
 
@@ -270,13 +286,18 @@ class ConnectorWorker:
     def _pin(self, client: HubClient) -> bool:
         """Have the device use the client's arena; returns False while it still copies in an earlier arena."""
         arena = client.arena
-        if arena is None:
-            raise HubError("the hub's arena is on another machine; run a hub on this one")
-        if self._pinned != arena.name.nonce:
+        nonce = arena.name.nonce if arena else ""
+        if self._pinned != nonce:
             if any(loading.is_copying for loading in self._loading.values()) or self._saves.is_copying():
                 return False
-            self._device.pin(arena.bytes)
-            self._pinned = arena.name.nonce
+            if arena:
+                self._carrier = None
+                self._device.pin(arena.bytes)
+            else:
+                layout = self._context.layout
+                n_slots = self._context.model.max_tokens // layout.chunk_tokens + 2
+                self._carrier = Carrier(self._device, layout.shard_bytes, n_slots)
+            self._pinned = nonce
         return True
 
     def _wait_unless_overlapping(self, transfer: Transfer) -> None:

@@ -19,6 +19,9 @@ from blendhub.write_rights import WriteRight
 
 log = logging.getLogger(__name__)
 
+Deliver = Callable[[SaveJob, HubClient], None]
+"""Has the copied KV reach the hub, before it is committed."""
+
 RunLater = Callable[[Callable[[], None]], None]
 """Runs functions in order on the executor's thread."""
 
@@ -51,12 +54,20 @@ class SaveQueue:
         self._thread = threading.Thread(target=self._run, name="blendhub-saver", daemon=True)
         self._thread.start()
 
-    def add(self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient) -> None:
+    def add(
+        self,
+        job: SaveJob,
+        transfer: Transfer,
+        right: ExitStack,
+        client: HubClient,
+        deliver: Deliver = lambda job, client: None,
+    ) -> None:
         """Add a copy. ``right`` is held until the copy has ended."""
         with self._state:
             self._copying[job.request] += 1
             self._committing[job.request] += 1
-        self._copies.put(partial(self._finish_copy, job, transfer, right, client, time.monotonic()))
+        commit = partial(self._commit, job, client, deliver, time.monotonic())
+        self._copies.put(partial(self._finish_copy, job, transfer, right, client, commit))
 
     def note(self, job: SaveJob, error: BaseException, client: HubClient | None = None) -> None:
         """Take note of a failed save."""
@@ -119,21 +130,22 @@ class SaveQueue:
             finish()
 
     def _finish_copy(
-        self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient, begun_at: float
+        self, job: SaveJob, transfer: Transfer, right: ExitStack, client: HubClient, commit: Callable[[], None]
     ) -> None:
         try:
             with right:
                 transfer.wait()
         except Exception as error:  # after any error the request's blocks must be freed
             self.note(job, error, client)
-        self._run_later(partial(self._commit, job, client, begun_at))
+        self._run_later(commit)
         with self._state:
             _count_down(self._copying, job.request)
             self._state.notify_all()
 
-    def _commit(self, job: SaveJob, client: HubClient, begun_at: float) -> None:
+    def _commit(self, job: SaveJob, client: HubClient, deliver: Deliver, begun_at: float) -> None:
         try:
             if not self.has_failed(job):
+                deliver(job, client)
                 client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 from vllm.config import VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Rotation, Selector
@@ -28,6 +29,11 @@ from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
 
 log = logging.getLogger(__name__)
+
+BESIDE_OTHERS = (
+    "text is not moved beside another connector, which would store what was blended as exact; exact prefixes are "
+    "reused all the same"
+)
 
 
 class WorkerStart:
@@ -61,13 +67,15 @@ class WorkerStart:
         except Exception as error:
             self._refusal = _sentence(error)
 
-    def finish(self) -> tuple[WorkerHandshake, ConnectorWorker | None]:
-        """Check the model, on all ranks alike."""
+    def finish(self, outer: KVConnectorBase_V1 | None = None) -> tuple[WorkerHandshake, ConnectorWorker | None]:
+        """Check the model, on all ranks alike. ``outer``: the connector that has BlendHub's and others in it."""
         ranks = Ranks(get_tp_group())
         try:
+            if outer:
+                _refuse_to_fail_requests(outer)
             model, layout = ranks.together(self._registered)
             with self._memory.counted(model.device):
-                check, worker = self._examined(model, layout, ranks)
+                check, worker = self._examined(model, layout, ranks, moves=outer is None)
         except Exception as error:
             return WorkerHandshake(unsupported(_sentence(error)), "", ""), None
         if worker:
@@ -81,7 +89,7 @@ class WorkerStart:
         return self._model, self._layout
 
     def _examined(
-        self, model: EngineModel, layout: KVLayout, ranks: Ranks
+        self, model: EngineModel, layout: KVLayout, ranks: Ranks, *, moves: bool
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
@@ -89,6 +97,9 @@ class WorkerStart:
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layout:
             return check, None
+        if check.support.blends and not moves:
+            # With the rotations, which are in the namespace: engines beside no other connector share what is stored.
+            check = check._replace(support=ModelSupport(layout, False, (BESIDE_OTHERS,)))
         if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
         rotations = check.rotations or (None,) * len(model.layer_names)
@@ -110,6 +121,16 @@ class WorkerStart:
         assert self._settings.device
         device: Device = self._host.create("device", self._settings.device.name, self._settings.device.options)
         return device
+
+
+def _refuse_to_fail_requests(outer: KVConnectorBase_V1) -> None:
+    """vLLM looks at the outer connector's settings, which BlendHub cannot change."""
+    policy = outer._kv_transfer_config.kv_load_failure_policy
+    if policy != "recompute":
+        raise Unsupported(
+            f"kv_load_failure_policy of {outer._kv_transfer_config.kv_connector} is {policy!r}, with which a load that "
+            'fails ends the request; set "kv_load_failure_policy": "recompute" beside "kv_connector"'
+        )
 
 
 def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> ModelSupport:

@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 
 from blendhub.contracts import PagedLayer, Rotation
 from blendhub.errors import BlendHubError, Unsupported
@@ -18,6 +17,7 @@ from blendhub.layout import KVLayout
 from blendhub.plan import Span
 from blendhub.tokens import Tokens
 from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS
 from blendhub.vllm.worker.model.chosen import Chosen, Part
 from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read_as_computed
@@ -27,8 +27,6 @@ from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
-"""Whether a connector can ask this vLLM for the blocks of a request; vLLM 0.23, vllm-ascend's, does not let it."""
 BLOCK = np.zeros(1, np.int64)
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
@@ -109,7 +107,7 @@ def _refuse_to_reuse(model: EngineModel) -> None:
     if config.model_config.enable_sleep_mode or getattr(config.model_config, "enable_cumem_allocator", False):
         raise Unsupported(
             "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
-            "because vLLM 0.32 does not tell a connector about it; serve without both to reuse KV"
+            "because vLLM does not tell a connector about it; serve without both to reuse KV"
         )
     if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
         raise Unsupported(

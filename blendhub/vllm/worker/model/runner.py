@@ -7,11 +7,11 @@ from typing import Any
 import torch
 
 from blendhub.errors import Unsupported
+from blendhub.vllm.versions import SERVED
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
 """V1's name and V2's, which is vllm-ascend's too."""
-MADE_FOR = "vLLM 0.32, and for vllm-ascend 0.23"
 
 
 class Runner:
@@ -25,7 +25,7 @@ class Runner:
         if missing:
             raise Unsupported(
                 f"vLLM's {type(runner).__module__}.{type(runner).__name__} has no {', '.join(missing)}; "
-                f"this version of BlendHub is made for {MADE_FOR}"
+                f"this version of BlendHub is made for {SERVED}"
             )
         self.device: torch.device = runner.device
         self.attention_groups: list[list[Any]] = runner.attn_groups
@@ -68,5 +68,5 @@ def find_runner() -> Any:
         frame = frame.f_back
     raise Unsupported(
         "vLLM's model runner was not found: register_kv_caches was called by something that is not a model runner; "
-        f"this version of BlendHub is made for {MADE_FOR}"
+        f"this version of BlendHub is made for {SERVED}"
     )

@@ -15,6 +15,7 @@ from vllm_ascend.attention.attention_v1 import AscendAttentionState
 from vllm_ascend.attention.utils import AscendCommonAttentionMetadata
 from vllm_ascend.ops import rotary_embedding
 
+from blendhub.vllm.versions import build_metadata
 from blendhub.vllm.worker.model.platforms.ascend_refusals import refuse
 from blendhub.vllm.worker.model.platforms.platform import Platform, Tensors, WriteHook, keeps_latent
 
@@ -69,7 +70,7 @@ class Ascend(Platform):
                 "num_input_tokens": common.num_actual_tokens,
             }
         )
-        return group.get_metadata_builder().build(0, ascend)
+        return build_metadata(group, ascend)
 
     @contextmanager
     def forward_context(

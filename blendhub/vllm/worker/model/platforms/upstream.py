@@ -12,6 +12,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.block_table import get_block_table_width
 from vllm.v1.worker.utils import AttentionGroup
 
+from blendhub.vllm.versions import build_metadata, copy_block_stride
 from blendhub.vllm.worker.model.platforms.platform import Platform, Tensors, WriteHook, keeps_latent
 
 
@@ -27,7 +28,7 @@ class Upstream(Platform):
         return get_block_table_width(n_blocks, block_size)
 
     def prepare_group(self, own: AttentionGroup, theirs: AttentionGroup) -> None:
-        own.kernel_block_stride = theirs.kernel_block_stride
+        copy_block_stride(own, theirs)
         # Large memory that means nothing between two kernels of a stream; vLLM did not count on there being two.
         ours: Any = own.get_metadata_builder()
         runners: Any = theirs.get_metadata_builder()
@@ -38,7 +39,7 @@ class Upstream(Platform):
             ours.chunked_prefill_workspace_size = runners.chunked_prefill_workspace_size
 
     def build(self, group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
-        return group.build_metadata(common)
+        return build_metadata(group, common)
 
     def forward_context(
         self,

@@ -1,0 +1,203 @@
+"""KV to and from a hub whose memory this machine cannot map: through the transport, and memory of the worker's."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+from msgspec.structs import replace
+
+from blendhub.client import HubClient
+from blendhub.contracts import Device, Segment, Transfer
+from blendhub.contracts.transport import Buffer
+from blendhub.errors import PeerGone
+from blendhub.hub_session import PendingReply
+from blendhub.vllm.messages import SaveJob
+from blendhub.vllm.spans import clipped
+from blendhub.wire import Acquired, Bytes
+from blendhub.write_rights import WriteRight
+
+Blocks = npt.NDArray[np.int64]
+SLOWEST_BYTES_PER_S = 50 * 2**20
+"""A fetch that is slower fails, and vLLM computes the tokens."""
+LEAST_FETCH_S = 5.0
+
+
+class Carrier:
+    """The transport in place of shared memory. ``deliver`` is for the thread that commits, the rest for the worker's.
+
+    Half of the memory is for loads, which always end. A save keeps its slots until later saves have filled them.
+    """
+
+    def __init__(self, device: Device, shard_bytes: int, n_slots: int) -> None:
+        """``n_slots``: how many slots a step of vLLM may fill."""
+        self._device = device
+        self._shard_bytes = shard_bytes
+        self._memory = np.zeros(2 * n_slots * shard_bytes, np.uint8)
+        places = list(range(0, len(self._memory), shard_bytes))
+        self._for_loads, self._for_saves = places[:n_slots], places[n_slots:]
+        self._kept: dict[WriteRight, dict[int, int]] = {}
+        """By right to write, and by the position where a slot begins: where its KV lies until all of it is sent."""
+        self._carried_bytes = 0
+        self._lock = threading.Lock()
+        """Guards what is for saves, and the number of bytes."""
+        device.pin(self._memory)
+
+    def take_bytes(self) -> int:
+        """How many bytes went through the transport since the last call."""
+        with self._lock:
+            carried, self._carried_bytes = self._carried_bytes, 0
+            return carried
+
+    # Loads.
+
+    def load(self, client: HubClient, acquired: Acquired, blocks: Blocks, skip_prefix: int) -> Transfer:
+        """Fetch the pieces of a lease, and copy them to the blocks."""
+        assert acquired.lease is not None
+        nbytes = len(acquired.pieces) * self._shard_bytes
+        reply = client.submit_fetch(acquired.lease, timeout=max(LEAST_FETCH_S, nbytes / SLOWEST_BYTES_PER_S))
+        segments = [Segment(one.span, 0, one.slot_token, one.source_start) for one in acquired.pieces]
+        return _Fetch(self, client, reply, segments, lambda placed: self._copy_in(placed, blocks, skip_prefix))
+
+    def place(self, segments: Sequence[Segment], shards: Sequence[Buffer]) -> list[Segment]:
+        """Put as many shards as there is room for into the memory; returns their segments."""
+        placed = []
+        for segment, shard in zip(segments, shards, strict=True):
+            if not self._for_loads:
+                break
+            at = self._for_loads.pop()
+            self._at(at)[:] = np.frombuffer(shard, np.uint8)
+            placed.append(replace(segment, shard=at))
+        self._count(len(placed))
+        return placed
+
+    def free(self, placed: Sequence[Segment]) -> None:
+        """These are copied."""
+        self._for_loads += [segment.shard for segment in placed]
+
+    def _copy_in(self, placed: Sequence[Segment], blocks: Blocks, skip_prefix: int) -> Transfer:
+        transfer = self._device.load(placed, blocks, skip_prefix)
+        if not self._device.overlaps_compute:
+            transfer.wait()
+        return transfer
+
+    # Saves.
+
+    def save(self, job: SaveJob, blocks: Blocks) -> Transfer | None:
+        """Copy out of the blocks what a job saves; None: there is no room yet."""
+        places = self._keep(job)
+        if places is None:
+            return None
+        spans = [clipped(job.span, slot.span) for slot in job.slots]
+        segments = [
+            Segment(span, at, span.start - slot.span.start, span.start)
+            for slot, span, at in zip(job.slots, spans, places, strict=True)
+        ]
+        return self._device.save(segments, blocks)
+
+    def deliver(self, job: SaveJob, client: HubClient) -> None:
+        """Send the slots of a job whose copy has ended."""
+        for slot in job.slots:
+            with self._lock:
+                at = self._kept[job.right][slot.span.start]
+            client.put(job.right, slot.span.start, self._at(at).data)
+            self._count(1)
+            if slot.span.end <= job.span.end:
+                self._drop(job.right, slot.span.start)
+
+    def _keep(self, job: SaveJob) -> list[int] | None:
+        positions = [slot.span.start for slot in job.slots]
+        with self._lock:
+            new = [one for one in positions if one not in self._kept.get(job.right, {})]
+            if len(new) > len(self._for_saves):
+                self._drop_ended()
+            if len(new) > len(self._for_saves):
+                return None
+            kept = self._kept.setdefault(job.right, {})
+            kept |= {position: self._for_saves.pop() for position in new}
+            return [kept[position] for position in positions]
+
+    def _drop(self, right: WriteRight, position: int) -> None:
+        with self._lock:
+            self._for_saves.append(self._kept[right].pop(position))
+            if not self._kept[right]:
+                del self._kept[right]
+
+    def _drop_ended(self) -> None:
+        """Saves that failed, or that the scheduler aborted, have left slots behind."""
+        for right in [right for right in self._kept if right.deadline < time.monotonic()]:
+            self._for_saves += self._kept.pop(right).values()
+
+    def _at(self, place: int) -> npt.NDArray[np.uint8]:
+        return self._memory[place : place + self._shard_bytes]
+
+    def _count(self, shards: int) -> None:
+        with self._lock:
+            self._carried_bytes += shards * self._shard_bytes
+
+
+class _Fetch(Transfer):
+    """A load: one reply with all shards, and as many copies as the carrier's memory makes of them.
+
+    It goes on when ``done`` is called, on the worker's thread.
+    """
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        client: HubClient,
+        reply: PendingReply[Bytes],
+        segments: list[Segment],
+        copy: Callable[[Sequence[Segment]], Transfer],
+    ) -> None:
+        self._carrier = carrier
+        self._client = client
+        self._reply = reply
+        self._copy = copy
+        self._segments = segments
+        """Those that are not copied yet."""
+        self._shards: Sequence[Buffer] | None = None
+        """Theirs; None while the hub has not answered."""
+        self._placed: list[Segment] = []
+        self._copying: Transfer | None = None
+        self._error: Exception | None = None
+
+    def done(self) -> bool:
+        try:
+            return self._error is not None or self._goes_on()
+        except Exception as error:  # ``wait`` raises it
+            self._error = error
+            return True
+
+    def wait(self) -> None:
+        while not self.done():
+            time.sleep(0.001)
+        if self._error:
+            raise self._error
+
+    def _goes_on(self) -> bool:
+        """Continue; returns whether all is copied."""
+        if self._shards is None:
+            if not self._reply.done():
+                if not self._client.is_up:
+                    raise PeerGone("the hub stopped answering during the load")
+                return False
+            self._shards = self._reply.payload()
+        if self._copying:
+            if not self._copying.done():
+                return False
+            copied, self._copying = self._copying, None
+            self._carrier.free(self._placed)
+            copied.wait()
+        if not self._segments:
+            return True
+        placed = self._carrier.place(self._segments, self._shards)
+        self._segments, self._shards = self._segments[len(placed) :], self._shards[len(placed) :]
+        if placed:
+            try:
+                self._copying, self._placed = self._copy(placed), placed
+            except BaseException:
+                self._carrier.free(placed)
+                raise
+        return False

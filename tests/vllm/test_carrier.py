@@ -1,0 +1,149 @@
+"""KV through the transport: a hub whose memory cannot be mapped, and a worker's own memory in its place."""
+
+import time
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+from blendhub_cpu.device import CpuDevice
+from blendhub_cpu.options import CpuOptions
+
+from blendhub import Span
+from blendhub.arena_view import SHM
+from blendhub.client import HubClient
+from blendhub.config import HubConfig, Listen
+from blendhub.errors import PeerGone
+from blendhub.hub.embedded import HubInThread
+from blendhub.plugin_choice import PluginChoice
+from blendhub.vllm.messages import HubAddress, SaveJob
+from blendhub.vllm.spans import clipped
+from blendhub.vllm.worker.carrier import Carrier
+from blendhub.vllm.worker.model.pages import paged_layer
+from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, PlayedEngine, text
+from tests.vllm.played_worker import Model, worker_of
+
+TOKENS = np.asarray(text(0, 96), np.uint32)
+FROM, TO = np.arange(1, 7), np.arange(11, 17)
+"""Blocks of 96 tokens."""
+
+
+@pytest.fixture
+def hub(tmp_path):
+    """Listens at a socket, and its segment cannot be opened any more."""
+    config = HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=f"ipc://{tmp_path}/hub.sock"),))
+    with HubInThread(config, HOST) as hub:
+        (SHM / hub.hub.service.state.cache.arena.name.segment).unlink()
+        yield hub
+
+
+@pytest.fixture
+def client(hub):
+    with HubClient(hub.hub.config.listen[0].endpoint, host=HOST) as client:
+        client.register("engine", NAMESPACE, 0)
+        assert client.arena is None
+        yield client
+
+
+@pytest.fixture
+def model():
+    model = Model()
+    torch.manual_seed(0)
+    model.kv.copy_(torch.randn_like(model.kv))
+    return model
+
+
+def carrier_of(model, n_slots):
+    device = CpuDevice(CpuOptions(threads=1))
+    device.attach([paged_layer(model, 0)], BLOCK, LAYOUT)
+    return Carrier(device, LAYOUT.shard_bytes, n_slots)
+
+
+def save(carrier, client, reserved, start, end):
+    """Save a part of the reserved span; returns whether there was room."""
+    slots = tuple(slot for slot in reserved.slots if len(clipped(Span(start, end), slot.span)))
+    job = SaveJob("r", reserved.right, slots, Span(start, end), FROM)
+    copy = carrier.save(job, FROM)
+    if copy:
+        copy.wait()
+        carrier.deliver(job, client)
+        client.commit(reserved.right, end)
+    return copy is not None
+
+
+def load(carrier, client):
+    acquired = client.acquire(client.lookup(TOKENS, acquire=False).matches)
+    transfer = carrier.load(client, acquired, TO, 0)
+    transfer.wait()
+    client.release(acquired.lease)
+
+
+@pytest.mark.parametrize("n_slots", [2, 8], ids=["in several rounds", "at once"])
+@pytest.mark.parametrize("ends", [(64, 96), (20, 40, 96)], ids=["whole slots", "parts of slots"])
+def test_what_is_saved_is_loaded_bit_for_bit(n_slots, ends, client, model):
+    carrier = carrier_of(model, n_slots)
+    reserved, start = client.reserve(TOKENS, Span(0, 96)), 0
+    for end in ends:
+        assert save(carrier, client, reserved, start, end)
+        start = end
+    load(carrier, client)
+    assert model.kv[TO].equal(model.kv[FROM])
+    # Of every save the slots that it touched, and those that were loaded.
+    assert carrier.take_bytes() >= (3 + 3) * LAYOUT.shard_bytes
+    assert carrier.take_bytes() == 0
+
+
+def test_a_save_that_finds_no_room_waits_until_other_saves_have_ended(client, model):
+    carrier = carrier_of(model, 2)
+    first, other = client.reserve(TOKENS, Span(0, 64)), client.reserve(TOKENS[::-1].copy(), Span(0, 64))
+    assert save(carrier, client, first, 0, 40)  # one slot is whole, and one is not
+    assert not save(carrier, client, other, 0, 64)
+    assert save(carrier, client, first, 40, 64)
+    assert save(carrier, client, other, 0, 64)
+
+
+def test_slots_of_saves_that_were_dropped_are_free_when_their_right_has_ended(client, model, monkeypatch):
+    carrier = carrier_of(model, 2)
+    first, other = client.reserve(TOKENS, Span(0, 64)), client.reserve(TOKENS[::-1].copy(), Span(0, 64))
+    assert save(carrier, client, first, 0, 40) and not save(carrier, client, other, 0, 64)
+    monkeypatch.setattr(
+        "blendhub.vllm.worker.carrier.time", SimpleNamespace(monotonic=lambda: first.right.deadline + 1)
+    )
+    assert save(carrier, client, other, 0, 64)
+
+
+def test_a_hub_that_stops_answering_fails_the_load_at_once(client, model):
+    carrier = carrier_of(model, 8)
+    assert save(carrier, client, client.reserve(TOKENS, Span(0, 96)), 0, 96)
+    acquired = client.acquire(client.lookup(TOKENS, acquire=False).matches)
+    transfer = carrier.load(client, acquired, TO, 0)
+    transfer._reply = SimpleNamespace(done=lambda: False)  # as if the answer were lost
+    assert not transfer.done()
+    client._down.set()
+    assert transfer.done()
+    with pytest.raises(PeerGone, match="stopped answering during the load"):
+        transfer.wait()
+
+
+def test_a_worker_loads_through_the_transport_and_counts_it(hub):
+    with hub.connect() as writer:  # from the hub's own process, where the memory is mapped
+        writer.register("writer", NAMESPACE, 0)
+        reserved = writer.reserve(TOKENS, Span(0, 96))
+        for slot in reserved.slots:
+            writer.put(reserved.right, slot.span.start, np.full(LAYOUT.shard_bytes, 1, np.uint8).data)
+        writer.commit(reserved.right, 96)
+    engine = PlayedEngine(hub, HubAddress(hub.hub.config.listen[0].endpoint, PluginChoice("zmq")), rank=-1)
+    with worker_of(engine, CpuDevice(CpuOptions(threads=1))) as worker:
+        worker.start()
+        worker.arrive("r", text(0, 96) + text(1, 32))
+        until = time.monotonic() + 20
+        while "r" not in worker.step():
+            assert time.monotonic() < until
+        assert worker.model.kv[1:7].all() and not worker.model.kv[7:].any()
+        assert engine.side.counters["requests_exact"] == 1
+        worker.step()
+        assert engine.side.counters["carried_bytes"] == 3 * LAYOUT.shard_bytes
+    engine.close()
