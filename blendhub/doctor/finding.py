@@ -1,0 +1,37 @@
+"""The result of every check."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+import msgspec
+
+Verdict = Literal["ok", "warn", "fail"]
+FROM_BEST: tuple[Verdict, ...] = ("ok", "warn", "fail")
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One line: what a check found."""
+
+    check: str
+    verdict: Verdict
+    sentence: str
+    command: str = ""
+    """What mends it; empty only where nothing is wrong."""
+
+
+def ok(check: str, sentence: str) -> Finding:
+    return Finding(check, "ok", sentence)
+
+
+def warn(check: str, sentence: str, command: str) -> Finding:
+    """BlendHub works, but worse than it could, or not for long."""
+    return Finding(check, "warn", sentence, command)
+
+
+def fail(check: str, sentence: str, command: str) -> Finding:
+    """Something does not work, or is not safe."""
+    return Finding(check, "fail", sentence, command)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    return max((finding.verdict for finding in findings), key=FROM_BEST.index, default="ok")
