@@ -7,16 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich.console import Console
-from rich.text import Text
 
 import blendhub
 from blendhub.cli.flag_file import read_flag
 from blendhub.cli.json_object import read_object
 from blendhub.config import load_config
 from blendhub.doctor.circumstances import Circumstances
-from blendhub.doctor.configuration import hub_of
-from blendhub.doctor.examination import examine
 from blendhub.doctor.finding import Finding, Verdict, worst
 from blendhub.doctor.redaction import without_secrets
 from blendhub.errors import OptionError
@@ -34,8 +30,8 @@ def add_parser(commands: Any) -> None:
         "doctor",
         help="find what is wrong on this machine",
         description="Examine this machine: versions, plugins, memory, permissions, leftovers of killed hubs, a real "
-        "hub and each device. Each line says ok, warn or fail, and what mends it. Takes up to a minute. Exits with 0 if "
-        "all is well, 3 if the worst is a warning, 1 if something fails, and 2 if nothing could be examined.",
+        "hub and each device. Each line says ok, warn or fail, and what mends it. Takes up to a minute. Exits with 0 "
+        "if all is well, 3 if the worst is a warning, 1 if something fails, and 2 if nothing could be examined.",
     )
     parser.add_argument(
         "--config",
@@ -46,13 +42,16 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--device", metavar="NAME", help="what vLLM runs on (cuda, cpu, npu); default: any")
     parser.add_argument("--endpoint", metavar="EP", help="examine the hub that runs there, too")
     parser.add_argument("--options", metavar="JSON", help="the options of its transport, such as keys")
+    parser.add_argument("--only", metavar="CHECK", action="append", help="make this check only; may be given again")
     parser.add_argument("--json", action="store_true", help="print JSON without secrets, for a request for support")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from blendhub.doctor.examination import examine
+
     at = _circumstances(arguments)
-    found = examine(at)
+    found = examine(at, arguments.only or ())
     if not arguments.json:
         found = _shown(found)
     findings = list(found)
@@ -67,6 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _circumstances(arguments: argparse.Namespace) -> Circumstances:
+    from blendhub.doctor.configuration import hub_of
+
     config, flag = arguments.config, None
     if config and not config.endswith(".toml"):
         try:
@@ -76,7 +77,7 @@ def _circumstances(arguments: argparse.Namespace) -> Circumstances:
     at = Circumstances(
         host=PluginHost.discover(),
         hub=hub_of(flag) if flag is not None else load_config(Path(config) if config else None),
-        config="" if config is None else config if os.path.exists(config) else "--config",
+        config=config if config and os.path.exists(config) else "-",
         flag=flag,
         device=arguments.device,
     )
@@ -95,6 +96,9 @@ def _transport(arguments: argparse.Namespace, at: Circumstances) -> PluginChoice
 
 def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
     """The same findings, each printed when it comes."""
+    from rich.console import Console
+    from rich.text import Text
+
     console = Console(soft_wrap=True, highlight=False)
     for finding in found:
         line = Text.assemble(

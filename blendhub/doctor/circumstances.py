@@ -20,8 +20,8 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     host: PluginHost
     hub: HubConfig
     """The hub that would run here."""
-    config: str = ""
-    """The file of its settings; empty: the defaults."""
+    config: str = "-"
+    """The file of its settings, as commands name it."""
     flag: Any = None
     """The value of vLLM's ``--kv-transfer-config``; None if none is examined."""
     device: str | None = None
@@ -34,7 +34,7 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     def to_set_arena(self, gib: float) -> str:
         """What gives the arena another size."""
         if self.flag is not None:
-            return f"set kv_connector_extra_config.blendhub.hub.arena_gib to {gib:g} in {self.config}"
+            return f"set kv_connector_extra_config.blendhub.hub.arena_gib to {gib:g} in the configuration"
         return f"blendhub serve --config {self.config} --arena-gib {gib:g}"
 
     @property

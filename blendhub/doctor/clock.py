@@ -5,12 +5,11 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from blendhub.doctor.access import quoted
+from blendhub.doctor.access import as_root, quoted
 from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, ok, warn
 from blendhub.doctor.stores import store_directory
 
-CHECK = "clock"
 OFFSETS = Path("/proc/self/timens_offsets")
 SOURCES = Path("/sys/devices/system/clocksource/clocksource0")
 SLOW_S = 1e-6
@@ -23,7 +22,7 @@ MOST_FILES = 10_000
 
 def clock(at: Circumstances) -> Iterator[Finding]:
     wrong = [*_namespace(), *_steps(), *_speed(), *_future(at)]
-    yield from wrong or [ok(CHECK, "it runs evenly, is quick to read, and no file of the store is dated after it")]
+    yield from wrong or [ok("it runs evenly, is quick to read, and no file of the store is dated after it")]
 
 
 def _namespace() -> Iterator[Finding]:
@@ -35,9 +34,8 @@ def _namespace() -> Iterator[Finding]:
     shifted = [f"{name} by {seconds} s" for name, seconds, _ in offsets if seconds != "0"]
     if shifted:
         yield warn(
-            CHECK,
-            f"a time namespace shifts {' and '.join(shifted)}: a hub outside of it takes engines in here for dead",
-            "nsenter --target 1 --time blendhub doctor",
+            f"a time namespace shifts {' and '.join(shifted)}: a hub outside of it takes engines for dead",
+            as_root("nsenter --target 1 --time blendhub doctor"),
         )
 
 
@@ -48,8 +46,7 @@ def _steps() -> Iterator[Finding]:
     step = abs((time.time() - wall) - (time.monotonic() - steady))
     if step > MOST_STEP_S:
         yield warn(
-            CHECK,
-            f"the wall clock was moved by {step:.2f} s within {WATCHED_S} s: requests that are under way may time out",
+            f"the wall clock was moved by {step:.2f} s within {WATCHED_S} s: requests under way may time out",
             "timedatectl timesync-status",
         )
 
@@ -62,9 +59,8 @@ def _speed() -> Iterator[Finding]:
     if each > SLOW_S:
         source = (SOURCES / "current_clocksource").read_text(encoding="ascii").strip()
         yield warn(
-            CHECK,
             f"reading it takes {each * 1e6:.1f} us, several times for each request (its source is {source})",
-            f"echo tsc > {SOURCES}/current_clocksource",
+            as_root(f"echo tsc > {SOURCES}/current_clocksource"),
         )
 
 
@@ -77,8 +73,7 @@ def _future(at: Circumstances) -> Iterator[Finding]:
     later = [file for file in islice(folder.glob("??/*"), MOST_FILES) if file.lstat().st_mtime > latest]
     if later:
         yield warn(
-            CHECK,
-            f"{len(later)} files of the store in {folder} are dated in the future, and are dropped last: the clock was "
-            "set back",
+            f"{len(later)} files of the store in {folder} are dated in the future, and are dropped last: "
+            "the clock was set back",
             f"find {quoted(folder)} -type f -newermt now -exec touch {{}} +",
         )

@@ -13,8 +13,6 @@ from blendhub.options import parse_options
 from blendhub.vllm.settings import EmbeddedHubConfig, named_plugins
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 
-CHECK = "configuration"
-
 
 def hub_of(flag: Any) -> HubConfig:
     """The embedded hub of a flag; with mistakes in it, which are reported elsewhere, the default one."""
@@ -28,13 +26,13 @@ def configuration(at: Circumstances) -> Iterator[Finding]:
     if at.flag is None:
         return
     wrong = [
-        fail(CHECK, str(mistake), f"blendhub check {quoted(at.config)}")
+        fail(str(mistake), f"blendhub check {quoted(at.config)}")
         for mistake in mistakes_in_transfer_config(at.flag, at.host, at.device)
         # Those concern plugins that are not installed.
         if not isinstance(mistake, PluginError)
     ]
     wrong += _plugins(at)
-    yield from wrong or [ok(CHECK, f"no mistake in {at.config}, and every plugin that it names can run here")]
+    yield from wrong or [ok("there is no mistake in it, and every plugin that it names can run here")]
 
 
 def _plugins(at: Circumstances) -> Iterator[Finding]:
@@ -46,10 +44,9 @@ def _plugins(at: Circumstances) -> Iterator[Finding]:
                 at.host.offered(named.kind, named.name)
             except PluginError as error:
                 command = install_command(named.kind, named.name) or "blendhub plugins"
-                yield fail(CHECK, f"{named.key}: {error}", command)
+                yield fail(f"{named.key}: {error}", command)
         elif not plugin.available:
             yield fail(
-                CHECK,
                 f"{named.key}: {named.kind} {named.name} cannot be used: {plugin.reason}",
                 plugin.remedy or "blendhub plugins",
             )

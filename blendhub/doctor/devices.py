@@ -10,7 +10,6 @@ from blendhub.doctor.finding import Finding, fail, ok
 from blendhub.homes import install_command
 from blendhub.plugin_choice import PluginChoice
 
-CHECK = "device self-test"
 TIMEOUT_S = 180.0
 """A device's kernels are compiled the first time."""
 
@@ -29,10 +28,9 @@ def _tested(choice: PluginChoice) -> Finding:
     reply = ask("blendhub.doctor.device_child", choice.name, options, timeout_s=TIMEOUT_S)
     wrong = reply.trouble or next((str(report["wrong"]) for report in reply.reports), "it reported nothing")
     if not wrong:
-        return ok(CHECK, f"device {choice.name} saved, loaded and moved KV correctly")
+        return ok(f"device {choice.name} saved, loaded and moved KV correctly")
     command = install_command("device", choice.name)
     return fail(
-        CHECK,
         f"device {choice.name} does not work: {wrong}",
         f"{command} --force-reinstall" if command else f"blendhub conformance device {choice.name}",
     )

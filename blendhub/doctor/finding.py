@@ -12,25 +12,26 @@ FROM_BEST: tuple[Verdict, ...] = ("ok", "warn", "fail")
 class Finding(msgspec.Struct, frozen=True):
     """One line: what a check found."""
 
-    check: str
     verdict: Verdict
     sentence: str
     command: str = ""
     """What mends it; empty only where nothing is wrong."""
+    check: str = ""
+    """The name of the check that found it."""
 
 
-def ok(check: str, sentence: str) -> Finding:
-    return Finding(check, "ok", sentence)
+def ok(sentence: str) -> Finding:
+    return Finding("ok", sentence)
 
 
-def warn(check: str, sentence: str, command: str) -> Finding:
+def warn(sentence: str, command: str) -> Finding:
     """BlendHub works, but worse than it could, or not for long."""
-    return Finding(check, "warn", sentence, command)
+    return Finding("warn", sentence, command)
 
 
-def fail(check: str, sentence: str, command: str) -> Finding:
+def fail(sentence: str, command: str) -> Finding:
     """Something does not work, or is not safe."""
-    return Finding(check, "fail", sentence, command)
+    return Finding("fail", sentence, command)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:

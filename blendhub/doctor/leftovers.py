@@ -12,7 +12,6 @@ from blendhub.doctor.finding import Finding, ok, warn
 from blendhub.hub.arena import leftovers
 from blendhub.places import runtime_directory
 
-CHECK = "leftovers"
 LEAST_AGE_S = 5.0
 
 
@@ -21,13 +20,13 @@ def leftovers_of_hubs(at: Circumstances) -> Iterator[Finding]:
     if segments:
         size = sum(size for _, size in segments) / 2**30
         names = " ".join(quoted(path) for path, _ in segments)
-        yield warn(CHECK, f"killed hubs left {size:.2f} GiB of shared memory; the next hub removes it", f"rm {names}")
+        yield warn(f"killed hubs left {size:.2f} GiB of shared memory; the next hub removes it", f"rm {names}")
     dead = [path for path in _sockets(at) if _is_dead(path)]
     if dead:
         names = " ".join(map(quoted, dead))
-        yield warn(CHECK, f"{len(dead)} sockets are left at which no hub listens any more: {names}", f"rm {names}")
+        yield warn(f"{len(dead)} sockets are left at which no hub listens any more: {names}", f"rm {names}")
     if not segments and not dead:
-        yield ok(CHECK, "no killed hub left shared memory or a socket")
+        yield ok("no killed hub left shared memory or a socket")
 
 
 def _sockets(at: Circumstances) -> Iterator[Path]:

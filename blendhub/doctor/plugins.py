@@ -7,7 +7,6 @@ from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, fail, ok, warn
 from blendhub.homes import HOMES, same_distribution
 
-CHECK = "plugins"
 NEEDED = {
     "matcher": "pip install 'blendhub[matchers]'",
     "transport": "pip install 'blendhub[transports]'",
@@ -24,16 +23,16 @@ def plugins(at: Circumstances) -> Iterator[Finding]:
             yield _unusable(plugin)
     for kind, command in NEEDED.items():
         if not any(plugin.kind == kind and plugin.available for plugin in found):
-            yield fail(CHECK, f"no {kind} can be used, and an engine needs one", command)
+            yield fail(f"no {kind} can be used, and an engine needs one", command)
     usable = [f"{plugin.kind} {plugin.name}" for plugin in found if plugin.available]
     if usable:
-        yield ok(CHECK, f"{len(usable)} can be used: {', '.join(usable)}")
+        yield ok(f"{len(usable)} can be used: {', '.join(usable)}")
 
 
 def _unusable(plugin: Plugin) -> Finding:
     named = f"{plugin.kind or 'plugin'} {plugin.name} of {plugin.distribution} {plugin.version}"
     if plugin.remedy:
-        return warn(CHECK, f"{named} cannot run here: {plugin.reason}", plugin.remedy)
+        return warn(f"{named} cannot run here: {plugin.reason}", plugin.remedy)
     is_ours = any(same_distribution(plugin.distribution, f"blendhub-{extra}") for extra in HOMES.values())
     command = "pip install --force-reinstall" if is_ours else "pip uninstall"
-    return fail(CHECK, f"{named} is broken: {plugin.reason}", f"{command} {plugin.distribution}")
+    return fail(f"{named} is broken: {plugin.reason}", f"{command} {plugin.distribution}")

@@ -1,5 +1,6 @@
 """Removes secrets from what is sent to others."""
 
+import os
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +19,7 @@ USER_IN_URL = re.compile(r"//[^/\s@]+@")
 
 
 def without_secrets(at: Circumstances, findings: list[Finding]) -> list[Finding]:
-    """The findings without values of options that are named like secrets, users in addresses, and the home directory."""
+    """The findings without the values of options named like secrets, users in addresses, and the home directory."""
     secrets = set(_secrets([at.flag, at.transport.options, msgspec.to_builtins(at.hub)]))
     # The longest first: one may be a part of another.
     struck = sorted((one for one in secrets if len(one) >= SHORTEST), key=len, reverse=True)
@@ -46,5 +47,5 @@ def _secrets(given: Any, is_secret: bool = False) -> Iterator[str]:
     elif isinstance(given, list | tuple):
         for value in given:
             yield from _secrets(value, is_secret)
-    elif is_secret and isinstance(given, str):
+    elif is_secret and isinstance(given, str) and not os.path.exists(given):  # the name of a key's file is no secret
         yield given

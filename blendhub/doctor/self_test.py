@@ -13,6 +13,7 @@ import numpy.typing as npt
 from blendhub.arena_view import SHM
 from blendhub.client import HubClient, Reservation
 from blendhub.config import HubConfig
+from blendhub.doctor.access import as_root
 from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, fail, ok, warn
 from blendhub.errors import BlendHubError, HubError, PluginError
@@ -22,7 +23,6 @@ from blendhub.plan import Match, Span
 from blendhub.tokens import Tokens
 
 Chunks: TypeAlias = npt.NDArray[np.uint8]
-CHECK, SPEED = "self-test", "arena bandwidth"
 LAYOUT = KVLayout(layers=16, kv_heads=4, key_dim=64, value_dim=64, dtype="float16")
 SPACE = Namespace(model="blendhub doctor", layout=LAYOUT)
 LEAST_CHUNKS, MOST_CHUNKS = 2, 16
@@ -42,9 +42,8 @@ def self_test(at: Circumstances) -> Iterator[Finding]:
     n_chunks = min(MOST_CHUNKS, int(0.9 * room.f_bavail * room.f_frsize) // needed)
     if n_chunks < LEAST_CHUNKS:
         yield fail(
-            CHECK,
             f"{SHM} has no room for an arena of {LEAST_CHUNKS * needed / 2**20:.0f} MiB, with which to test a hub",
-            f"mount -o remount,size={MOST_CHUNKS * needed / 2**20:.0f}M {SHM}",
+            as_root(f"mount -o remount,size={2 * MOST_CHUNKS * needed // 2**20}M {SHM}"),
         )
         return
     no_loopback = list(_loopback())
@@ -54,9 +53,9 @@ def self_test(at: Circumstances) -> Iterator[Finding]:
         with embedded_hub(config, "process", at.host) as hub, hub.connect() as client:
             yield from _with(hub, client, n_chunks)
     except PluginError as error:
-        yield fail(CHECK, f"no hub can be started here: {error}", "pip install --upgrade 'blendhub[cpu]'")
+        yield fail(f"no hub can be started here: {error}", "pip install --upgrade 'blendhub[cpu]'")
     except BlendHubError as error:
-        yield fail(CHECK, f"no hub works here: {error}", "pip install --force-reinstall blendhub blendhub-transports")
+        yield fail(f"no hub works here: {error}", "pip install --force-reinstall blendhub blendhub-transports")
 
 
 def _loopback() -> Iterator[Finding]:
@@ -65,7 +64,7 @@ def _loopback() -> Iterator[Finding]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             socket.create_connection(server.getsockname(), timeout=TIMEOUT_S).close()
     except OSError as error:
-        yield fail(CHECK, f"the loopback interface does not work: {error}", "ip link set lo up")
+        yield fail(f"the loopback interface does not work: {error}", as_root("ip link set lo up"))
 
 
 def _with(hub: EmbeddedHub, client: HubClient, n_chunks: int) -> Iterator[Finding]:
@@ -83,7 +82,7 @@ def _with(hub: EmbeddedHub, client: HubClient, n_chunks: int) -> Iterator[Findin
     reading = _found(client, tokens, 0, kv)
     _found(client, np.concatenate([other, tokens]), len(other), kv)
     took = time.perf_counter() - started
-    yield ok(CHECK, f"a hub stored {len(tokens):,} tokens and gave them back, moved too, within {took:.1f} s")
+    yield ok(f"a hub stored {len(tokens):,} tokens and gave them back, moved too, within {took:.1f} s")
     if hub.metrics_address:
         yield from _metrics(hub.metrics_address)
     yield judged(writing, reading, _copied(kv))
@@ -160,12 +159,12 @@ def _speed(copy: Callable[[], None], n_bytes: int) -> float:
 def judged(writing: float, reading: float, private: float) -> Finding:
     """The speed of the arena, in bytes a second, held against that of other memory."""
     sentence = (
-        f"written at {writing / 2**30:.1f} GiB/s and read at {reading / 2**30:.1f}, by one core; other memory is copied "
-        f"at {private / 2**30:.1f}"
+        f"one core writes it at {writing / 2**30:.1f} GiB/s and reads it at {reading / 2**30:.1f}, and copies other "
+        f"memory at {private / 2**30:.1f}"
     )
     if min(writing, reading) >= SLOW * private:
-        return ok(SPEED, sentence)
-    return warn(SPEED, f"the arena is slow: {sentence}", f"mount -o remount,huge=advise {SHM}")
+        return ok(sentence)
+    return warn(f"the arena is slow: {sentence}", as_root(f"mount -o remount,huge=advise {SHM}"))
 
 
 def _metrics(address: str) -> Iterator[Finding]:
@@ -178,4 +177,4 @@ def _metrics(address: str) -> Iterator[Finding]:
     finally:
         connection.close()
     if answer != b"ok\n":
-        yield fail(CHECK, f"{address} is the hub's, but answers {answer[:50]!r}", "iptables --table nat --list")
+        yield fail(f"{address} is the hub's, but answers {answer[:50]!r}", as_root("iptables --table nat --list"))

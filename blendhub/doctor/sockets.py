@@ -7,12 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blendhub.config import Listen
-from blendhub.doctor.access import quoted, trouble_with_directory, trouble_with_secret
+from blendhub.doctor.access import as_root, quoted, trouble_with_directory, trouble_with_secret
 from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, fail, ok
 from blendhub.places import is_private, runtime_directory
 
-CHECK = "sockets"
 LONGEST_PATH = 107
 """Bytes that the kernel allows for the path of a Unix socket."""
 
@@ -28,13 +27,13 @@ def sockets(at: Circumstances) -> Iterator[Finding]:
     yield from wrong
     if not wrong:
         where = ", ".join(listen.endpoint for listen in at.hub.listen) or f"ipc://{runtime_directory()}/hub.sock"
-        yield ok(CHECK, f"a hub can listen at {where}, where only this user reaches it or keys are needed")
+        yield ok(f"a hub can listen at {where}, where only this user reaches it or keys are needed")
 
 
 def _configured(listen: Listen) -> Iterator[Finding]:
     for name, value in listen.options.items():
         if name == "secret_key" and isinstance(value, str) and os.path.isfile(value):
-            yield from trouble_with_secret(CHECK, Path(value), "the secret key")
+            yield from trouble_with_secret(Path(value), "the secret key")
     if listen.endpoint.startswith("ipc://"):
         yield from _socket(Path(listen.endpoint.removeprefix("ipc://")).absolute())
 
@@ -44,7 +43,7 @@ def _default() -> Iterator[Finding]:
     if not os.path.lexists(folder):
         if os.path.isdir(folder.parent) and os.access(folder.parent, os.W_OK | os.X_OK):
             return
-        yield fail(CHECK, f"{folder}, for the default socket, cannot be made", "unset XDG_RUNTIME_DIR")
+        yield fail(f"{folder}, for the default socket, cannot be made", "unset XDG_RUNTIME_DIR")
         return
     found = folder.lstat()
     if is_private(found):
@@ -52,9 +51,8 @@ def _default() -> Iterator[Finding]:
         return
     is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     yield fail(
-        CHECK,
         f"others can enter {folder}, or it is not a directory of uid {os.getuid()}: no hub listens in it",
-        f"chmod 700 {quoted(folder)}" if is_ours else f"sudo rm -r {quoted(folder)}",
+        f"chmod 700 {quoted(folder)}" if is_ours else as_root(f"rm -r {quoted(folder)}"),
     )
 
 
@@ -63,14 +61,14 @@ def _embedded() -> Iterator[Finding]:
         folder = tempfile.gettempdir()
     except FileNotFoundError:
         yield fail(
-            CHECK, "no directory for temporary files can be written, and embedded hubs listen in one", "chmod 1777 /tmp"
+            "no directory for temporary files can be written, and embedded hubs listen in one",
+            as_root("chmod 1777 /tmp"),
         )
         return
     length = len(os.fsencode(folder + OF_EMBEDDED))
     if length > LONGEST_PATH:
         yield fail(
-            CHECK,
-            f"the socket of an embedded hub in {folder} would have a path of {length} bytes, more than {LONGEST_PATH}",
+            f"the socket of an embedded hub in {folder} would have a path of {length} bytes, above {LONGEST_PATH}",
             "export TMPDIR=/tmp",
         )
 
@@ -79,15 +77,14 @@ def _socket(path: Path) -> Iterator[Finding]:
     length = len(os.fsencode(path))
     if length > LONGEST_PATH:
         yield fail(
-            CHECK,
             f"the path of the socket {path} has {length} bytes, more than {LONGEST_PATH}",
             f"blendhub serve --endpoint ipc://{runtime_directory()}/hub.sock",
         )
         return
-    yield from trouble_with_directory(CHECK, path.parent, what="a hub's socket")
+    yield from trouble_with_directory(path.parent, what="a hub's socket")
     if not os.path.lexists(path) or not os.access(path.parent, os.X_OK):
         return
     if not path.is_socket():
-        yield fail(CHECK, f"{path} is not a socket, so no hub can listen there", f"rm -r {quoted(path)}")
+        yield fail(f"{path} is not a socket, so no hub can listen there", f"rm -r {quoted(path)}")
     else:
-        yield from trouble_with_secret(CHECK, path, "the socket")
+        yield from trouble_with_secret(path, "the socket")

@@ -10,19 +10,18 @@ from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, ok, warn
 from blendhub.places import default_disk_store
 
-CHECK = "stores"
 LEAST_FREE_BYTES = 2**30
 
 
 def stores(at: Circumstances) -> Iterator[Finding]:
     folder = store_directory(at)
     if folder is None:
-        yield ok(CHECK, "no store is configured: KV that is evicted is lost")
+        yield ok("no store is configured: KV that is evicted is lost")
         return
-    wrong = list(trouble_with_directory(CHECK, folder, what="KV"))
+    wrong = list(trouble_with_directory(folder, what="KV"))
     if not wrong and folder.is_dir():
-        wrong = [*trouble_with_secret(CHECK, folder, "the KV in"), *_room(folder)]
-    yield from wrong or [ok(CHECK, f"KV can be stored in {folder}, and only this user can read it there")]
+        wrong = [*trouble_with_secret(folder, "the KV in"), *_room(folder)]
+    yield from wrong or [ok(f"KV can be stored in {folder}, and only this user can read it there")]
 
 
 def store_directory(at: Circumstances) -> Path | None:
@@ -40,7 +39,6 @@ def _room(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free < LEAST_FREE_BYTES:
         yield warn(
-            CHECK,
             f"the disk of {folder} has {free / 2**20:.0f} MiB left, so chunks will not be saved any more",
             f"du -xh --max-depth=1 {quoted(Path(os.path.realpath(folder)).parent)} | sort -h",
         )

@@ -11,7 +11,6 @@ from blendhub.doctor.child import ask
 from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, fail, ok, warn
 
-SYSTEM, TORCH, VLLM = "versions", "torch", "vllm"
 TIMEOUT_S = 180.0
 """Importing vLLM takes a minute on a machine that is busy."""
 
@@ -26,7 +25,6 @@ ASCEND = Path("/usr/local/Ascend/driver/version.info")
 
 def versions(at: Circumstances) -> Iterator[Finding]:
     yield ok(
-        SYSTEM,
         f"BlendHub {blendhub.__version__}, Python {platform.python_version()}, {platform.system()} "
         f"{platform.release()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores; {_driver()}",
     )
@@ -35,7 +33,6 @@ def versions(at: Circumstances) -> Iterator[Finding]:
     if reply.trouble:
         imported = ", ".join(steps) or "nothing"
         yield fail(
-            TORCH if not steps else VLLM,
             f"importing torch and vLLM broke off after {imported}: {reply.trouble}",
             to_install(steps),
         )
@@ -68,24 +65,24 @@ def _driver() -> str:
 def _torch(steps: dict[str, dict[str, Any]]) -> Iterator[Finding]:
     torch, npu = steps.get("torch"), steps.get("torch_npu")
     if torch is None:
-        yield warn(TORCH, "it is not installed, so a hub can run here, but no engine", to_install(steps))
+        yield warn("torch is not installed, so a hub can run here, but no engine", to_install(steps))
         return
     for name, step in (("torch", torch), ("torch_npu", npu)):
         if step and "error" in step:
-            yield fail(TORCH, f"{name} cannot be imported: {step['error']}", to_install(steps))
+            yield fail(f"{name} cannot be imported: {step['error']}", to_install(steps))
             return
     built_for = f"for CUDA {torch['cuda']}" if torch["cuda"] else f"for ROCm {torch['hip']}" if torch["hip"] else ""
     named = " ".join(filter(None, [f"torch {torch['version']}", built_for]))
     if npu:
-        yield ok(TORCH, f"{named}, torch_npu {npu['version']}")
+        yield ok(f"{named}, torch_npu {npu['version']}")
     elif "no_gpu" in torch:
-        yield warn(TORCH, f"{named} can use no GPU: {torch['no_gpu']}", "nvidia-smi" if torch["cuda"] else "rocm-smi")
+        yield warn(f"{named} can use no GPU: {torch['no_gpu']}", "nvidia-smi" if torch["cuda"] else "rocm-smi")
     elif built_for:
-        yield ok(TORCH, f"{named}, with {', '.join(torch['gpus'])}")
+        yield ok(f"{named}, with {', '.join(torch['gpus'])}")
     elif NVIDIA.exists() or AMD.exists():
-        yield warn(TORCH, f"{named} is for CPUs, but this machine has a GPU", "pip install --force-reinstall torch")
+        yield warn(f"{named} is for CPUs, but this machine has a GPU", "pip install --force-reinstall torch")
     else:
-        yield ok(TORCH, f"{named}, for CPUs")
+        yield ok(f"{named}, for CPUs")
 
 
 def _vllm(steps: dict[str, dict[str, Any]], is_needed: bool) -> Iterator[Finding]:
@@ -93,22 +90,21 @@ def _vllm(steps: dict[str, dict[str, Any]], is_needed: bool) -> Iterator[Finding
     if vllm is None:
         if "error" not in {**steps.get("torch", {}), **steps.get("torch_npu", {})}:
             found = fail if is_needed else warn
-            yield found(VLLM, "it is not installed, so a hub can run here, but no engine", to_install(steps))
+            yield found("vLLM is not installed, so a hub can run here, but no engine", to_install(steps))
         return
     if "error" in vllm:
-        yield fail(VLLM, f"it cannot be imported: {vllm['error']}", to_install(steps))
+        yield fail(f"vLLM cannot be imported: {vllm['error']}", to_install(steps))
         return
     named = f"vLLM {vllm['version']} of {vllm['file']}"
     command = _without(Path(vllm["file"])) or to_install(steps)
     tested = TESTED_WITH_NPUS if "torch_npu" in steps else TESTED
     if adapter and "error" in adapter:
         yield fail(
-            VLLM,
             f"{named} does not run BlendHub, which is made for {tested.rstrip('.')}: {adapter['error']}",
             command,
         )
     elif not vllm["version"].startswith(tested):
-        yield warn(VLLM, f"{named} is not {tested.rstrip('.')}, which BlendHub is tested with", command)
+        yield warn(f"{named} is not {tested.rstrip('.')}, which BlendHub is tested with", command)
     else:
         yield from _loading(f"vLLM {vllm['version']} can run BlendHub")
 
@@ -125,9 +121,8 @@ def _loading(well: str) -> Iterator[Finding]:
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "blendhub" not in allowed.split(","):
         yield fail(
-            VLLM,
-            f"VLLM_PLUGINS is {allowed!r}, so vLLM does not load BlendHub's plugin and knows no BlendHubConnector",
+            f"VLLM_PLUGINS is {allowed!r}, so vLLM does not load BlendHub's plugin, and has no BlendHubConnector",
             "unset VLLM_PLUGINS",
         )
     else:
-        yield ok(VLLM, well)
+        yield ok(well)

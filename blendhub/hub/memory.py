@@ -23,7 +23,7 @@ def available_bytes(root: Path = Path("/")) -> int:
     ``root`` is where ``/proc`` and the control groups are looked for.
     """
     limits = (limit.left for limit in group_limits(root))
-    return min([_machine(root), *limits])
+    return min([machine_bytes(root), *limits])
 
 
 class GroupLimit(NamedTuple):
@@ -58,7 +58,8 @@ class _Group(NamedTuple):
     files: _Files
 
 
-def _machine(root: Path) -> int:
+def machine_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine that programs could still have."""
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return available * 1024
