@@ -18,9 +18,11 @@ def stores(at: Circumstances) -> Iterator[Finding]:
     if folder is None:
         yield ok("no store is configured: KV that is evicted is lost")
         return
-    wrong = list(trouble_with_directory(folder, what="KV"))
+    # What keeps others out altogether comes first: it also keeps them from replacing anything.
+    wrong = list(trouble_with_secret(folder, "the KV in")) if folder.is_dir() else []
+    wrong = wrong or list(trouble_with_directory(folder, what="KV"))
     if not wrong and folder.is_dir():
-        wrong = [*trouble_with_secret(folder, "the KV in"), *_room(folder)]
+        wrong = list(_room(folder))
     yield from wrong or [ok(f"KV can be stored in {folder}, and only this user can read it there")]
 
 

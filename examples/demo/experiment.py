@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from rich.progress import Progress
 
+from blendhub.fates import Fate, Stretch, paint
 from blendhub.plan import Span
 from engine_harness import Answer, Engine
-from examples.demo.fates import Fate, Stretch, paint
 from examples.demo.workload import Tokens, Workload
 
 

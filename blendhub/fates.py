@@ -1,0 +1,122 @@
+"""What became of each token of a prompt: the words and colours of every strip, in terminals, pages and pictures."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+
+from blendhub.plan import Span
+
+
+class Fate(StrEnum):
+    """Where a token's KV comes from."""
+
+    CACHED = "cached"
+    EXACT = "exact"
+    MOVED = "moved"
+    RECOMPUTED = "recomputed"
+    HOLE = "hole"
+    COMPUTED = "computed"
+
+    @property
+    def label(self) -> str:
+        return LABELS[self]
+
+
+LABELS = {
+    Fate.CACHED: "in vLLM's own cache",
+    Fate.EXACT: "reused exactly",
+    Fate.MOVED: "moved, kept",
+    Fate.RECOMPUTED: "moved, recomputed",
+    Fate.HOLE: "in holes, computed",
+    Fate.COMPUTED: "computed by vLLM",
+}
+FATES = list(Fate)
+
+# Okabe and Ito's colours, which people of every colour vision tell apart: cold ones are reused, warm ones computed.
+COLOURS = {
+    Fate.CACHED: "#0072B2",
+    Fate.EXACT: "#56B4E9",
+    Fate.MOVED: "#009E73",
+    Fate.RECOMPUTED: "#F0E442",
+    Fate.HOLE: "#D55E00",
+    Fate.COMPUTED: "#BBBBBB",
+}
+
+LETTERS = {
+    Fate.CACHED: "V",
+    Fate.EXACT: "=",
+    Fate.MOVED: ">",
+    Fate.RECOMPUTED: "r",
+    Fate.HOLE: "o",
+    Fate.COMPUTED: ".",
+}
+"""For terminals without colours."""
+
+WHY = {
+    Fate.CACHED: "vLLM still had the KV of these tokens in its own prefix cache",
+    Fate.EXACT: "stored KV of the same tokens at the same positions after the same text",
+    Fate.MOVED: "stored KV of the same tokens, turned to their new positions",
+    Fate.RECOMPUTED: "reused text that the selector chose to recompute, in its new context",
+    Fate.HOLE: "no stored KV was used for these tokens between reused ones",
+    Fate.COMPUTED: "no stored KV was used from here on",
+}
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Neighbours of one fate."""
+
+    span: Span
+    fate: Fate
+
+
+def paint(n_tokens: int, cached: int, spans: Mapping[Fate, Sequence[Span]]) -> list[Stretch]:
+    """The whole prompt in stretches: computed by vLLM, but for its first ``cached`` tokens and for ``spans``.
+
+    Of spans that overlap, the later one counts.
+    """
+    fates = np.full(n_tokens, FATES.index(Fate.COMPUTED))
+    fates[:cached] = FATES.index(Fate.CACHED)
+    for fate, those in spans.items():
+        for span in those:
+            fates[span.start : span.end] = FATES.index(fate)
+    borders = [0, *(np.flatnonzero(np.diff(fates)) + 1).tolist(), n_tokens]
+    return [Stretch(Span(start, end), FATES[fates[start]]) for start, end in pairwise(borders)]
+
+
+def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:
+    """The prompt in at most so many stretches: the same ones, or equal parts of the fate that most of each has."""
+    if len(plan) <= most:
+        return list(plan)
+    n_tokens = plan[-1].span.end
+    borders = [n_tokens * number // most for number in range(most + 1)]
+    parts: list[Stretch] = []
+    first = 0
+    for start, end in pairwise(borders):
+        while plan[first].span.end <= start:
+            first += 1
+        tokens = dict.fromkeys(Fate, 0)
+        for at in range(first, len(plan)):
+            one = plan[at].span
+            if one.start >= end:
+                break
+            tokens[plan[at].fate] += min(one.end, end) - max(one.start, start)
+        parts.append(Stretch(Span(start, end), max(tokens, key=lambda fate: tokens[fate])))
+    return joined(parts)
+
+
+def joined(plan: Iterable[Stretch]) -> list[Stretch]:
+    """The same with neighbours of one fate made one."""
+    result: list[Stretch] = []
+    for one in plan:
+        if result and result[-1].fate is one.fate:
+            one = Stretch(Span(result.pop().span.start, one.span.end), one.fate)
+        result.append(one)
+    return result
+
+
+def count(plan: Sequence[Stretch]) -> dict[Fate, int]:
+    """How many tokens met which fate."""
+    return {fate: sum(len(one.span) for one in plan if one.fate is fate) for fate in Fate}
