@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
-from itertools import pairwise
+from itertools import islice, pairwise
 
 import msgspec
 import numpy as np
@@ -72,6 +72,15 @@ class Stretch(msgspec.Struct, frozen=True):
     fate: Fate
 
 
+OF_SPANS = {"exact": Fate.EXACT, "moved": Fate.MOVED, "recomputed": Fate.RECOMPUTED, "holes": Fate.HOLE}
+"""What the spans in a request's report became, by their names there."""
+
+
+def strip_of(n_tokens: int, engine_tokens: int, spans: Mapping[str, Sequence[Span]]) -> list[Stretch]:
+    """The whole prompt of a request, from what its report says."""
+    return paint(n_tokens, engine_tokens, {fate: spans.get(name, ()) for name, fate in OF_SPANS.items()})
+
+
 def paint(n_tokens: int, cached: int, spans: Mapping[Fate, Sequence[Span]]) -> list[Stretch]:
     """The whole prompt in stretches: computed by vLLM, but for its first ``cached`` tokens and for ``spans``.
 
@@ -82,29 +91,34 @@ def paint(n_tokens: int, cached: int, spans: Mapping[Fate, Sequence[Span]]) -> l
     for fate, those in spans.items():
         for span in those:
             fates[span.start : span.end] = FATES.index(fate)
+    if not n_tokens:
+        return []
     borders = [0, *(np.flatnonzero(np.diff(fates)) + 1).tolist(), n_tokens]
     return [Stretch(Span(start, end), FATES[fates[start]]) for start, end in pairwise(borders)]
 
 
 def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:
     """The prompt in at most so many stretches: the same ones, or equal parts of the fate that most of each has."""
-    if len(plan) <= most:
-        return list(plan)
-    n_tokens = plan[-1].span.end
-    borders = [n_tokens * number // most for number in range(most + 1)]
+    return list(plan) if len(plan) <= most else joined(in_parts(plan, most))
+
+
+def in_parts(plan: Sequence[Stretch], n_parts: int) -> list[Stretch]:
+    """The prompt in equal parts, at least a token each, of the fate that most of each has."""
+    n_tokens = plan[-1].span.end if plan else 0
+    n_parts = min(n_parts, n_tokens)
     parts: list[Stretch] = []
     first = 0
-    for start, end in pairwise(borders):
-        while plan[first].span.end <= start:
+    for number in range(n_parts):
+        part = Span(n_tokens * number // n_parts, n_tokens * (number + 1) // n_parts)
+        while plan[first].span.end <= part.start:
             first += 1
         tokens = dict.fromkeys(Fate, 0)
-        for at in range(first, len(plan)):
-            one = plan[at].span
-            if one.start >= end:
+        for one in islice(plan, first, None):
+            if one.span.start >= part.end:
                 break
-            tokens[plan[at].fate] += min(one.end, end) - max(one.start, start)
-        parts.append(Stretch(Span(start, end), max(tokens, key=lambda fate: tokens[fate])))
-    return joined(parts)
+            tokens[one.fate] += min(one.span.end, part.end) - max(one.span.start, part.start)
+        parts.append(Stretch(part, max(tokens, key=lambda fate: tokens[fate])))
+    return parts
 
 
 def joined(plan: Iterable[Stretch]) -> list[Stretch]:

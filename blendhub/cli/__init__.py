@@ -5,10 +5,10 @@ import sys
 from collections.abc import Sequence
 
 import blendhub
-from blendhub.cli import advise, check, conformance, doctor, keys, plugins, serve, top
+from blendhub.cli import advise, check, conformance, doctor, explain, keys, plugins, serve, top
 from blendhub.errors import BlendHubError
 
-COMMANDS = (serve, top, doctor, check, advise, keys, plugins, conformance)
+COMMANDS = (serve, top, doctor, explain, check, advise, keys, plugins, conformance)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 def _torch() -> dict[str, Any]:
     torch = import_module("torch")
-    facts: dict[str, Any] = {"version": torch.__version__, "cuda": torch.version.cuda, "hip": torch.version.hip}
+    facts: dict[str, Any] = {"version": str(torch.__version__), "cuda": torch.version.cuda, "hip": torch.version.hip}
     if torch.version.cuda or torch.version.hip:
         try:
             torch.cuda.init()
@@ -27,7 +27,7 @@ def _torch() -> dict[str, Any]:
 
 def _version(name: str) -> dict[str, Any]:
     module = import_module(name)
-    return {"version": getattr(module, "__version__", "?"), "file": getattr(module, "__file__", None) or "?"}
+    return {"version": str(getattr(module, "__version__", "?")), "file": str(getattr(module, "__file__", "?"))}
 
 
 def _adapter() -> dict[str, Any]:
