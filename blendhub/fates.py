@@ -60,8 +60,8 @@ WHY = {
     Fate.EXACT: "stored KV of the same tokens at the same positions after the same text",
     Fate.MOVED: "stored KV of the same tokens, turned to their new positions",
     Fate.RECOMPUTED: "reused text that the selector chose to recompute, in its new context",
-    Fate.HOLE: "no stored KV was used for these tokens between reused ones",
-    Fate.COMPUTED: "no stored KV was used from here on",
+    Fate.HOLE: "no stored KV was used for these tokens, which stand between reused ones",
+    Fate.COMPUTED: "vLLM computed these tokens itself, as it does without BlendHub",
 }
 
 

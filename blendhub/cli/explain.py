@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "explain",
         help="show what became of a prompt, or what would be reused of it now",
         description="Show which tokens of a request's prompt were reused, recomputed and computed, and where the "
-        "reused ones came from. With --prompt-file or --token-ids, show what the hub has of it now, without running it.",
+        "reused ones came from. With --prompt-file or --token-ids, show what would be reused of it now.",
     )
     parser.add_argument(
         "request", metavar="REQUEST|-", nargs="?", help="a request's id; or - for a response's JSON on standard input"

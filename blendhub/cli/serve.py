@@ -141,6 +141,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("store", _store(hub)),
         ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
+        *([("page", f"http://{hub.metrics_address}/")] if hub.metrics_address else []),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
     return _shown(rows) + f"\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"

@@ -1,6 +1,7 @@
 """Runs work in another process, so that what crashes or hangs there is a finding here."""
 
 import os
+import signal
 import subprocess
 from typing import Any, NamedTuple
 
@@ -28,13 +29,15 @@ def ask(module: str, *arguments: str, timeout_s: float) -> Reply:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
                 env=importing_the_same(),
+                start_new_session=True,
             )
         finally:
             os.close(written)
         try:
             _, errors = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
-            process.kill()
+            # With the processes that it started: they hold its output, which is read to the end.
+            os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
             return Reply(_read(reports), f"it did not end within {timeout_s:g} s")
         return Reply(_read(reports), _trouble(process.returncode, errors.decode(errors="replace")))

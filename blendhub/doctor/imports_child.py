@@ -3,6 +3,7 @@
 A step that fails ends the work: the later ones import what the earlier ones do.
 """
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from importlib import import_module
@@ -60,6 +61,8 @@ def main() -> None:
     with open(int(sys.argv[1]), "wb", buffering=0) as out:
         for report in _steps():
             out.write(msgspec.json.encode(report) + b"\n")
+    # What was imported may have started threads that the interpreter would wait for.
+    os._exit(0)
 
 
 if __name__ == "__main__":
