@@ -15,6 +15,7 @@ import pytest
 from blendhub import PluginHost, hookspecs
 from blendhub.cli.doctor import EXIT_CODES
 from blendhub.doctor.examination import CHECKS
+from blendhub.fates import COLOURS, LETTERS, WHY, Fate
 from blendhub.homes import HOMES, install_command
 from blendhub.hub import limits
 from blendhub.options import describe_options
@@ -282,3 +283,10 @@ def test_every_check_of_the_doctor_is_documented():
 def test_the_exit_codes_of_the_doctor_are_documented():
     rows = re.findall(r"^\| (\d) \|", read(DOCS / "doctor.md"), re.M)
     assert {int(row) for row in rows} == {*EXIT_CODES.values(), 2}
+
+
+def test_the_words_and_colours_of_strips_are_documented():
+    rows = re.findall(r"^\| `(.)` \| (.*) \| (.*) \|$", read(DOCS / "explain.md"), re.M)
+    assert rows == [(LETTERS[fate], fate.label, WHY[fate]) for fate in Fate]
+    picture = read(DOCS / "explain.svg")
+    assert all(COLOURS[fate] in picture and fate.label in picture for fate in Fate)
