@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Rotation, Segment
+from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment
 from blendhub.errors import Unsupported
 from blendhub.host import PluginHost
 from blendhub.layout import KVLayout
@@ -22,7 +22,7 @@ SHIFT = 37
 """How far the copy is moved: not by whole blocks."""
 
 POSITIONS = 256
-FORMATS = ("packed_heads", "kv_first", "split")
+FORMATS: tuple[PageFormat, ...] = ("packed_heads", "kv_first", "split")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -30,37 +30,37 @@ class Pages:
     """One layer's pages in a format that the device supports, and its keys and values as ``[blocks, tokens, ...]``."""
 
     def __init__(self, device: Device) -> None:
-        self.format = next((one for one in FORMATS if one in device.formats), None)
-        self.dtype = next((one for one in DTYPES if one in device.dtypes), None)
-        if self.format is None or self.dtype is None:
+        formats = [one for one in FORMATS if one in device.formats]
+        dtypes = [one for one in DTYPES if one in device.dtypes]
+        if not formats or not dtypes:
             raise Unsupported(f"it supports {', '.join(device.formats)} of {', '.join(device.dtypes)}, no common pages")
-        random = torch.Generator().manual_seed(1)
-        shape = {
-            "packed_heads": (N_BLOCKS, HEADS, BLOCK, 2 * WIDTH),
-            "kv_first": (2, N_BLOCKS, BLOCK, HEADS, WIDTH),
-            "split": (2, N_BLOCKS, BLOCK, HEADS, WIDTH),
-        }[self.format]
-        made = torch.randn(shape, generator=random).to(getattr(torch, self.dtype)).to(device.torch_type)
-        self.tensors = (made[0].clone(), made[1].clone()) if self.format == "split" else (made,)
+        self.format, self.dtype = formats[0], dtypes[0]
+        shape: tuple[int, ...] = (N_BLOCKS, HEADS, BLOCK, 2 * WIDTH)
+        if self.format != "packed_heads":
+            shape = (2, N_BLOCKS, BLOCK, HEADS, WIDTH)
+        made = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(getattr(torch, self.dtype))
+        made = made.to(device.torch_type)
+        self.tensors: tuple[torch.Tensor, ...] = (made,)
+        if self.format == "split":
+            self.tensors = (made[0].clone(), made[1].clone())
 
     def keys_and_values(self) -> tuple[torch.Tensor, torch.Tensor]:
         """On the host, of every position of every block: ``[blocks * tokens, heads, width]``."""
         here = [tensor.cpu() for tensor in self.tensors]
         if self.format == "packed_heads":
-            keys, values = here[0].transpose(1, 2).split(WIDTH, dim=-1)
+            by_token = here[0].transpose(1, 2)
+            keys, values = by_token[..., :WIDTH], by_token[..., WIDTH:]
         else:
-            keys, values = here if self.format == "split" else here[0]
+            keys, values = (here[0], here[1]) if self.format == "split" else (here[0][0], here[0][1])
         return keys.reshape(-1, HEADS, WIDTH), values.reshape(-1, HEADS, WIDTH)
 
 
 def check(device: Device) -> str:
     """Save, load and move some tokens; returns what is wrong, or nothing."""
     pages = Pages(device)
-    layout = KVLayout(
-        layers=1, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype=pages.dtype or "", chunk_tokens=CHUNK
-    )
+    layout = KVLayout(layers=1, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype=pages.dtype, chunk_tokens=CHUNK)
     rotation = Rotation(_cos_sin().to(device.torch_type), neox=True)
-    device.attach([PagedLayer("layer", pages.format or "split", pages.tensors, rotation)], BLOCK, layout)
+    device.attach([PagedLayer("layer", pages.format, pages.tensors, rotation)], BLOCK, layout)
     device.pin(np.zeros(TOKENS // CHUNK * layout.shard_bytes, np.uint8))
     stored = np.arange(TOKENS // BLOCK, dtype=np.int64)[::-1].copy()
     others = np.arange(N_BLOCKS - 1, TOKENS // BLOCK - 1, -1, dtype=np.int64)
@@ -85,7 +85,7 @@ def _cos_sin() -> torch.Tensor:
 
 
 def _frequencies() -> torch.Tensor:
-    return 10_000.0 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2))
+    return torch.pow(10_000.0, -torch.arange(WIDTH // 2) / (WIDTH // 2))
 
 
 def _moved(keys: torch.Tensor, shift: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Literal
 import msgspec
 
 Verdict = Literal["ok", "warn", "fail"]
-FROM_BEST: tuple[Verdict, ...] = ("ok", "warn", "fail")
+FROM_WORST: tuple[Verdict, ...] = ("fail", "warn")
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -35,4 +35,5 @@ def fail(sentence: str, command: str) -> Finding:
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    return max((finding.verdict for finding in findings), key=FROM_BEST.index, default="ok")
+    found = {finding.verdict for finding in findings}
+    return next((verdict for verdict in FROM_WORST if verdict in found), "ok")

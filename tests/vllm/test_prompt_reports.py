@@ -44,7 +44,11 @@ def test_the_hub_knows_what_became_of_a_prompt_when_its_request_has_ended(engine
 def test_a_prompt_of_which_nothing_was_reused_is_reported_with_the_reason(engine):
     engine.serve("a", text(0, 64))
     report = reported(engine, "a").report
-    assert report.tokens == {"computed": 64} and report.sources == () and report.reason == "nothing of this prompt is stored"
+    assert (
+        report.tokens == {"computed": 64}
+        and report.sources == ()
+        and report.reason == "nothing of this prompt is stored"
+    )
 
 
 def test_a_failed_load_is_reported_as_computed(engine):
