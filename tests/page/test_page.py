@@ -1,5 +1,6 @@
 """The hub's page in Debian's Chromium: what it shows, with the keyboard alone, and whether it can be read."""
 
+import io
 import os
 import re
 from collections.abc import Iterator
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.image import imread
 
 from blendhub.client import HubClient
 from blendhub.config import HubConfig
@@ -113,6 +115,19 @@ def test_a_strip_has_every_stretch_at_its_place_in_its_colour(shown):
     assert sum(width for _, width, _ in rects) == 1000
     label = browser.run(f"{strip}.getAttribute('aria-label')")
     assert label.startswith("100 in vLLM's own cache; 200 reused exactly; 476 moved, kept; 84 moved, recomputed")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_picture_of_the_page_has_each_stretch_in_its_colour(shown, dark):
+    browser = shown(dark=dark)
+    strip = "document.querySelector('details[data-request=\"cmpl-blended\"] svg.strip').getBoundingClientRect()"
+    left, top, width, height = browser.run(f"[{strip}.x, {strip}.y, {strip}.width, {strip}.height]")
+    pixels = (imread(io.BytesIO(browser.picture()))[..., :3] * 255).round().astype(int)
+    row = pixels[int(top + height / 2)]
+    for one in REPORTS[0].strip:
+        middle = (one.span.start + one.span.end) / 2 / REPORTS[0].prompt_tokens
+        seen = row[int(left + width * middle)].tolist()
+        assert f"rgb({', '.join(map(str, seen))})" == rgb(COLOURS[one.fate]), f"{one} is not in its colour"
 
 
 def rgb(colour: str) -> str:
