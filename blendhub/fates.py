@@ -15,6 +15,7 @@ class Fate(StrEnum):
 
     CACHED = "cached"
     EXACT = "exact"
+    SETTLED = "settled"
     MOVED = "moved"
     RECOMPUTED = "recomputed"
     HOLE = "hole"
@@ -28,6 +29,7 @@ class Fate(StrEnum):
 LABELS = {
     Fate.CACHED: "in vLLM's own cache",
     Fate.EXACT: "reused exactly",
+    Fate.SETTLED: "settled, kept",
     Fate.MOVED: "moved, kept",
     Fate.RECOMPUTED: "moved, recomputed",
     Fate.HOLE: "in holes, computed",
@@ -39,6 +41,7 @@ FATES = list(Fate)
 COLOURS = {
     Fate.CACHED: "#0072B2",
     Fate.EXACT: "#56B4E9",
+    Fate.SETTLED: "#CC79A7",
     Fate.MOVED: "#009E73",
     Fate.RECOMPUTED: "#F0E442",
     Fate.HOLE: "#D55E00",
@@ -48,6 +51,7 @@ COLOURS = {
 LETTERS = {
     Fate.CACHED: "V",
     Fate.EXACT: "=",
+    Fate.SETTLED: "s",
     Fate.MOVED: ">",
     Fate.RECOMPUTED: "r",
     Fate.HOLE: "o",
@@ -58,6 +62,7 @@ LETTERS = {
 WHY = {
     Fate.CACHED: "vLLM still had the KV of these tokens in its own prefix cache",
     Fate.EXACT: "stored KV of the same tokens at the same positions after the same text",
+    Fate.SETTLED: "KV that was blended before, and is reused as it is behind the same whole text",
     Fate.MOVED: "stored KV of the same tokens, turned to their new positions",
     Fate.RECOMPUTED: "reused text that the selector chose to recompute, in its new context",
     Fate.HOLE: "no stored KV was used for these tokens, which stand between reused ones",
@@ -72,7 +77,13 @@ class Stretch(msgspec.Struct, frozen=True):
     fate: Fate
 
 
-OF_SPANS = {"exact": Fate.EXACT, "moved": Fate.MOVED, "recomputed": Fate.RECOMPUTED, "holes": Fate.HOLE}
+OF_SPANS = {
+    "exact": Fate.EXACT,
+    "settled": Fate.SETTLED,
+    "moved": Fate.MOVED,
+    "recomputed": Fate.RECOMPUTED,
+    "holes": Fate.HOLE,
+}
 """What the spans in a request's report became, by their names there."""
 
 

@@ -109,12 +109,14 @@ def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
     spans = [match.span for match in found.matches]
     end = spans[-1].end if spans else 0
     exact = [match.span for match in found.matches if match.exact]
-    moved = [match.span for match in found.matches if not match.exact]
+    settled = [match.span for match in found.matches if match.settled]
+    moved = [match.span for match in found.matches if not (match.exact or match.settled)]
     holes = list(gaps(Span(0, end), spans))
     reason = "nothing of it is stored" if not spans else None
     if found.on_the_way_tokens:
         reason = f"{found.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
-    return prompt_report("", n_tokens, 0, {"exact": exact, "moved": moved, "holes": holes}, found.matches, reason)
+    reused = {"exact": exact, "settled": settled, "moved": moved, "holes": holes}
+    return prompt_report("", n_tokens, 0, reused, found.matches, reason)
 
 
 def _token_ids(file: str) -> Tokens:

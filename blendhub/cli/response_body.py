@@ -18,6 +18,7 @@ class _Report(msgspec.Struct):
     exact_tokens: Tokens
     moved_tokens: Tokens
     hole_tokens: Tokens
+    settled_tokens: Tokens = 0
     reason: str | None = None
     spans: ReusedSpans | None = None
 
@@ -44,5 +45,5 @@ def report_in_body(text: str) -> PromptReport:
     found = body.kv_transfer_params.blendhub
     spans: dict[str, Any] = msgspec.structs.asdict(found.spans) if found.spans else {}
     report = prompt_report(body.id, body.usage.prompt_tokens, found.engine_tokens, spans, reason=found.reason)
-    was_reused = found.exact_tokens or found.moved_tokens or found.hole_tokens
+    was_reused = found.exact_tokens or found.settled_tokens or found.moved_tokens or found.hole_tokens
     return msgspec.structs.replace(report, strip=()) if was_reused and not spans else report

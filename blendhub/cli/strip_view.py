@@ -38,7 +38,8 @@ def show_sources(sources: Iterable[Match], n_sources: int) -> None:
     for match in shown:
         end = match.source_start + len(match.span)
         here, there = f"{match.span.start:,} to {match.span.end:,}", f"{match.source_start:,} to {end:,}"
-        print(f"{here:>25} {match.run:>20} {there:>25}  {'exact' if match.exact else 'moved'}")
+        how = "exact" if match.exact else "settled" if match.settled else "moved"
+        print(f"{here:>25} {match.run:>20} {there:>25}  {how}")
     if n_sources > len(shown):
         print(f"and {n_sources - len(shown):,} more")
 

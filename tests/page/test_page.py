@@ -26,7 +26,8 @@ pytestmark = [
 ]
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16")
 SPANS = {
-    "exact": [Span(100, 300)],
+    "exact": [Span(100, 280)],
+    "settled": [Span(280, 300)],
     "holes": [Span(300, 340)],
     "moved": [Span(340, 900)],
     "recomputed": [Span(340, 400), Span(600, 624)],
@@ -114,7 +115,9 @@ def test_a_strip_has_every_stretch_at_its_place_in_its_colour(shown):
     assert rects == expected and {one.fate for one in REPORTS[0].strip} == set(Fate)
     assert sum(width for _, width, _ in rects) == 1000
     label = browser.run(f"{strip}.getAttribute('aria-label')")
-    assert label.startswith("100 in vLLM's own cache; 200 reused exactly; 476 moved, kept; 84 moved, recomputed")
+    assert label.startswith(
+        "100 in vLLM's own cache; 180 reused exactly; 20 settled, kept; 476 moved, kept; 84 moved, recomputed"
+    )
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

@@ -121,9 +121,9 @@ function details(report) {
     parts.push(table(
       "Where the reused tokens came from" + (more > 0 ? `, without ${number(more)} more` : ""),
       ["tokens of the prompt", "run", "its tokens", "how"],
-      sources.map(([[start, end], run, source, exact]) => [
+      sources.map(([[start, end], run, source, exact, settled]) => [
         `${number(start)} to ${number(end)}`, String(run), `${number(source)} to ${number(source + end - start)}`,
-        exact ? "exact" : "moved",
+        exact ? "exact" : settled ? "settled" : "moved",
       ]),
     ));
   }
@@ -132,7 +132,7 @@ function details(report) {
 
 function reusedOf(report) {
   const of = (name) => report.tokens[name] ?? 0;
-  return of("exact") + of("moved") + of("recomputed");
+  return of("exact") + of("settled") + of("moved") + of("recomputed");
 }
 
 function row(report) {
