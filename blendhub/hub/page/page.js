@@ -42,13 +42,14 @@ let shown = ""; // what the list of requests was made from
 function tiles({ counters, gauges, namespaces }) {
   const count = (name) => counters[name] ?? 0;
   const gauge = (name) => gauges[name] ?? 0;
-  const reused = count("tokens_exact") + count("tokens_moved");
+  const reused = count("tokens_exact") + count("tokens_settled") + count("tokens_moved");
   const used = gauge("arena_bytes") - gauge("arena_free_bytes");
   const audits = Object.values(namespaces).reduce((sum, one) => sum + (one.recent_audits ?? 0), 0);
   const differed = Object.values(namespaces).reduce((sum, one) => sum + (one.recent_audit_disagreements ?? 0), 0);
   const tile = {
     "lookups that found something": share(count("lookups_that_found"), count("requests_lookup")),
     "tokens found, exact": `${number(count("tokens_exact"))} (${share(count("tokens_exact"), reused)})`,
+    "tokens found, settled": `${number(count("tokens_settled"))} (${share(count("tokens_settled"), reused)})`,
     "tokens found, moved": `${number(count("tokens_moved"))} (${share(count("tokens_moved"), reused)})`,
     "arena in use": `${bytes(used)} of ${bytes(gauge("arena_bytes"))}`,
     evictions: `${number(count("evictions"))}, ${number(count("forgotten_chunks"))} lost`,
