@@ -13,6 +13,7 @@ from blendhub.errors import BlendHubError, HubError
 from blendhub.hub_session import HubSession, PendingReply
 from blendhub.layout import Variant
 from blendhub.plan import Match, Span
+from blendhub.prompt_report import LONGEST_NAME, PromptReport
 from blendhub.tokens import TokenBuffer, as_tokens
 from blendhub.write_rights import WriteRight
 
@@ -225,6 +226,19 @@ class HubClient(HubSession):
     def report_audits(self, agreed: int, disagreed: int) -> None:
         """So many more audits of this engine have ended, for the hub's numbers."""
         self._call(wire.Done, wire.Audited(**self._ids(), agreed=agreed, disagreed=disagreed))
+
+    def report_prompts(self, reports: Sequence[PromptReport]) -> None:
+        """These requests of this engine have ended; at most ``MOST_REPORTS`` of them."""
+        self._call(wire.Done, wire.Reported(**self._ids(), reports=tuple(reports)))
+
+    def explain(self, request: str) -> wire.Explained:
+        """What became of a request's prompt; needs no registration."""
+        return self._call(wire.Explained, wire.Explain(request[:LONGEST_NAME]))
+
+    def preview(self, tokens: TokenBuffer, engine: str = "", variant: Variant = BASE) -> wire.Previewed:
+        """What an engine would find of these tokens now; needs no registration."""
+        message = wire.Preview(engine=engine, variant=variant)
+        return self._call(wire.Previewed, message, [as_tokens(tokens).data])
 
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""

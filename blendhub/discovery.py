@@ -43,6 +43,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     summary: str
     available: bool
     reason: str | None
+    remedy: str | None
+    """The command that makes it available; None where there is a fault instead that no command mends."""
     details: tuple[str, ...]
     capabilities: tuple[str, ...]
     options: list[dict[str, Any]]
@@ -67,15 +69,20 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     def problem(self) -> str | None:
         """Why this cannot be used right now, in a sentence that ends with what to do; None if it can."""
+        reason, remedy = self._trouble()
+        return f"{reason}; to change it: {remedy}" if remedy else reason
+
+    def _trouble(self) -> tuple[str | None, str | None]:
+        """Why this cannot be used right now, and the command that changes it."""
         if self.error or self.spec is None:
-            return self.error
+            return self.error, None
         try:
             missing = self.spec.probe()
         except FOREIGN_ERRORS as error:
-            return f"its probe failed: {short(error)}"
+            return f"its probe failed: {short(error)}", None
         if missing is not None and not isinstance(missing, Unavailable):
-            return f"its probe returned {missing!r}, which should be None or a blendhub.Unavailable"
-        return f"{missing.reason}; to change it: {missing.command}" if missing else None
+            return f"its probe returned {missing!r}, which should be None or a blendhub.Unavailable", None
+        return (missing.reason, missing.command) if missing else (None, None)
 
     def _details(self) -> tuple[str, ...]:
         if self.spec is None:
@@ -86,7 +93,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             return (f"its details failed: {short(error)}",)
 
     def describe(self) -> Plugin:
-        reason = self.problem()
+        reason, remedy = self._trouble()
         return Plugin(
             kind=self.kind,
             name=self.name,
@@ -96,6 +103,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             summary=self.spec.summary if self.spec else "",
             available=reason is None,
             reason=reason,
+            remedy=remedy,
             details=self._details() if reason is None else (),
             capabilities=self.spec.capabilities if self.spec else (),
             options=describe_options(self.spec.options) if self.spec else [],

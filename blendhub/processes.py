@@ -1,6 +1,7 @@
 """Identity of a process. A pid alone does not identify one, because the kernel reuses pids."""
 
 import os
+import sys
 from pathlib import Path
 
 import msgspec
@@ -40,3 +41,13 @@ def _started(pid: int) -> int | None:
     # The name in parentheses may hold anything; what follows it starts with the state, field 3 of the page.
     fields = facts.rpartition(")")[2].split()
     return None if fields[0] in "ZX" else int(fields[19])
+
+
+def python_module(name: str, *arguments: str) -> list[str]:
+    """The command that runs a module in another process of this interpreter, not from the current directory."""
+    return [sys.executable, "-P", "-m", name, *arguments]
+
+
+def importing_the_same() -> dict[str, str]:
+    """The environment of a child process that can import what this one can: plugins among it."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}

@@ -17,6 +17,7 @@ from blendhub.contracts.transport import Codec
 from blendhub.layout import Namespace, Text, Variant
 from blendhub.plan import Match, Span
 from blendhub.processes import ProcessId
+from blendhub.prompt_report import MOST_REPORTS, PromptReport, RequestName
 
 WIRE_VERSION = 4
 
@@ -192,6 +193,26 @@ class Audited(FromSession, frozen=True, kw_only=True):
     disagreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
 
 
+class Reported(FromSession, frozen=True, kw_only=True):
+    """These requests of the session's engine have ended."""
+
+    reports: Annotated[tuple[PromptReport, ...], Meta(max_length=MOST_REPORTS)]
+
+
+class Explain(Message, frozen=True):
+    """Ask what became of a request's prompt; needs no session."""
+
+    request: RequestName
+
+
+class Preview(Message, frozen=True, kw_only=True):
+    """Ask what an engine would find of these tokens now, without a lease; needs no session."""
+
+    engine: Text = ""
+    """Its name; empty: the only one that is registered."""
+    variant: Variant = Variant()
+
+
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -224,6 +245,9 @@ Request: TypeAlias = (
     | Abort
     | Clear
     | Audited
+    | Reported
+    | Explain
+    | Preview
     | Stats
     | Fetch
     | Put
@@ -289,6 +313,23 @@ class Reserved(Message, frozen=True):
     expires_s: Seconds = 0.0
 
 
+class Explained(Message, frozen=True):
+    """The newest report of the request, and its engine; none if the hub has none."""
+
+    engine: Text = ""
+    report: PromptReport | None = None
+
+
+class Previewed(Message, frozen=True):
+    """Which engine it is, and what is in the arena for it."""
+
+    engine: Text
+    model: Text
+    matches: tuple[Match, ...] = ()
+    on_the_way_tokens: Position = 0
+    """Tokens that only the store has."""
+
+
 class HubStats(Message, frozen=True):
     """Counters and gauges by name; counters start at zero in each epoch."""
 
@@ -302,7 +343,9 @@ class Bytes(Message, frozen=True):
     """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Acquired | Reserved | HubStats | Bytes
+Reply: TypeAlias = (
+    Registered | MayWrite | Done | Pong | Found | Acquired | Reserved | Explained | Previewed | HubStats | Bytes
+)
 
 
 def hub_codec() -> Codec:

@@ -9,8 +9,8 @@ import blendhub
 from blendhub.cli import main
 from blendhub.testing.matchers import MatcherSuite
 
-KEYS = {"kind", "name", "distribution", "version", "api", "summary", "available", "reason", "details"}
-KEYS |= {"capabilities", "options"}
+KEYS = {"kind", "name", "distribution", "version", "api", "summary", "available", "reason", "remedy"}
+KEYS |= {"details", "capabilities", "options"}
 
 MATCHER = """
     from blendhub import PluginSpec, Unavailable, hookimpl
@@ -48,7 +48,7 @@ def test_plugins_as_json_has_exactly_the_documented_keys(plugins, capsys):
     assert all(set(plugin) == KEYS for plugin in listed)
     by_name = {plugin["name"]: plugin for plugin in listed}
     assert by_name["sound"]["available"] and by_name["sound"]["distribution"] == "extra-matchers"
-    assert not by_name["absent"]["available"] and "pip install a-card" in by_name["absent"]["reason"]
+    assert not by_name["absent"]["available"] and by_name["absent"]["remedy"] == "pip install a-card"
     assert by_name["broken"]["kind"] is None and "ModuleNotFoundError" in by_name["broken"]["reason"]
 
 

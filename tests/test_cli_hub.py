@@ -206,6 +206,7 @@ def test_health_and_metrics_answer_on_loopback(serve):
     store_a_chunk(served.rows["endpoint"])
     assert served.rows["metrics"].startswith("http://127.0.0.1:")
     assert page(served, "/healthz") == "ok\n"
+    assert served.rows["page"] + "metrics" == served.rows["metrics"] and "<!doctype html>" in page(served, "/")
     metrics = page(served, "/metrics")
     assert "\nblendhub_requests_lookup_total 2\n" in metrics and "\nblendhub_chunks_in_arena 1\n" in metrics
     documented = set(re.findall(r"`(blendhub_\w+)`", (DOCS / "operate.md").read_text(encoding="utf-8")))

@@ -13,6 +13,9 @@ import msgspec
 import pytest
 
 from blendhub import PluginHost, hookspecs
+from blendhub.cli.doctor import EXIT_CODES
+from blendhub.doctor.examination import CHECKS
+from blendhub.fates import COLOURS, LETTERS, WHY, Fate
 from blendhub.homes import HOMES, install_command
 from blendhub.hub import limits
 from blendhub.options import describe_options
@@ -276,3 +279,22 @@ def test_the_limits_of_a_hub_are_documented_with_their_values():
     bounds = {name: value for name, value in vars(limits).items() if name.isupper() and name != "MOST_MATCHES"}
     rows = re.findall(r"^\| `([A-Z_]+)` \| ([\d.,]+) \|", read(DOCS / "hub.md"), re.M)
     assert rows == [(name, f"{value:,}") for name, value in bounds.items()]
+
+
+def test_every_check_of_the_doctor_is_documented():
+    rows = re.findall(r"^\| `([a-z-]+)` \|", read(DOCS / "doctor.md"), re.M)
+    assert rows == list(CHECKS)
+    pictured = re.findall(r'x="64" y="\d+">([a-z-]+)<', read(DOCS / "doctor.svg"))
+    assert [name for name in CHECKS if name in pictured] == pictured
+
+
+def test_the_exit_codes_of_the_doctor_are_documented():
+    rows = re.findall(r"^\| (\d) \|", read(DOCS / "doctor.md"), re.M)
+    assert {int(row) for row in rows} == {*EXIT_CODES.values(), 2}
+
+
+def test_the_words_and_colours_of_strips_are_documented():
+    rows = re.findall(r"^\| `(.)` \| (.*) \| (.*) \|$", read(DOCS / "explain.md"), re.M)
+    assert rows == [(LETTERS[fate], fate.label, WHY[fate]) for fate in Fate]
+    picture = read(DOCS / "explain.svg")
+    assert all(COLOURS[fate] in picture and fate.label in picture for fate in Fate)

@@ -221,7 +221,8 @@ def test_a_probe_that(site, probe, reason):
     site.install("mine-plugin", offering(f"[spec(probe={probe})]"))
     host = site.host()
     found = only(host)
-    assert not found.available and reason in found.reason
+    shown = f"{found.reason}; to change it: {found.remedy}" if found.remedy else found.reason
+    assert not found.available and reason in shown
     assert [option["name"] for option in found.options] == ["least"]
     with pytest.raises(PluginError) as caught:
         host.create("matcher", "mine")

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Sequence
 
 import blendhub
-from blendhub.cli import advise, analyze, check, conformance, keys, plugins, serve, top
+from blendhub.cli import advise, analyze, check, conformance, doctor, explain, keys, plugins, serve, top
 from blendhub.errors import BlendHubError
 
-COMMANDS = (serve, top, check, analyze, advise, keys, plugins, conformance)
+COMMANDS = (serve, top, doctor, explain, check, analyze, advise, keys, plugins, conformance)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0 well, 1 the command found a fault, 2 it could not be done."""
+    """Run one command; returns the exit code: 0 well, 1 it found a fault, 2 it could not be done, 3 a warning."""
     parser = argparse.ArgumentParser(prog="blendhub", description=blendhub.__doc__)
     parser.add_argument("--version", action="version", version=f"blendhub {blendhub.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)

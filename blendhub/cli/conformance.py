@@ -9,10 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 import blendhub
-from blendhub.errors import BlendHubError, OptionError
+from blendhub.cli.json_object import read_object
+from blendhub.errors import BlendHubError
 
 SUITE_FILE = str(Path(blendhub.__file__).parent / "testing" / "installed.py")
 
@@ -36,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise BlendHubError("the suites need pytest and hypothesis: pip install 'blendhub[testing]'")
     from blendhub.testing.target import VARIABLE, Target
 
-    target = Target(arguments.kind, arguments.name, _options(arguments.options))
+    target = Target(arguments.kind, arguments.name, read_object("--options", arguments.options))
     # Here, and not only inside pytest, so that a wrong name or option is one line and not a failed collection.
     target.suite()
     # The current directory may hold a pytest configuration, which must not change the result.
@@ -47,10 +46,3 @@ def run(arguments: argparse.Namespace) -> int:
             [sys.executable, "-m", "pytest", SUITE_FILE, *alone, *report],
             env={**os.environ, VARIABLE: target.encode(), "HYPOTHESIS_STORAGE_DIRECTORY": root},
         ).returncode
-
-
-def _options(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise OptionError(f"--options {text!r} is not a JSON object: {error}") from None

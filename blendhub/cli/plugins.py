@@ -50,8 +50,14 @@ def _cells(plugin: Plugin) -> tuple[str, ...]:
         "?" if plugin.api is None else str(plugin.api),
         plugin.summary,
         ", ".join(plugin.capabilities),
-        "; ".join(("yes", *plugin.details)) if plugin.available else f"no: {plugin.reason}",
+        _usable(plugin),
     )
+
+
+def _usable(plugin: Plugin) -> str:
+    if plugin.available:
+        return "; ".join(("yes", *plugin.details))
+    return f"no: {plugin.reason}; to change it: {plugin.remedy}" if plugin.remedy else f"no: {plugin.reason}"
 
 
 def _table(found: list[Plugin]) -> "Table":

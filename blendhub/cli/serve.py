@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import socket
-import stat
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
@@ -18,9 +17,10 @@ import msgspec
 
 from blendhub.config import HubConfig, Listen, PolicyName, StoreChoice, as_toml, load_config
 from blendhub.contracts import Transport
-from blendhub.errors import HubError, OptionError
+from blendhub.errors import OptionError
 from blendhub.host import PluginHost
 from blendhub.options import parse_options
+from blendhub.places import default_endpoint
 
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
@@ -62,30 +62,6 @@ def run(arguments: argparse.Namespace) -> int:
         config = msgspec.structs.replace(config, listen=(Listen(endpoint=default_endpoint()),))
     asyncio.run(_serve(config))
     return 0
-
-
-def default_endpoint() -> str:
-    """The endpoint that hubs and tools use by default, in a directory that only this user can enter."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    folder = Path(runtime, "blendhub") if os.path.isabs(runtime) else Path(f"/tmp/blendhub-{os.getuid()}")
-    try:
-        with contextlib.suppress(FileExistsError):
-            folder.mkdir(mode=0o700)
-        found = folder.lstat()
-    except OSError as error:
-        raise HubError(f"cannot make the directory {folder}: {error.strerror}; name a socket with --endpoint") from None
-    # A user who can write there could replace the hub's socket.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise HubError(
-            f"{folder} should be a directory that only uid {os.getuid()} can enter, but it is {_owner(found)}; "
-            "remove it or change it, or name a socket with --endpoint"
-        )
-    return f"ipc://{folder}/hub.sock"
-
-
-def _owner(found: os.stat_result) -> str:
-    kind = "a directory" if stat.S_ISDIR(found.st_mode) else "no directory"
-    return f"{kind} of uid {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}"
 
 
 def _config(arguments: argparse.Namespace) -> HubConfig:
@@ -189,6 +165,7 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("store", _store(hub)),
         ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
+        *([("page", f"http://{hub.metrics_address}/")] if hub.metrics_address else []),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
     return _shown(rows) + f"\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from blendhub.agreement import wilson
-from blendhub.cli.serve import default_endpoint, stop_printing
+from blendhub.cli.json_object import read_object
+from blendhub.cli.serve import stop_printing
 from blendhub.errors import HubError, OptionError, TransportError
 from blendhub.host import PluginHost
+from blendhub.places import default_endpoint
 from blendhub.wire import HubStats
 
 if TYPE_CHECKING:
@@ -44,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(
             f"--interval {arguments.interval} should be {SHORTEST_S} to {LONGEST_S:.0f} seconds; leave it out for 1"
         )
-    hub = Watched(arguments.endpoint or default_endpoint(), _options(arguments.options))
+    hub = Watched(arguments.endpoint or default_endpoint(), read_object("--options", arguments.options))
     if arguments.once:
         _show_once(hub)
         return 0
@@ -72,13 +74,6 @@ def _interrupted() -> Iterator[socket.socket]:
         finally:
             signal.set_wakeup_fd(former)
             signal.signal(signal.SIGINT, handler)
-
-
-def _options(text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise OptionError(f"--options {text!r} is not a JSON object: {error}") from None
 
 
 class Sample(msgspec.Struct, frozen=True):

@@ -10,9 +10,11 @@ import multiprocessing
 import os
 import re
 import secrets
-from collections.abc import Generator
+import time
+from collections.abc import Generator, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import NamedTuple
 
 from blendhub.arena_view import HEADER_BYTES, SHM, ArenaName, header_of
 from blendhub.errors import HubError
@@ -59,7 +61,8 @@ class Arena:
             self._memory = mmap.mmap(self._fd, HEADER_BYTES + size)
             # Before anything touches the memory: pages keep the size that they are created with.
             self._memory.madvise(mmap.MADV_HUGEPAGE)
-            reserve = self._touch if has_huge_pages_on_advice(SHM) else self._allocate
+            # The file system gives huge pages only to memory that is touched with the advice to have them.
+            reserve = self._touch if "huge=advise" in mount_at(SHM).options else self._allocate
             for at in range(0, HEADER_BYTES + size, STEP):
                 reserve(at, min(STEP, HEADER_BYTES + size - at))
                 yield
@@ -119,38 +122,59 @@ class Arena:
 
 
 def remove_leftovers() -> list[str]:
-    """Remove this user's segments whose hubs were killed; returns their names.
-
-    A hub holds a lock on its segment. The kernel releases it when the hub's process ends for any reason, also in
-    another container.
-    """
+    """Remove this user's segments whose hubs were killed; returns their names."""
     removed = []
-    for path in SHM.glob(f"blendhub-{os.getuid()}-*"):
-        if not _SEGMENT_NAME.fullmatch(path.name):
-            continue
-        with contextlib.suppress(OSError):  # already removed, or its hub runs
-            try:
-                fd = open_own(path, os.O_RDWR)
-            except NotOurs as error:
-                log.warning("skipped %s, which is named like an arena: %s", path, error)
-                continue
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                removed.append(path.name)
-            finally:
-                os.close(fd)
+    for path in leftovers():
+        with contextlib.suppress(OSError):
+            path.unlink()
+            removed.append(path.name)
     if removed:
         log.warning("removed the shared memory of killed hubs from %s: %s", SHM, ", ".join(removed))
     return removed
 
 
-def has_huge_pages_on_advice(place: Path) -> bool:
-    """Whether a directory's file system gives huge pages only to memory that is advised to have them."""
+def leftovers(least_age_s: float = 0.0) -> Iterator[Path]:
+    """This user's segments whose hubs were killed. Each is locked until the next one is asked for.
+
+    A hub holds a lock on its segment. The kernel releases it when the hub's process ends for any reason, also in
+    another container. A hub that has just created its segment may not hold it yet, and then leaves the segment to the
+    one who does: who does not remove what is found names a least age.
+    """
+    for path in SHM.glob(f"blendhub-{os.getuid()}-*"):
+        if not _SEGMENT_NAME.fullmatch(path.name):
+            continue
+        try:
+            fd = open_own(path, os.O_RDWR)
+        except NotOurs as error:
+            log.warning("skipped %s, which is named like an arena: %s", path, error)
+            continue
+        except OSError:  # already removed
+            continue
+        try:
+            if time.time() - os.fstat(fd).st_ctime >= least_age_s:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                yield path
+        except OSError:  # its hub runs
+            continue
+        finally:
+            os.close(fd)
+
+
+class Mount(NamedTuple):
+    """A mounted file system."""
+
+    kind: str
+    options: tuple[str, ...]
+
+
+def mount_at(place: Path) -> Mount:
+    """What is mounted at a directory; of no type and without options if it is no mount point."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     # Of file systems that are mounted on one another, the last is visible.
-    options = next((fields[3] for fields in reversed(mounts) if fields[1] == str(place)), "")
-    return "huge=advise" in options.split(",")
+    return next(
+        (Mount(fields[2], tuple(fields[3].split(","))) for fields in reversed(mounts) if fields[1] == str(place)),
+        Mount("", ()),
+    )
 
 
 def _new_segment() -> tuple[Path, int]:

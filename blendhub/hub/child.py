@@ -6,7 +6,6 @@ process from its own daemons.
 """
 
 import asyncio
-import os
 import signal
 import socket
 import subprocess
@@ -18,6 +17,7 @@ from blendhub.config import HubConfig
 from blendhub.errors import HubError
 from blendhub.hub.gc_tuning import disable_full_collections
 from blendhub.hub.hub import Hub
+from blendhub.processes import importing_the_same, python_module
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -35,13 +35,12 @@ class ChildHub:
         self._line, child_end = socket.socketpair()
         with child_end:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", __name__, str(child_end.fileno())],
+                python_module(__name__, str(child_end.fileno())),
                 pass_fds=[child_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 # A Ctrl-C in a terminal is meant for the owner, which still needs its hub while it ends.
                 start_new_session=True,
-                # What the owner can import, its hub can: plugins among them.
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+                env=importing_the_same(),
             )
         try:
             answer = self._ask(config, timeout_s)

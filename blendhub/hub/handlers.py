@@ -20,6 +20,9 @@ from blendhub.tokens import Tokens, as_tokens
 T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Envelope
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
+OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
+"""Of a request that needs no session."""
+
 DONE = wire.Done()
 
 

@@ -21,6 +21,7 @@ from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.lanes import LaneThreads
 from blendhub.hub.memory import default_arena_bytes
 from blendhub.hub.metrics import MetricsServer
+from blendhub.hub.pages import Pages
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
@@ -82,7 +83,7 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            metrics = MetricsServer(self.service.stats)
+            metrics = MetricsServer(Pages(self.service.stats, self.service.reports).get)
             self.metrics_address = await metrics.start(self.config.metrics)
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())

@@ -63,6 +63,11 @@ MOST_SESSIONS_OF_A_CONNECTION = 64
 MOST_AUDITED_NAMESPACES = 1024
 """Engines' namespaces whose audits are counted. With one more, the one that was silent longest is forgotten."""
 
+MOST_KEPT_REPORTS = 200
+MOST_REPORTING_ENGINES = 16
+"""Reports of an engine's prompts that are kept: the last ones; each takes at most some KiB. With one more engine, the
+one that was silent longest is forgotten."""
+
 MOST_METRICS_CONNECTIONS = 16
 MOST_METRICS_REQUEST_BYTES = 2**13
 """Connections to ``/metrics`` at a time, and the bytes of a request. With one more, the oldest one is closed; and so is

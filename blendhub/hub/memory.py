@@ -22,7 +22,22 @@ def available_bytes(root: Path = Path("/")) -> int:
 
     ``root`` is where ``/proc`` and the control groups are looked for.
     """
-    return min([_machine(root), *(_left_in(group) for group in _groups(root))])
+    limits = (limit.left for limit in group_limits(root))
+    return min([machine_bytes(root), *limits])
+
+
+class GroupLimit(NamedTuple):
+    """A control group's limit on memory."""
+
+    left: int
+    """Bytes that may still be used."""
+    file: Path
+    """What sets it."""
+
+
+def group_limits(root: Path = Path("/")) -> list[GroupLimit]:
+    """The limits of the control groups that this process is in, the tightest first."""
+    return sorted(limit for group in _groups(root) if (limit := _limit_of(group)))
 
 
 class _Files(NamedTuple):
@@ -43,7 +58,8 @@ class _Group(NamedTuple):
     files: _Files
 
 
-def _machine(root: Path) -> int:
+def machine_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine that programs could still have."""
     lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
     (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
     return available * 1024
@@ -77,19 +93,19 @@ def _own_groups(root: Path) -> dict[str, str]:
     return groups
 
 
-def _left_in(group: _Group) -> int:
-    """What may still be used there: more than any machine has, if there is no limit."""
-    limits = [_number(group.path / name) for name in group.files.limits]
+def _limit_of(group: _Group) -> GroupLimit | None:
+    files = [group.path / name for name in group.files.limits]
+    known = [(limit, file) for file in files if (limit := _number(file)) is not None]
     usage = _number(group.path / group.files.usage)
-    known = [limit for limit in limits if limit is not None]
     if not known or usage is None:
-        return 2**63
+        return None
     cache = 0
     for line in _lines(group.path / "memory.stat"):
         name, _, value = line.partition(" ")
         if name == group.files.cache:
             cache = int(value)
-    return max(0, min(known) - max(0, usage - cache))
+    limit, file = min(known)
+    return GroupLimit(max(0, limit - max(0, usage - cache)), file)
 
 
 def _number(file: Path) -> int | None:

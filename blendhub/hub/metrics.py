@@ -1,7 +1,8 @@
-"""An HTTP server for ``/metrics`` (Prometheus) and ``/healthz``."""
+"""A small HTTP server on loopback, and the text of ``/metrics`` for Prometheus."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
 
 from blendhub.errors import HubError, OptionError
 from blendhub.hub.limits import MOST_METRICS_CONNECTIONS, MOST_METRICS_REQUEST_BYTES
@@ -26,11 +27,32 @@ def exposition(stats: HubStats) -> str:
     return "\n".join(lines) + "\n"
 
 
-class MetricsServer:
-    """Answers GET on two paths, one request a connection."""
+TEXT = "text/plain; version=0.0.4"
+# A page loads nothing from elsewhere, and runs no script but its own.
+GUARDS = (
+    "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-store\r\n"
+)
 
-    def __init__(self, stats: Callable[[], HubStats]) -> None:
-        self._stats = stats
+
+class Page(NamedTuple):
+    """An answer."""
+
+    status: str
+    kind: str
+    body: bytes
+
+
+Pages: TypeAlias = Callable[[str, str], Awaitable[Page]]
+"""Answers a GET of a path with its query, from a client that names the server as it does in ``Host``."""
+
+
+class MetricsServer:
+    """Answers GET, one request a connection. It changes nothing."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}
         """The connections that have not been answered, the oldest first."""
@@ -75,13 +97,10 @@ class MetricsServer:
         answering.add_done_callback(self._answering.discard)
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
-                request = (await reader.readuntil(b"\r\n\r\n")).split(b" ", 2)
-                status, text = self._page(*request[:2])
-                body = text.encode()
-                head = (
-                    f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4\r\nContent-Length: {len(body)}\r\n"
-                )
-                writer.write(f"{head}Connection: close\r\n\r\n".encode() + body)
+                request = await reader.readuntil(b"\r\n\r\n")
+                page = await self._page(request.decode("latin-1").split("\r\n"))
+                head = f"HTTP/1.1 {page.status}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
+                writer.write(f"{head}{GUARDS}Connection: close\r\n\r\n".encode() + page.body)
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
@@ -91,11 +110,9 @@ class MetricsServer:
             self._open.pop(writer, None)
             writer.transport.abort()
 
-    def _page(self, method: bytes, path: bytes = b"") -> tuple[str, str]:
-        if method != b"GET":
-            return "405 Method Not Allowed", "only GET\n"
-        if path == b"/metrics":
-            return "200 OK", exposition(self._stats())
-        if path == b"/healthz":
-            return "200 OK", "ok\n"
-        return "404 Not Found", "this server has /metrics and /healthz\n"
+    async def _page(self, lines: list[str]) -> Page:
+        method, _, target = lines[0].partition(" ")
+        if method != "GET":
+            return Page("405 Method Not Allowed", TEXT, b"only GET\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        return await self._pages(target.partition(" ")[0], headers.get("host", ""))

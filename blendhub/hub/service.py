@@ -10,9 +10,11 @@ from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Peer
 from blendhub.errors import BlendHubError
 from blendhub.hub.counters import Counters
+from blendhub.hub.explain_handlers import ExplainHandlers
 from blendhub.hub.follower import Follower
-from blendhub.hub.handlers import Answer, Handler
+from blendhub.hub.handlers import Answer, Handler, OpenHandler
 from blendhub.hub.read_handlers import ReadHandlers
+from blendhub.hub.reports import ReportTable
 from blendhub.hub.session_handlers import SessionHandlers
 from blendhub.hub.sessions import ProcessWatcher, check_process
 from blendhub.hub.state import HubState
@@ -40,6 +42,7 @@ class HubService(Service):
         self.codec = wire.hub_codec()
         self.state = state
         self.counters = Counters()
+        self.reports = ReportTable()
         self._config = config
         self._tier = tier
         self._follower = follower
@@ -54,6 +57,13 @@ class HubService(Service):
             **ReadHandlers(*shared).by_type(),
             **WriteHandlers(*shared).by_type(),
         }
+        explaining = ExplainHandlers(state, self.reports, self._sessions)
+        self._handlers[wire.Reported] = explaining.reported
+        self._open_handlers: dict[type, OpenHandler] = {
+            wire.Explain: explaining.explain,
+            wire.Preview: explaining.preview,
+        }
+        """Of requests that need no session."""
 
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         started = self._clock()
@@ -92,7 +102,8 @@ class HubService(Service):
             return handler(session, message, request.payload)
         if isinstance(message, wire.Register):
             return self._register(peer, message)
-        return self.stats()
+        open_handler = self._open_handlers.get(type(message))
+        return open_handler(message, request.payload) if open_handler else self.stats()
 
     async def _register(self, peer: Peer, message: wire.Register) -> Answer:
         check_process(message.process, self._pids.get(peer))

@@ -59,6 +59,9 @@ class SessionTable:
     def n_engines(self) -> int:
         return len(self._engines)
 
+    def engines(self) -> list[EngineEntry]:
+        return list(self._engines.values())
+
     def engine(self, name: str) -> EngineEntry | None:
         return self._engines.get(name)
 

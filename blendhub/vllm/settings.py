@@ -154,7 +154,7 @@ def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Se
     if mistakes:
         kind = PluginError if all(isinstance(mistake, PluginError) for mistake in mistakes) else OptionError
         raise kind("; also: ".join(map(str, mistakes)))
-    for choice in _choices(extra.get(KEY), device):
+    for choice in named_plugins(extra.get(KEY), device):
         host.spec(choice.kind, choice.name)
     settings = parse_options(OWNER, Settings, extra.get(KEY))
     placement: HubPlacement = settings.hub.embedded or ("thread" if device == "cpu" else "process")
@@ -178,7 +178,7 @@ def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> li
         mistakes.append(OptionError(f"{EXTRA} has the key {key!r}; BlendHub reads only {KEY!r} in it{hint}"))
     given = extra.get(KEY)
     mistakes += map(OptionError, mistakes_in(OWNER, Settings, given))
-    for choice in _choices(given, device):
+    for choice in named_plugins(given, device):
         try:
             options = host.offered(choice.kind, choice.name).options
         except PluginError as error:
@@ -189,7 +189,7 @@ def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> li
     return mistakes
 
 
-class _Named(NamedTuple):
+class NamedPlugin(NamedTuple):
     """A plugin named in the settings or by a default."""
 
     key: str
@@ -198,7 +198,7 @@ class _Named(NamedTuple):
     options: Any
 
 
-def _choices(given: Any, device: str | None) -> Iterator[_Named]:
+def named_plugins(given: Any, device: str | None) -> Iterator[NamedPlugin]:
     """Every plugin that the settings name, even where the rest of the settings is invalid."""
     settings = _with_defaults(given, Settings(device=PluginChoice(name=device) if device else None))
     hub = _with_defaults(settings["hub"], EmbeddedHubConfig())
@@ -214,7 +214,7 @@ def _choices(given: Any, device: str | None) -> Iterator[_Named]:
         # Anything but a mapping with a name is reported as a wrong value.
         if isinstance(choice, Mapping) and isinstance(name := choice.get("name"), str):
             options = choice.get("options")
-            yield _Named(key, kind, name, options if isinstance(options, Mapping) else {})
+            yield NamedPlugin(key, kind, name, options if isinstance(options, Mapping) else {})
 
 
 DEFAULT_TRANSPORT = Listen(endpoint="any").transport

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from blendhub.errors import BlendHubError, OptionError
 from blendhub.host import PluginHost
 from blendhub.options import mistakes_in
 from blendhub.vllm.settings import EXTRA, mistakes_in_settings
@@ -26,11 +27,11 @@ class TransferConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     kv_load_failure_policy: Literal["recompute", "fail"] = "recompute"
 
 
-def mistakes_in_transfer_config(given: Any, host: PluginHost, device: str | None) -> list[str]:
+def mistakes_in_transfer_config(given: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:
     """Everything that is wrong in what ``--kv-transfer-config`` is given, a sentence each; see also settings.py."""
     if not isinstance(given, Mapping):
-        return [f"{FLAG}: expected a mapping of keys to values, got {given!r}"]
-    mistakes = mistakes_in(FLAG, TransferConfig, given)
+        return [OptionError(f"{FLAG}: expected a mapping of keys to values, got {given!r}")]
+    mistakes: list[BlendHubError] = list(map(OptionError, mistakes_in(FLAG, TransferConfig, given)))
     if isinstance(given.get(EXTRA, {}), Mapping):
-        mistakes += map(str, mistakes_in_settings(given.get(EXTRA, {}), host, device))
+        mistakes += mistakes_in_settings(given.get(EXTRA, {}), host, device)
     return mistakes

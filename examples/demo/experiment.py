@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from rich.progress import Progress
 
+from blendhub.fates import Stretch, strip_of
 from blendhub.plan import Span
 from engine_harness import Answer, Engine
-from examples.demo.fates import Fate, Stretch, paint
 from examples.demo.workload import Tokens, Workload
 
 
@@ -68,8 +68,7 @@ def measure(engine: Engine, workload: Workload, progress: Progress) -> list[Meas
 def plan_of(n_tokens: int, report: dict[str, Any]) -> list[Stretch]:
     """What became of each token, from what the response said."""
     spans = msgspec.convert(report.get("spans", {}), dict[str, list[Span]])
-    fates = {"exact": Fate.EXACT, "moved": Fate.MOVED, "recomputed": Fate.RECOMPUTED, "holes": Fate.HOLE}
-    return paint(n_tokens, report["engine_tokens"], {fate: spans.get(name, []) for name, fate in fates.items()})
+    return strip_of(n_tokens, report["engine_tokens"], spans)
 
 
 def _turns(questions: Sequence[int]) -> Iterator[tuple[int, int, str]]:

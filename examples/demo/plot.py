@@ -8,21 +8,12 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from blendhub.fates import COLOURS, Fate
 from examples.demo.experiment import WAYS, Measured
-from examples.demo.fates import Fate
 from examples.demo.report import Report
 
 MOST_PROMPTS = 4
 BAR = 0.8
-# Okabe and Ito's colours, which people of every colour vision tell apart: cold ones are reused, warm ones computed.
-COLOURS = {
-    Fate.CACHED: "#0072B2",
-    Fate.EXACT: "#56B4E9",
-    Fate.MOVED: "#009E73",
-    Fate.RECOMPUTED: "#F0E442",
-    Fate.HOLE: "#D55E00",
-    Fate.COMPUTED: "#BBBBBB",
-}
 
 
 def draw(report: Report, file: Path) -> None:

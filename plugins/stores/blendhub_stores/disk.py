@@ -12,6 +12,7 @@ from typing import TypeVar
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.errors import InvalidInput, StoreFailed
 from blendhub.own_files import NotOurs
+from blendhub.places import default_disk_store
 from blendhub.plan import Span
 from blendhub_stores.catalogue import Catalogue, Entry, EntryVersion
 from blendhub_stores.directory import Directory, failed
@@ -36,7 +37,7 @@ class DiskStore(Store):
         self._closed = False
         self._changed = threading.Condition()
         """Guards the three attributes above and the names of files; only ``close`` waits on it."""
-        self._directory = Directory(Path(options.path or _default_path()).expanduser().absolute())
+        self._directory = Directory(Path(options.path or default_disk_store()).expanduser().absolute())
         try:
             self._corrupted = scan(self._directory, self._catalogue)
             self._warn_if_the_disk_is_smaller()
@@ -204,7 +205,3 @@ class DiskStore(Store):
                 "capacity_gib lets %s hold %.1f GiB, but its disk has room for %.1f; set it below that",
                 self._directory.path, self.capacity / 2**30, room / 2**30,
             )  # fmt: skip
-
-
-def _default_path() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "blendhub" / "disk"

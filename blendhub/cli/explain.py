@@ -1,0 +1,154 @@
+"""``blendhub explain``: what became of a prompt, or what would be reused of it now."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from blendhub.cli.json_object import read_object
+from blendhub.cli.response_body import report_in_body
+from blendhub.cli.strip_view import show_sources, show_strip
+from blendhub.client import HubClient
+from blendhub.errors import BlendHubError, OptionError
+from blendhub.host import PluginHost
+from blendhub.layout import Variant
+from blendhub.places import default_endpoint
+from blendhub.plan import Span, gaps
+from blendhub.prompt_report import PromptReport, prompt_report
+from blendhub.tokens import Tokens, as_tokens
+from blendhub.wire import Previewed
+
+TIMEOUT_S = 5.0
+
+
+def add_parser(commands: Any) -> None:
+    parser = commands.add_parser(
+        "explain",
+        help="show what became of a prompt, or what would be reused of it now",
+        description="Show which tokens of a request's prompt were reused, recomputed and computed, and where the "
+        "reused ones came from. With --prompt-file or --token-ids, show what would be reused of it now.",
+    )
+    parser.add_argument(
+        "request", metavar="REQUEST|-", nargs="?", help="a request's id; or - for a response's JSON on standard input"
+    )
+    parser.add_argument("--prompt-file", metavar="FILE", help="a prompt's text")
+    parser.add_argument("--tokenizer", metavar="NAME", help="its tokenizer: a directory or name; default: the engine's")
+    parser.add_argument("--token-ids", metavar="FILE", help="a prompt's token ids: JSON, or numbers and spaces")
+    parser.add_argument(
+        "--engine", metavar="ID", default="", help="the engine that would serve it, if there are several"
+    )
+    parser.add_argument("--cache-salt", metavar="SALT", default="", help="the salt of the prompt's request")
+    parser.add_argument("--lora", metavar="NAME", default="", help="the LoRA adapter of the prompt's request")
+    parser.add_argument("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
+    parser.add_argument("--options", metavar="JSON", default="{}", help="the transport's options, such as keys")
+    parser.add_argument("--json", action="store_true", help="print the report as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    given = [arguments.request, arguments.prompt_file, arguments.token_ids]
+    if sum(one is not None for one in given) != 1:
+        raise OptionError("name one: a request's id, - for a response on standard input, --prompt-file or --token-ids")
+    if arguments.request is None:
+        title, report = _preview(arguments)
+    elif arguments.request == "-":
+        title, report = _from_response(arguments)
+    else:
+        title, report = _of_request(arguments, arguments.request)
+    if arguments.json:
+        print(msgspec.json.format(msgspec.json.encode(report)).decode())
+        return 0
+    show_strip(title, report.stretches(), report.tokens)
+    show_sources(report.sources, report.n_sources)
+    if report.reason:
+        print(f"why: {report.reason}")
+    return 0
+
+
+def _client(arguments: argparse.Namespace) -> HubClient:
+    options = read_object("--options", arguments.options)
+    endpoint = arguments.endpoint or default_endpoint()
+    return HubClient(endpoint, options=options, host=PluginHost.discover(), timeout=TIMEOUT_S)
+
+
+def _of_request(arguments: argparse.Namespace, request: str) -> tuple[str, PromptReport]:
+    with _client(arguments) as client:
+        found = client.explain(request)
+    if found.report is None:
+        raise BlendHubError(
+            f"the hub has no report of the request {request!r}: it keeps the last ones of each engine that have ended"
+        )
+    return f"{found.report.request}: {found.report.prompt_tokens:,} tokens, engine {found.engine}", found.report
+
+
+def _from_response(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
+    report = report_in_body(sys.stdin.read())
+    if report.strip:
+        return f"{report.request}: {report.prompt_tokens:,} tokens", report
+    # The response has counts only; the hub has positions.
+    return _of_request(arguments, report.request)
+
+
+def _preview(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
+    variant = Variant(arguments.lora, arguments.cache_salt)
+    with _client(arguments) as client:
+        if arguments.token_ids is not None:
+            tokens = _token_ids(arguments.token_ids)
+        else:
+            model = arguments.tokenizer or client.preview(np.empty(0, np.uint32), arguments.engine, variant).model
+            tokens = _tokenized(arguments.prompt_file, model)
+        found = client.preview(tokens, arguments.engine, variant)
+    return f"{len(tokens):,} tokens, if engine {found.engine} got them now", _report_of(found, len(tokens))
+
+
+def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
+    """As if all that was found were used; the engine's settings may keep it from using short or few stretches."""
+    spans = [match.span for match in found.matches]
+    end = spans[-1].end if spans else 0
+    exact = [match.span for match in found.matches if match.exact]
+    settled = [match.span for match in found.matches if match.settled]
+    moved = [match.span for match in found.matches if not (match.exact or match.settled)]
+    holes = list(gaps(Span(0, end), spans))
+    reason = "nothing of it is stored" if not spans else None
+    if found.on_the_way_tokens:
+        reason = f"{found.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
+    reused = {"exact": exact, "settled": settled, "moved": moved, "holes": holes}
+    return prompt_report("", n_tokens, 0, reused, found.matches, reason)
+
+
+def _token_ids(file: str) -> Tokens:
+    text = _text(file)
+    try:
+        ids = msgspec.json.decode(text) if text.lstrip().startswith(("[", "{")) else text.replace(",", " ").split()
+        if isinstance(ids, dict):
+            ids = ids["prompt_token_ids"]
+        return as_tokens(np.asarray([int(one) for one in ids], np.uint32))
+    except (ValueError, TypeError, KeyError, OverflowError, msgspec.MsgspecError) as error:
+        raise OptionError(
+            f"--token-ids {file} holds no token ids: {error}; give a JSON list, or numbers with spaces between them"
+        ) from None
+
+
+def _tokenized(file: str, tokenizer: str) -> Tokens:
+    try:
+        from transformers import AutoTokenizer
+    except ImportError:
+        raise OptionError(
+            "--prompt-file needs transformers, which comes with vLLM: pip install transformers; or give --token-ids"
+        ) from None
+    try:
+        ids = AutoTokenizer.from_pretrained(tokenizer)(_text(file))["input_ids"]
+    except (OSError, ValueError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise OptionError(f"the tokenizer {tokenizer!r} cannot be loaded: {first}; name it with --tokenizer") from None
+    return as_tokens(np.asarray(ids, np.uint32))
+
+
+def _text(file: str) -> str:
+    try:
+        return Path(file).read_text(encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot read {file}: {error.strerror}") from None

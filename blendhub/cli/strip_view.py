@@ -1,0 +1,48 @@
+"""Strips of prompts in a terminal."""
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+
+from blendhub.fates import COLOURS, LETTERS, WHY, Fate, Stretch, in_parts
+from blendhub.plan import Match
+
+ON_DARK = {Fate.CACHED}
+"""Fates whose colours need white letters."""
+
+LONGEST_LIST = 20
+
+
+def show_strip(title: str, plan: Sequence[Stretch], tokens: Mapping[Fate, int]) -> None:
+    """The title, the prompt as one line of letters, and what each letter means."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+    console.print(Text(title, "bold"))
+    parts = in_parts(plan, console.width)
+    console.print(Text.assemble(*((LETTERS[part.fate], _style(part.fate)) for part in parts)))
+    whole = sum(tokens.values())
+    for fate in Fate:
+        if count := tokens.get(fate, 0):
+            key = (f" {LETTERS[fate]} ", _style(fate))
+            share = f"{count / whole:.0%}"
+            console.print(Text.assemble(key, f" {count:>9,} {share:>4}  {fate.label}: {WHY[fate]}"))
+
+
+def show_sources(sources: Iterable[Match], n_sources: int) -> None:
+    """Where the reused tokens came from."""
+    shown = list(sources)[:LONGEST_LIST]
+    if not shown:
+        return
+    print(f"{'tokens of the prompt':>25} {'run':>20} {'its tokens':>25}  how")
+    for match in shown:
+        end = match.source_start + len(match.span)
+        here, there = f"{match.span.start:,} to {match.span.end:,}", f"{match.source_start:,} to {end:,}"
+        how = "exact" if match.exact else "settled" if match.settled else "moved"
+        print(f"{here:>25} {match.run:>20} {there:>25}  {how}")
+    if n_sources > len(shown):
+        print(f"and {n_sources - len(shown):,} more")
+
+
+def _style(fate: Fate) -> str:
+    return f"{'white' if fate in ON_DARK else 'black'} on {COLOURS[fate]}"

@@ -1,0 +1,55 @@
+"""Tells the hub what became of each prompt, for `blendhub explain` and the hub's page."""
+
+from collections import deque
+from concurrent.futures import Future
+from functools import partial
+
+from blendhub.client import HubClient
+from blendhub.plan import Match, Span
+from blendhub.prompt_report import MOST_REPORTS, PromptReport, prompt_report
+from blendhub.vllm.hub_executor import RunCall
+from blendhub.vllm.scheduler.request_state import RequestState
+
+MOST_WAITING = 256
+"""Requests that the hub has not been told of; while it does not answer, the oldest are forgotten."""
+
+
+class PromptReports:
+    """Called by the scheduler's thread; waits for nothing."""
+
+    def __init__(self, run: RunCall) -> None:
+        self._run = run
+        self._waiting: deque[partial[PromptReport]] = deque(maxlen=MOST_WAITING)
+        self._is_asked = False
+        """Whether the hub's thread has been asked to send what waits."""
+
+    def ended(self, state: RequestState, reason: str | None) -> None:
+        """Tell the hub of a request that has ended. Its strip is made on the thread that sends it."""
+        spans, sources = _reused(state)
+        n_tokens = state.request.num_prompt_tokens
+        engine_tokens = min(state.engine_tokens, n_tokens)
+        self._waiting.append(partial(prompt_report, state.id, n_tokens, engine_tokens, spans, sources, reason))
+        if not self._is_asked:
+            self._is_asked = True
+            self._run(self._send).add_done_callback(self._answered)
+
+    def _send(self, client: HubClient) -> None:
+        # Before it looks what waits: a request that ends from now on asks again.
+        self._is_asked = False
+        while self._waiting:
+            some = [self._waiting.popleft() for _ in range(min(MOST_REPORTS, len(self._waiting)))]
+            client.report_prompts([made() for made in some])
+
+    def _answered(self, sent: "Future[None]") -> None:
+        """What the hub refuses or misses is not repeated."""
+        self._is_asked = False
+
+
+def _reused(state: RequestState) -> tuple[dict[str, list[Span]], list[Match]]:
+    """The spans, by their names in the report, and the matches that were loaded."""
+    loaded = state.loaded
+    if loaded is None:
+        return state.reused_spans(), []
+    some = [match for match in loaded.matches if match.span.end > loaded.start]
+    sources = [match.part(max(loaded.start, match.span.start), match.span.end) for match in some]
+    return state.reused_spans(), sources

@@ -1,0 +1,248 @@
+"""The hub's page in Debian's Chromium: what it shows, with the keyboard alone, and whether it can be read."""
+
+import io
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.image import imread
+
+from blendhub.client import HubClient
+from blendhub.config import HubConfig
+from blendhub.fates import COLOURS, LABELS, Fate
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plan import Match, Span
+from blendhub.prompt_report import prompt_report
+from tests.page.browser import Browser, chromium
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(chromium() is None, reason="Chromium is not installed: apt-get install chromium-headless-shell"),
+]
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16")
+SPANS = {
+    "exact": [Span(100, 280)],
+    "settled": [Span(280, 300)],
+    "holes": [Span(300, 340)],
+    "moved": [Span(340, 900)],
+    "recomputed": [Span(340, 400), Span(600, 624)],
+}
+SOURCES = [Match(Span(100, 300), 11, 100, True), Match(Span(340, 900), 12, 40, False)]
+MARKUP = "<img src=x onerror=alert(1)>"
+
+REPORTS = [
+    prompt_report("cmpl-blended", 1000, 100, SPANS, SOURCES),
+    prompt_report("cmpl-refused", 500, 0, {}, (), f"nothing is stored {MARKUP}"),
+    prompt_report(f"cmpl-{MARKUP}", 10, 10, {}),
+]
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubInThread]:
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="127.0.0.1:0")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def engines(hub: HubInThread) -> Iterator[list[HubClient]]:
+    clients = []
+    for name in ("engine-a", "engine-b"):
+        client = hub.connect()
+        client.register(name, Namespace(model="m", layout=LAYOUT))
+        clients.append(client)
+    clients[1].report_prompts([prompt_report("chatcmpl-other", 64, 0, {})])
+    clients[0].report_prompts(REPORTS)
+    clients[0].lookup(np.arange(10, dtype=np.uint32))
+    yield clients
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    opened = Browser(tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def shown(browser: Browser, hub: HubInThread, engines: list[HubClient]):
+    def show(**how) -> Browser:
+        browser.problems.clear()
+        browser.show(f"http://{hub.metrics_address}/", **how)
+        browser.until("document.querySelectorAll('#requests details').length == 3")
+        return browser
+
+    return show
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    return browser.run(f"[...document.querySelectorAll({selector!r})].map(one => one.textContent)")
+
+
+def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
+    browser = shown()
+    tiles = dict(zip(texts(browser, "#tiles dt"), texts(browser, "#tiles dd"), strict=True))
+    assert tiles["sessions, engines"] == "2, 2" and tiles["arena in use"].endswith("10.2 MiB")
+    assert tiles["lookups that found something"] == "0%" and re.search(r"\d (us|ms), ", tiles["lookup p50, p99"])
+    assert texts(browser, "#requests .name") == [one.request for one in reversed(REPORTS)]
+    assert [text.strip() for text in texts(browser, "#legend li")] == list(LABELS.values())
+    assert texts(browser, "#count") == ["3 of the last 3 requests of this engine"]
+    assert browser.problems == []
+
+
+def test_markup_in_what_engines_report_is_text(shown):
+    browser = shown()
+    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
+    browser.until("document.querySelectorAll('#requests .reason').length == 1")
+    assert texts(browser, "#requests .reason") == [f"nothing is stored {MARKUP}"]
+    assert browser.run("document.querySelectorAll('img').length") == 0 and browser.problems == []
+
+
+def test_a_strip_has_every_stretch_at_its_place_in_its_colour(shown):
+    browser = shown()
+    strip = "document.querySelector('details[data-request=\"cmpl-blended\"] svg.strip')"
+    rects = browser.run(
+        f"[...{strip}.querySelectorAll('rect:not(.frame)')].map(one => "
+        "[+one.getAttribute('x'), +one.getAttribute('width'), getComputedStyle(one).fill])"
+    )
+    expected = [[one.span.start, len(one.span), rgb(COLOURS[one.fate])] for one in REPORTS[0].strip]
+    assert rects == expected and {one.fate for one in REPORTS[0].strip} == set(Fate)
+    assert sum(width for _, width, _ in rects) == 1000
+    label = browser.run(f"{strip}.getAttribute('aria-label')")
+    assert label.startswith(
+        "100 in vLLM's own cache; 180 reused exactly; 20 settled, kept; 476 moved, kept; 84 moved, recomputed"
+    )
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_a_picture_of_the_page_has_each_stretch_in_its_colour(shown, dark):
+    browser = shown(dark=dark)
+    strip = "document.querySelector('details[data-request=\"cmpl-blended\"] svg.strip').getBoundingClientRect()"
+    left, top, width, height = browser.run(f"[{strip}.x, {strip}.y, {strip}.width, {strip}.height]")
+    pixels = (imread(io.BytesIO(browser.picture()))[..., :3] * 255).round().astype(int)
+    row = pixels[int(top + height / 2)]
+    for one in REPORTS[0].strip:
+        middle = (one.span.start + one.span.end) / 2 / REPORTS[0].prompt_tokens
+        seen = row[int(left + width * middle)].tolist()
+        assert f"rgb({', '.join(map(str, seen))})" == rgb(COLOURS[one.fate]), f"{one} is not in its colour"
+
+
+def rgb(colour: str) -> str:
+    return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
+
+
+def test_a_request_opens_with_its_sources_and_reasons(shown):
+    browser = shown()
+    browser.run("document.querySelector('details[data-request=\"cmpl-blended\"]').open = true")
+    browser.until("document.querySelectorAll('#requests table').length == 2")
+    cells = texts(browser, "#requests table:last-of-type td")
+    assert cells[-8:-4] == ["100 to 300", "11", "100 to 300", "exact"]
+    assert cells[-4:] == ["340 to 900", "12", "40 to 600", "moved"]
+    assert any("the selector chose to recompute" in text for text in texts(browser, "td.why"))
+
+
+def test_filters_choose_among_requests_and_engines(shown):
+    browser = shown()
+    for outcome, names in (("reused", ["cmpl-blended"]), ("none", [f"cmpl-{MARKUP}", "cmpl-refused"])):
+        browser.run(f"at('outcome').value = '{outcome}'; at('outcome').dispatchEvent(new Event('input'))")
+        assert texts(browser, "#requests .name") == names
+    browser.run("at('outcome').value = ''; at('outcome').dispatchEvent(new Event('input'))")
+    browser.run("at('engine').value = 'engine-b'; at('engine').dispatchEvent(new Event('change'))")
+    browser.until("document.querySelectorAll('#requests details').length == 1")
+    assert texts(browser, "#requests .name") == ["chatcmpl-other"]
+
+
+def test_a_request_that_ends_appears_and_what_was_open_stays_open(browser: Browser):
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="127.0.0.1:0")) as running, running.connect() as client:
+        client.register("engine-c", Namespace(model="m", layout=LAYOUT))
+        client.report_prompts(REPORTS[1:2])
+        browser.show(f"http://{running.metrics_address}/")
+        browser.until("document.querySelector('details')")
+        browser.run("document.querySelector('details').open = true")
+        client.report_prompts(REPORTS[:1])
+        browser.until("document.querySelectorAll('details').length == 2")
+        assert browser.run("[...document.querySelectorAll('details')].map(one => one.open)") == [False, True]
+
+
+def test_everything_can_be_done_with_the_keyboard(shown):
+    browser = shown()
+    reached = []
+    for _ in range(9):
+        browser.press("Tab")
+        reached.append(browser.run("document.activeElement.id || document.activeElement.tagName"))
+        width = browser.run("parseFloat(getComputedStyle(document.activeElement).outlineWidth)")
+        assert width >= 2, f"the focus on {reached[-1]} cannot be seen"
+        if reached[-1] == "request":
+            browser.write("blended")
+    assert reached[:5] == ["A", "engine", "request", "outcome", "live"]
+    assert texts(browser, "#requests .name") == ["cmpl-blended"]
+    browser.run("document.querySelector('summary').focus()")
+    browser.press("Enter")
+    browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 2")
+
+
+CONTRAST = """
+(() => {
+  const channel = (c) => (c /= 255) <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4;
+  const light = ([r, g, b]) => 0.2126 * channel(r) + 0.7152 * channel(g) + 0.0722 * channel(b);
+  const parse = (text) => text.match(/[\\d.]+/g).map(Number);
+  const behind = (one) => {
+    for (; one; one = one.parentElement) {
+      const colour = parse(getComputedStyle(one).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const ratio = (a, b) => {
+    const [high, low] = [light(a), light(b)].sort((x, y) => y - x);
+    return (high + 0.05) / (low + 0.05);
+  };
+  const seen = (one) => one.offsetParent !== null || one.tagName === "BODY";
+  const texts = [...document.querySelectorAll("body *")].filter((one) => seen(one) && one.tagName !== "OPTION" &&
+    [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()));
+  const frames = [...document.querySelectorAll("rect.frame")];
+  return {
+    n: texts.length,
+    bad: texts.map((one) => [one.textContent.slice(0, 20), ratio(parse(getComputedStyle(one).color), behind(one))])
+      .filter((one) => one[1] < 4.5),
+    frames: Math.min(...frames.map((one) =>
+      ratio(parse(getComputedStyle(one).stroke), behind(one.closest("li, details"))))),
+  };
+})()
+"""
+"""The WCAG's contrast of every text with what is behind it, and of the frames of strips."""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_every_text_can_be_read(shown, dark):
+    browser = shown(dark=dark)
+    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
+    browser.until("document.querySelectorAll('#requests table').length >= 4")
+    back = browser.run("getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(13, 17, 23)" if dark else "rgb(255, 255, 255)")
+    found = browser.run(CONTRAST)
+    assert found["n"] > 40 and found["bad"] == [] and found["frames"] >= 3
+
+
+@pytest.mark.parametrize("width", [1000, 360])
+def test_nothing_is_cut_off_on_a_desk_or_a_phone(shown, width):
+    browser = shown(width=width)
+    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
+    browser.until("document.querySelectorAll('#requests table').length >= 4")
+    assert browser.run("document.documentElement.scrollWidth") <= width
+    if folder := os.environ.get("BLENDHUB_PICTURES"):
+        Path(folder, f"page-{width}.png").write_bytes(browser.picture())
+
+
+def test_a_hub_that_is_gone_is_said(browser: Browser):
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="127.0.0.1:0")) as running:
+        browser.show(f"http://{running.metrics_address}/")
+        browser.until("document.getElementById('state')?.textContent.startsWith('as of')")
+        assert texts(browser, "#count") == ["no request of this engine has ended yet"]
+    browser.until("at('state').textContent.startsWith('the hub does not answer')")

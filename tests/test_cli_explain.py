@@ -1,0 +1,188 @@
+"""``blendhub explain``: of a request, of a response's body, and of a prompt that is not run."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+from blendhub.cli import main
+from blendhub.client import HubClient
+from blendhub.config import HubConfig
+from blendhub.fates import LETTERS, Fate, Stretch, in_parts, shortened
+from blendhub.hub.embedded import HubInThread
+from blendhub.layout import KVLayout, Namespace
+from blendhub.plan import Match, Span
+from blendhub.prompt_report import prompt_report
+
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128)
+DOCUMENT = np.arange(1000, 1256, dtype=np.uint32)
+SPANS = {"exact": [Span(8, 24)], "holes": [Span(24, 28)], "moved": [Span(28, 72)], "recomputed": [Span(28, 36)]}
+SOURCES = [Match(Span(8, 24), 11, 8, True), Match(Span(28, 72), 12, 4, False)]
+STRIP = "V" * 8 + "=" * 16 + "o" * 4 + "r" * 8 + ">" * 36 + "." * 8
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[HubInThread]:
+    with HubInThread(HubConfig(arena_gib=0.01, metrics="")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(hub) -> Iterator[HubClient]:
+    """An engine that has computed a document, and has reported a request."""
+    with hub.connect() as engine:
+        engine.register("an-engine", Namespace(model="a-model", layout=LAYOUT), rank=0)
+        reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT)))
+        engine.commit(reserved.right, len(DOCUMENT))
+        engine.report_prompts([prompt_report("cmpl-7-0-abcdefgh", 80, 8, SPANS, SOURCES)])
+        engine.report_prompts([prompt_report("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")])
+        yield engine
+
+
+@pytest.fixture
+def explain(hub, client, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+
+    def run(*arguments: str, stdin: str = "") -> str:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        assert main(["explain", *arguments, "--endpoint", hub.endpoint]) == 0
+        return capsys.readouterr().out
+
+    return run
+
+
+def test_a_request_is_shown_with_its_strip_its_counts_and_its_sources(explain):
+    lines = explain("cmpl-7").splitlines()
+    assert lines[0] == "cmpl-7-0-abcdefgh: 80 tokens, engine an-engine"
+    assert lines[1] == STRIP
+    assert any(
+        line.split()[:3] == ["r", "8", "10%"] and "moved, recomputed: reused text that" in line for line in lines
+    )
+    assert [line.split() for line in lines[-2:]] == [
+        ["8", "to", "24", "11", "8", "to", "24", "exact"],
+        ["28", "to", "72", "12", "4", "to", "48", "moved"],
+    ]
+
+
+def test_a_request_of_which_nothing_was_reused_says_why(explain):
+    assert explain("cmpl-8").splitlines()[-1] == "why: the hub has too little of it"
+
+
+def test_the_report_as_json(explain):
+    report = json.loads(explain("cmpl-7", "--json"))
+    assert report["tokens"] == {"cached": 8, "exact": 16, "moved": 36, "recomputed": 8, "hole": 4, "computed": 8}
+    assert report["strip"][0] == [[0, 8], "cached"] and "text" not in report
+
+
+def body(**report: object) -> str:
+    counts = {"engine_tokens": 8, "exact_tokens": 16, "moved_tokens": 44, "recomputed_tokens": 8, "hole_tokens": 4}
+    params = {"blendhub": {**counts, **report}}
+    return json.dumps({"id": "cmpl-7", "object": "text_completion", "usage": {"prompt_tokens": 80}, "choices": [],
+                       "kv_transfer_params": params})  # fmt: skip
+
+
+def test_a_response_that_was_asked_to_explain_needs_no_hub(capsys, monkeypatch):
+    spans = {name: [[span.start, span.end] for span in some] for name, some in SPANS.items()}
+    monkeypatch.setattr(sys, "stdin", io.StringIO(body(spans=spans)))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", "-", "--endpoint", "ipc:///nowhere/hub.sock"]) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["cmpl-7: 80 tokens", STRIP]
+
+
+def test_a_response_without_positions_is_looked_up_by_its_id(explain):
+    assert explain("-", stdin=body()).splitlines()[1] == STRIP
+
+
+def test_a_response_without_reuse_needs_no_positions(capsys, monkeypatch):
+    nothing = body(exact_tokens=0, moved_tokens=0, recomputed_tokens=0, hole_tokens=0, reason="mode is off")
+    monkeypatch.setattr(sys, "stdin", io.StringIO(nothing))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["explain", "-", "--endpoint", "ipc:///nowhere/hub.sock"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[1] == "V" * 8 + "." * 72 and shown[-1] == "why: mode is off"
+
+
+@pytest.mark.parametrize("form", ["json", "numbers", "response"])
+def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path, form):
+    ids = [*range(64), *DOCUMENT.tolist(), *range(5000, 5064)]
+    file = tmp_path / "ids"
+    forms = {"json": json.dumps(ids), "numbers": " ".join(map(str, ids)), "response": {"prompt_token_ids": ids}}
+    file.write_text(forms[form] if isinstance(forms[form], str) else json.dumps(forms[form]))
+    lines = explain("--token-ids", str(file)).splitlines()
+    assert lines[0] == "384 tokens, if engine an-engine got them now"
+    # 64 of 384 tokens are a sixth of the 80 letters.
+    assert lines[1].strip("o.").strip(">") == "" and 52 <= lines[1].count(">") <= 55
+    assert lines[-1].split()[:3] == ["64", "to", "320"] and lines[-1].endswith("0 to 256  moved")
+
+
+def test_a_prompt_of_which_nothing_is_stored(explain, tmp_path):
+    (tmp_path / "ids").write_text("[1, 2, 3]")
+    lines = explain("--token-ids", str(tmp_path / "ids"), "--cache-salt", "another").splitlines()
+    assert lines[1] == "..." and lines[-1] == "why: nothing of it is stored"
+
+
+@pytest.mark.slow
+def test_a_prompt_in_words_is_tokenized_as_the_engine_does(explain, tmp_path):
+    transformers = pytest.importorskip("transformers", reason="it comes with vLLM")
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(2000)}, unk_token="w0"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=words).save_pretrained(tmp_path / "tokenizer")
+    (tmp_path / "prompt").write_text(" ".join(f"w{n}" for n in DOCUMENT.tolist()))
+    lines = explain("--prompt-file", str(tmp_path / "prompt"), "--tokenizer", str(tmp_path / "tokenizer")).splitlines()
+    assert lines[0].startswith("256 tokens") and lines[1] == "=" * 80
+
+
+@pytest.mark.parametrize(
+    "arguments, complaint",
+    [
+        (["cmpl-unknown"], "the hub has no report of the request 'cmpl-unknown'"),
+        ([], "name one: a request's id"),
+        (["cmpl-7", "--token-ids", "x"], "name one: a request's id"),
+        (["--token-ids", "/nowhere"], "cannot read /nowhere: No such file or directory"),
+        (["--token-ids", __file__], "holds no token ids"),
+        (["--token-ids", "IDS", "--engine", "another"], "no engine 'another' is registered; name one of: an-engine"),
+        (["-"], "standard input is not a response with a report of BlendHub"),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(hub, client, capsys, monkeypatch, tmp_path, arguments, complaint):
+    (tmp_path / "ids").write_text("1 2")
+    monkeypatch.setattr(sys, "stdin", io.StringIO('{"id": "x"}'))
+    arguments = [str(tmp_path / "ids") if one == "IDS" else one for one in arguments]
+    assert main(["explain", *arguments, "--endpoint", hub.endpoint]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+
+
+def test_without_a_hub_it_says_how_to_start_one(capsys, tmp_path):
+    assert main(["explain", "cmpl-7", "--endpoint", f"ipc://{tmp_path}/hub.sock"]) == 2
+    assert "is the hub running? Start it with: blendhub serve" in capsys.readouterr().err
+
+
+def test_in_a_terminal_the_strip_has_the_colours_of_the_page(hub, client):
+    ours, theirs = os.openpty()
+    done = subprocess.run(
+        [sys.executable, "-m", "blendhub.cli", "explain", "cmpl-7", "--endpoint", hub.endpoint],
+        stdout=theirs,
+        env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "COLUMNS": "80"},
+        timeout=100,
+    )
+    shown = os.read(ours, 2**16).decode()
+    os.close(ours)
+    os.close(theirs)
+    assert done.returncode == 0 and "48;2;0;158;115" in shown  # moved, kept
+
+
+def test_a_strip_in_parts_keeps_the_fate_that_most_of_each_part_has():
+    plan = [Stretch(Span(0, 60), Fate.MOVED), Stretch(Span(60, 70), Fate.HOLE), Stretch(Span(70, 100), Fate.COMPUTED)]
+    assert "".join(LETTERS[one.fate] for one in in_parts(plan, 10)) == ">>>>>>o..."
+    assert "".join(LETTERS[one.fate] for one in in_parts(plan, 4)) == ">>>."
+    assert len(in_parts(plan, 1000)) == 100 and in_parts([], 10) == []
+    assert shortened(plan, 3) == plan
+    assert shortened(plan, 2) == [Stretch(Span(0, 50), Fate.MOVED), Stretch(Span(50, 100), Fate.COMPUTED)]
