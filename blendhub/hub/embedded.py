@@ -5,7 +5,7 @@ import secrets
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from blendhub.client import HubClient
 from blendhub.config import HubConfig, HubPlacement
@@ -34,7 +34,7 @@ class EmbeddedHub(ABC):
     def close(self) -> None:
         """Stop the hub. Closing twice is fine."""
 
-    def __enter__(self) -> "EmbeddedHub":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -65,8 +65,13 @@ def test_a_prompt_that_vllm_has_is_not_called_unknown(engine):
 def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
     with HubInThread(stored, HOST) as hub:
         fetched, store = [], hub.hub.service._tier.store
-        load = store.load
-        monkeypatch.setattr(store, "load", lambda key, span, shards: fetched.append(span) or load(key, span, shards))
+        load = store.load_chunks
+
+        def noted(wanted):
+            fetched.extend(span for _, span, _ in wanted)
+            return load(wanted)
+
+        monkeypatch.setattr(store, "load_chunks", noted)
         engine = PlayedEngine(hub)
         engine.side.lookups.engine_cached = lambda hashes, most: 64
         assert engine.load(arrived(engine), local=64) == 96
@@ -77,8 +82,8 @@ def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
 def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, monkeypatch):
     with HubInThread(stored, HOST) as hub:
         goes_on, store = threading.Event(), hub.hub.service._tier.store
-        load = store.load
-        monkeypatch.setattr(store, "load", lambda *given: goes_on.wait(60) and load(*given))
+        load = store.load_chunks
+        monkeypatch.setattr(store, "load_chunks", lambda wanted: goes_on.wait(60) and load(wanted))
         engine = PlayedEngine(hub)
         engine.side.lookups._timeout_s = 5.0
         request = arrived(engine)

@@ -41,7 +41,7 @@ def counted_in_code() -> tuple[set[str], set[str]]:
             if not isinstance(node, ast.Subscript):
                 continue
             owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
-            if owner not in ("counters", "_unserved"):
+            if owner not in ("counters", "_counters", "_unserved"):
                 continue
             if isinstance(node.slice, ast.JoinedStr):
                 beginnings.add(node.slice.values[0].value)
