@@ -81,7 +81,9 @@ def test_requests_that_blend_together_equal_full_prefill(ratio, engine, plain, t
     # One of vLLM's steps plans the loads of several.
     assert max(engine.call("inside", "tests.vllm.noted_forwards:served")) > 1
     for answer, prompt in zip(blended, prompts, strict=True):
-        assert answer.report["moved_tokens"] == 280 and answer.report["recomputed_tokens"] == 280 * ratio
+        # Selectors that pick windows leave less than one of the budget.
+        assert answer.report["moved_tokens"] == 280
+        assert 280 * ratio - 12 < answer.report["recomputed_tokens"] <= 280 * ratio
         n = len(prompt) - 1 if ratio == 1 else 20  # which is a hole
         assert largest_difference(answer.kv(n), plain.one(prompt).kv(n)) < ROUNDING
 
