@@ -46,7 +46,7 @@ def draw(found: Found, file: Path, cost: Cost) -> None:
     for number, (title, columns) in enumerate(panels):
         _draw_panel(figure.add_subplot(rows, across, number + 1), found, title, columns, cost)
     handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels) or 1, frameon=False)
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) or 1, frameon=False)
     figure.supxlabel(cost.label)
     figure.supylabel("share won back of what reuse loses")
     figure.savefig(file, dpi=150)
