@@ -30,7 +30,9 @@ class Procedure(msgspec.Struct, frozen=True):
         if self.method == "full":
             return {"mode": "off", "store": False, "cache_salt": salt}
         mode = "contiguous" if self.method == "contiguous" else "blend"
-        return {"mode": mode, "recompute_ratio": 0.0 if self.method == "reuse" else self.ratio, "cache_salt": salt}
+        ratio = 0.0 if self.method == "reuse" else self.ratio
+        # What the first pass blended would be settled in the second, which is to blend as well.
+        return {"mode": mode, "recompute_ratio": ratio, "settled": False, "cache_salt": salt}
 
 
 class Measured(msgspec.Struct):

@@ -37,7 +37,7 @@ class Server:
         chosen = {
             "kv_connector": "BlendHubConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.25}}},
+            "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.25}, "selector": {"name": "hkvd"}}},
         }
         arguments = ["--model", str(model), "--served-model-name", "tiny", "--host", host, "--port", port]
         arguments += ["--kv-transfer-config", json.dumps(chosen)]
