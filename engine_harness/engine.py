@@ -72,6 +72,7 @@ class Engine:
         tokens: int = 1,
         abort_after: float | None = None,
         each: Sequence[dict[str, Any]] | None = None,
+        keep_kv: bool = False,
         **asked: Any,
     ) -> list[Answer]:
         """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
@@ -79,9 +80,11 @@ class Engine:
         ``cache_salt``, ``lora``, an adapter's directory, and ``stop_token_ids``, each of which ends an answer, go to
         vLLM itself.
 
-        What was aborted before it had an answer is left out.
+        What was aborted before it had an answer is left out. With ``keep_kv`` the KV of each prompt is copied when the
+        request ends: vLLM may give its blocks to the other prompts.
         """
-        answers = self.call("ask", list(map(list, prompts)), list(each or [asked] * len(prompts)), tokens, abort_after)
+        said = list(each or [asked] * len(prompts))
+        answers = self.call("ask", list(map(list, prompts)), said, tokens, abort_after, keep_kv)
         return [Answer(self.call, one) for one in answers if one is not None]
 
     def one(self, prompt: Sequence[int], tokens: int = 1, **asked: Any) -> Answer:

@@ -31,15 +31,23 @@ class Host:
         self._hook_s = 0.0
         self._number = 0
         self._counts: Counter[str] = Counter()
+        self._keeps_kv = False
+        self._kept: dict[str, Any] = {}
         self._remember_blocks()
         self._count_preemptions()
         self._keep_counts()
         self._time_hooks()
 
     def ask(
-        self, prompts: list[list[int]], asked: list[dict[str, Any]], tokens: int, abort_after: float | None
+        self,
+        prompts: list[list[int]],
+        asked: list[dict[str, Any]],
+        tokens: int,
+        abort_after: float | None,
+        keep_kv: bool,
     ) -> list[dict[str, Any] | None]:
         """All prompts at once; None in place of what was aborted before it had an answer."""
+        self._keeps_kv = keep_kv
         started = time.perf_counter()
         first: dict[str, float] = {}
         last: dict[str, float] = {}
@@ -146,6 +154,8 @@ class Host:
 
     def kv(self, request: str, n: int) -> Any:
         """``[layers, 2, n, heads, width]`` of a request's first ``n`` tokens, from the blocks that it had."""
+        if request in self._kept:
+            return self._kept[request][:, :, :n]
         import numpy as np
         import torch
 
@@ -215,6 +225,8 @@ class Host:
 
         def remember(request: Any) -> None:
             self._blocks[request.request_id] = list(manager.get_block_ids(request.request_id)[0])
+            if self._keeps_kv:
+                self._kept[request.request_id] = self.kv(request.request_id, request.num_computed_tokens)
             free(request)
 
         manager.free = remember

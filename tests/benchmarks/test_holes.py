@@ -64,9 +64,9 @@ def test_documents_of_other_queries_make_the_prompt_longer():
 @pytest.mark.parametrize(
     "method, expected",
     [
-        ("blend", {"mode": "blend", "recompute_ratio": 0.3}),
-        ("reuse", {"mode": "blend", "recompute_ratio": 0.0}),
-        ("contiguous", {"mode": "contiguous", "recompute_ratio": 0.3}),
+        ("blend", {"mode": "blend", "recompute_ratio": 0.3, "settled": False}),
+        ("reuse", {"mode": "blend", "recompute_ratio": 0.0, "settled": False}),
+        ("contiguous", {"mode": "contiguous", "recompute_ratio": 0.3, "settled": False}),
         ("full", {"mode": "off", "store": False}),
     ],
 )

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from engine_harness import Engine, disagreement
-from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE
+from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS, TOLERANCE
 from tests.vllm.test_engine_ranks import FORKED, environment  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -26,7 +26,8 @@ def test_an_audited_request_is_answered_as_without_reuse_and_says_whether_blendi
     stored, prompts = case(texts, 5)
     prompts[0] = prompts[0][: len(prompts[0]) // 32 * 32 + 1]  # its last token is the first of a block
     expected = [plain.one(prompt, tokens=8) for prompt in prompts]
-    with Engine(model, ALL) as engine:
+    # The default selector learns from audits: it would pick other tokens the second time.
+    with Engine(model, ALL | PROBING) as engine:
         assert engine.call("batches_in_flight") == 2
         engine.one(stored)
         engine.forget()
@@ -41,7 +42,7 @@ def test_an_audited_request_is_answered_as_without_reuse_and_says_whether_blendi
             assert answer.report["audit"]["kl"] == pytest.approx(outcome["kl"], rel=1e-2)
         kv = audited[-1].kv(len(prompts[-1]) - 1)
         assert np.allclose(kv, engine.full_prefill(prompts[-1]), atol=1e-4)
-    with Engine(model, SETTINGS | {"audit_share": 0}) as engine:
+    with Engine(model, SETTINGS | PROBING | {"audit_share": 0}) as engine:
         engine.one(stored)
         engine.forget()
         unaudited = [engine.one(prompt, recompute_ratio=0.1, store=False) for prompt in prompts]

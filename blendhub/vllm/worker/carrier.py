@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +14,9 @@ from blendhub.contracts import Device, Segment, Transfer
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import PeerGone
 from blendhub.hub_session import PendingReply
+from blendhub.plan import Span
 from blendhub.vllm.messages import SaveJob
-from blendhub.vllm.spans import clipped
 from blendhub.wire import Acquired, Bytes
-from blendhub.write_rights import WriteRight
 
 Blocks = npt.NDArray[np.int64]
 SLOWEST_BYTES_PER_S = 50 * 2**20
@@ -25,20 +25,19 @@ LEAST_FETCH_S = 5.0
 
 
 class Carrier:
-    """The transport in place of shared memory. ``deliver`` is for the thread that commits, the rest for the worker's.
+    """The transport in place of shared memory. One half of the memory is for loads, the other one for saves.
 
-    Half of the memory is for loads, which always end. A save keeps its slots until later saves have filled them.
+    Both always end, because neither keeps its memory until other work is done: a slot that a later step fills is
+    copied, and sent, as a whole by each save that has a part of it.
     """
 
     def __init__(self, device: Device, shard_bytes: int, n_slots: int) -> None:
-        """``n_slots``: how many slots a step of vLLM may fill."""
+        """``n_slots``: how many slots loads, and saves, may use at a time."""
         self._device = device
         self._shard_bytes = shard_bytes
         self._memory = np.zeros(2 * n_slots * shard_bytes, np.uint8)
         places = list(range(0, len(self._memory), shard_bytes))
         self._for_loads, self._for_saves = places[:n_slots], places[n_slots:]
-        self._kept: dict[WriteRight, dict[int, int]] = {}
-        """By right to write, and by the position where a slot begins: where its KV lies until all of it is sent."""
         self._carried_bytes = 0
         self._lock = threading.Lock()
         """Guards what is for saves, and the number of bytes."""
@@ -84,50 +83,35 @@ class Carrier:
 
     # Saves.
 
-    def save(self, job: SaveJob, blocks: Blocks) -> Transfer | None:
-        """Copy out of the blocks what a job saves; None: there is no room yet."""
-        places = self._keep(job)
-        if places is None:
+    def save(self, job: SaveJob, blocks: Blocks) -> "Delivery | None":
+        """Copy slots of a job out of the blocks, with what earlier jobs saved of them, as many as there is room for.
+
+        None: there is no room yet.
+        """
+        with self._lock:
+            places = [self._for_saves.pop() for _ in job.slots[: len(self._for_saves)]]
+        if not places:
             return None
-        spans = [clipped(job.span, slot.span) for slot in job.slots]
+        part, rest = _divided(job, len(places))
         segments = [
-            Segment(span, at, span.start - slot.span.start, span.start)
-            for slot, span, at in zip(job.slots, spans, places, strict=True)
+            Segment(Span(slot.span.start, min(slot.span.end, part.span.end)), at, 0, slot.span.start)
+            for slot, at in zip(part.slots, places, strict=True)
         ]
-        return self._device.save(segments, blocks)
+        try:
+            return Delivery(self, part, places, self._device.save(segments, blocks), rest)
+        except BaseException:
+            self.free_of_save(places)
+            raise
 
-    def deliver(self, job: SaveJob, client: HubClient) -> None:
+    def put(self, client: HubClient, job: SaveJob, places: Sequence[int]) -> None:
         """Send the slots of a job whose copy has ended."""
-        for slot in job.slots:
-            with self._lock:
-                at = self._kept[job.right][slot.span.start]
+        for slot, at in zip(job.slots, places, strict=True):
             client.put(job.right, slot.span.start, self._at(at).data)
-            self._count(1)
-            if slot.span.end <= job.span.end:
-                self._drop(job.right, slot.span.start)
+        self._count(len(places))
 
-    def _keep(self, job: SaveJob) -> list[int] | None:
-        positions = [slot.span.start for slot in job.slots]
+    def free_of_save(self, places: Sequence[int]) -> None:
         with self._lock:
-            new = [one for one in positions if one not in self._kept.get(job.right, {})]
-            if len(new) > len(self._for_saves):
-                self._drop_ended()
-            if len(new) > len(self._for_saves):
-                return None
-            kept = self._kept.setdefault(job.right, {})
-            kept |= {position: self._for_saves.pop() for position in new}
-            return [kept[position] for position in positions]
-
-    def _drop(self, right: WriteRight, position: int) -> None:
-        with self._lock:
-            self._for_saves.append(self._kept[right].pop(position))
-            if not self._kept[right]:
-                del self._kept[right]
-
-    def _drop_ended(self) -> None:
-        """Saves that failed, or that the scheduler aborted, have left slots behind."""
-        for right in [right for right in self._kept if right.deadline < time.monotonic()]:
-            self._for_saves += self._kept.pop(right).values()
+            self._for_saves += places
 
     def _at(self, place: int) -> npt.NDArray[np.uint8]:
         return self._memory[place : place + self._shard_bytes]
@@ -135,6 +119,33 @@ class Carrier:
     def _count(self, shards: int) -> None:
         with self._lock:
             self._carried_bytes += shards * self._shard_bytes
+
+
+class Delivery(NamedTuple):
+    """A save: the copy into the carrier's memory, and what follows it on the thread that commits."""
+
+    carrier: Carrier
+    job: SaveJob
+    places: list[int]
+    copy: Transfer
+    rest: SaveJob | None
+    """What there was no room for."""
+
+    def send(self, client: HubClient) -> None:
+        """The copy has ended."""
+        self.carrier.put(client, self.job, self.places)
+
+    def close(self) -> None:
+        """Free the memory."""
+        self.carrier.free_of_save(self.places)
+
+
+def _divided(job: SaveJob, n_slots: int) -> tuple[SaveJob, SaveJob | None]:
+    if n_slots == len(job.slots):
+        return job, None
+    border = job.slots[n_slots].span.start
+    first = replace(job, slots=job.slots[:n_slots], span=Span(job.span.start, border))
+    return first, replace(job, slots=job.slots[n_slots:], span=Span(border, job.span.end))
 
 
 class _Fetch(Transfer):

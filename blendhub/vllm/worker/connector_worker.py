@@ -233,23 +233,33 @@ class ConnectorWorker:
                 # The saves of a lease are done in order.
                 is_next = all(other.job.right != save.job.right for other in self._waiting)
                 client = self._client() if is_next else None
-                if client and self._begin_save(save.job, client):
+                rest, until = self._begin_save(save.job, client) if client else save.job, save.until
+                if rest is None:
                     continue
-                if time.monotonic() > save.until:
+                if rest is not save.job:
+                    until = time.monotonic() + self._timeout_s
+                elif time.monotonic() > until:
                     raise DeadlineExceeded("the session with the hub was not open, or its transport full, for too long")
-                self._waiting.append(save)
+                self._waiting.append(WaitingSave(rest, until))
             except Exception as error:  # the accelerator may fail, and the request does not need its save
                 self._saves.note(save.job, error, client)
 
-    def _begin_save(self, job: SaveJob, client: HubClient) -> bool:
-        """Returns whether there was room."""
-        pages = self._context.model.pages(job.blocks)
+    def _begin_save(self, job: SaveJob, client: HubClient) -> SaveJob | None:
+        """Returns what there was no room for."""
+        model = self._context.model
+        pages = model.pages(job.blocks)
         if self._carrier:
-            copy = self._carrier.save(job, pages)
-            if copy:
-                self._saves.add(job, copy, ExitStack(), client, self._carrier.deliver)
-                self._wait_unless_overlapping(copy)
-            return copy is not None
+            if model.frees_blocks_early and job.slots[0].span.start < job.span.start:
+                raise HubError(
+                    "vLLM may have freed the begin of a chunk that several steps compute, and that this "
+                    "machine has to send to the hub at once"
+                )
+            delivery = self._carrier.save(job, pages)
+            if not delivery:
+                return job
+            self._saves.add(delivery.job, delivery.copy, ExitStack(), client, delivery)
+            self._wait_unless_overlapping(delivery.copy)
+            return delivery.rest
         if job.right.arena != self._pinned:
             raise HubError("the slots are of another arena than this worker has mapped; the hub was restarted")
         segments = []
@@ -261,7 +271,7 @@ class ConnectorWorker:
             transfer = self._device.save(segments, pages)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
-        return True
+        return None
 
     # Both.
 

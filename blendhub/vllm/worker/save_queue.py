@@ -15,12 +15,10 @@ from blendhub.client import HubClient
 from blendhub.contracts import Transfer
 from blendhub.errors import BlendHubError
 from blendhub.vllm.messages import SaveJob
+from blendhub.vllm.worker.carrier import Delivery
 from blendhub.write_rights import WriteRight
 
 log = logging.getLogger(__name__)
-
-Deliver = Callable[[SaveJob, HubClient], None]
-"""Has the copied KV reach the hub, before it is committed."""
 
 RunLater = Callable[[Callable[[], None]], None]
 """Runs functions in order on the executor's thread."""
@@ -60,13 +58,13 @@ class SaveQueue:
         transfer: Transfer,
         right: ExitStack,
         client: HubClient,
-        deliver: Deliver = lambda job, client: None,
+        delivery: Delivery | None = None,
     ) -> None:
-        """Add a copy. ``right`` is held until the copy has ended."""
+        """Add a copy. ``right`` is held until the copy has ended; a ``delivery`` is sent before the commit."""
         with self._state:
             self._copying[job.request] += 1
             self._committing[job.request] += 1
-        commit = partial(self._commit, job, client, deliver, time.monotonic())
+        commit = partial(self._commit, job, client, delivery, time.monotonic())
         self._copies.put(partial(self._finish_copy, job, transfer, right, client, commit))
 
     def note(self, job: SaveJob, error: BaseException, client: HubClient | None = None) -> None:
@@ -142,16 +140,20 @@ class SaveQueue:
             _count_down(self._copying, job.request)
             self._state.notify_all()
 
-    def _commit(self, job: SaveJob, client: HubClient, deliver: Deliver, begun_at: float) -> None:
+    def _commit(self, job: SaveJob, client: HubClient, delivery: Delivery | None, begun_at: float) -> None:
         try:
             if not self.has_failed(job):
-                deliver(job, client)
+                if delivery:
+                    delivery.send(client)
                 client.commit(job.right, job.span.end)
                 with self._state:
                     self._saved_tokens += len(job.span)
                     self._saved_seconds += time.monotonic() - begun_at
         except Exception as error:
             self.note(job, error, client)
+        finally:
+            if delivery:
+                delivery.close()
         with self._state:
             _count_down(self._committing, job.request)
 

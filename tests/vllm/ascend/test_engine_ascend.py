@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import engine_check
 from engine_harness import deviation, disagreement
-from tests.vllm.conftest import SETTINGS
+from tests.vllm.conftest import PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -19,7 +19,7 @@ def engine(vllm_023):
     """As `make npu-check` starts it."""
     with engine_check.engine_of_the_checkout(
         # Chunks that end inside of blocks.
-        SETTINGS | {"chunk_tokens": 96},
+        SETTINGS | PROBING | {"chunk_tokens": 96, "lookup_timeout_s": 10.0},
         vllm_023 | {"VLLM_LOGGING_LEVEL": "INFO"},
         prepare=["tests.vllm.ascend.strict_npu", "tests.vllm.ascend.engine_stand_ins"],
         arrange=["tests.vllm.ascend.npu_device:put_in_place"],
