@@ -6,19 +6,18 @@ The hub and the bare echo run in processes of their own; every ratio is taken in
 import contextlib
 import gc
 import multiprocessing
-import os
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 
 from benchmarks import echo
 from benchmarks.hub_beside_peer import beside_the_peer, not_measured
+from benchmarks.memory import own_bytes
 from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span, wire
@@ -215,9 +214,11 @@ def growth(few: int, many: int) -> list[Row]:
     namespace = _namespace(GROWTH, "growth")
     hubs = {}
     for n_chunks in (few, many):
-        before = _own_bytes()
+        gc.collect()
+        before = own_bytes()
         hubs[n_chunks] = _filled(namespace, n_chunks)
-        grown = _own_bytes() - before
+        gc.collect()
+        grown = own_bytes() - before
     prompts = {
         n: np.concatenate([_text(10_000_000 + run, 2048) if run % 2 else _text(run, 2048) for run in range(16)])
         for n in hubs
@@ -235,14 +236,6 @@ def growth(few: int, many: int) -> list[Row]:
         row("bytes_per_chunk", f"memory a chunk of {GROWTH.chunk_tokens} tokens, all told, without its KV", "bytes",
             [grown / many], better="lower"),
     ]  # fmt: skip
-
-
-def _own_bytes() -> int:
-    """Memory of this process that it shares with no other: without the arena. The highest it ever was also counts what
-    was only passing through."""
-    gc.collect()
-    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
-    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")
 
 
 class _Filled:

@@ -2,5 +2,16 @@
 
 from engine_harness.answers import KV, Answer, Beside, deviation, disagreement, largest_difference
 from engine_harness.engine import ENVIRONMENT, Engine
+from engine_harness.server import Server
 
-__all__ = ["ENVIRONMENT", "KV", "Answer", "Beside", "Engine", "deviation", "disagreement", "largest_difference"]
+__all__ = [
+    "ENVIRONMENT",
+    "KV",
+    "Answer",
+    "Beside",
+    "Engine",
+    "Server",
+    "deviation",
+    "disagreement",
+    "largest_difference",
+]

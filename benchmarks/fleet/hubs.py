@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fleet.servers import RedisServer
+from benchmarks.memory import own_bytes
 from blendhub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInProcess
 from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
@@ -56,9 +57,7 @@ class BenchedHub:
 
     def own_bytes(self) -> int:
         """Its memory without the arena, which is shared."""
-        lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
-        (kilobytes,) = (int(line.split()[1]) for line in lines if line.startswith("RssAnon"))
-        return kilobytes * 1024
+        return own_bytes(self._pid)
 
 
 @contextlib.contextmanager

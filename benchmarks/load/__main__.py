@@ -14,13 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.load.client import Client, Measured
-from benchmarks.load.server import Server
 from benchmarks.load.sizes import FULL, QUICK, Sizes
 from benchmarks.load.traces import Traces
 from benchmarks.load.words import add_tokenizer
+from benchmarks.memory import own_bytes
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
+from engine_harness import Server
 from engine_harness.tiny_model import make_tiny_model
 
 OURS = {
@@ -114,7 +115,7 @@ class Loads:
             self._store(server, traces)
             for n_requests in (few, many - few):
                 self.client.run(server, traces.moved(n_requests, 1, 4), at_once=4)
-                memory.append(server.own_memory())
+                memory.append(sum(map(own_bytes, server.processes())))
         what = f"memory of all processes after {many} requests, against after {few}; the arena aside"
         return row("rss_growth", what, "x", [memory[1] / memory[0]], 1.05, "lower")
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.load.server import NAME, Server
 from benchmarks.load.traces import PIECE_TOKENS, Load
+from engine_harness import Server
+from engine_harness.server import NAME
 
 
 class Measured(NamedTuple):

@@ -57,15 +57,13 @@ class Literature:
             filtered, computed = gradual(self._reader, prompt, placed(prompt, kv), outcome.ratio)
             given = answers(self._reader, filtered, [question.tokens for question in case.questions])
         else:
-            given = [self._asked(prompt, kv, question, outcome.ratio) for question in case.questions]
-            computed = outcome.ratio
-        table = [question.score([answer]) for question, answer in zip(case.questions, given, strict=True)]
-        outcome.scores.append([sum(score or 0.0 for score in column) for column in zip(*table, strict=True)])
-        outcome.asked.append([sum(score is not None for score in column) for column in zip(*table, strict=True)])
-        outcome.recomputed.append(computed)
+            stale, computed = blended(self._reader, prompt, kv, [set() for _ in kv]), outcome.ratio
+            given = [self._asked(prompt, kv, stale, question, outcome.ratio) for question in case.questions]
+        outcome.note(
+            [question.score([answer]) for question, answer in zip(case.questions, given, strict=True)], computed
+        )
 
-    def _asked(self, prompt: Prompt, kv: Sequence[KV], question: Question, ratio: float) -> int:
-        stale = blended(self._reader, prompt, kv, [set() for _ in kv])
+    def _asked(self, prompt: Prompt, kv: Sequence[KV], stale: KV, question: Question, ratio: float) -> int:
         begin = len(prompt.header)
         anew = []
         chosen = attended(self._reader, stale, question.tokens, begin, ratio)

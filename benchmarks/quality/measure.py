@@ -88,9 +88,7 @@ def measure(engine: Engine, cases: Sequence[Case], asked: Asked, answering: Answ
         answers = [leader, *answering.all(engine, others, request | {"settled": not asked.apart})]
         moved = _checked(case, leader, asked, answering.least_found)
         table = [question.score(answer.tokens) for question, answer in zip(case.questions, answers, strict=True)]
-        outcome.scores.append([sum(score or 0.0 for score in column) for column in zip(*table, strict=True)])
-        outcome.asked.append([sum(score is not None for score in column) for column in zip(*table, strict=True)])
-        outcome.recomputed.append(leader.report["recomputed_tokens"] / moved + asked.probed if moved else 1.0)
+        outcome.note(table, leader.report["recomputed_tokens"] / moved + asked.probed if moved else 1.0)
         outcome.first_token_s.append(leader.first_token_s)
     return outcome
 

@@ -1,6 +1,7 @@
 """Scores of answers, and the share of what reuse loses that recomputation wins back: pure arithmetic."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import TypeAlias
 
 import msgspec
@@ -32,9 +33,27 @@ class Outcome(msgspec.Struct):
     first_token_s: list[float] = []
     """Empty if it was not served."""
 
+    def note(self, table: Sequence[Sequence[float | None]], recomputed: float) -> None:
+        """Add a case: the scores of each of its questions, None in columns where the question does not count."""
+        self.scores.append([sum(score or 0.0 for score in column) for column in zip(*table, strict=True)])
+        self.asked.append([sum(score is not None for score in column) for column in zip(*table, strict=True)])
+        self.recomputed.append(recomputed)
+
     @property
     def key(self) -> tuple[str, str, float]:
         return self.selector, self.state, self.ratio
+
+
+def kept(outcomes: Iterable[Outcome], folder: Path) -> list[Outcome]:
+    """Write each outcome to a file as soon as it is measured: a run takes long, and may end before its report."""
+    folder.mkdir(parents=True, exist_ok=True)
+    measured = []
+    with (folder / "outcomes.jsonl").open("wb") as file:
+        for outcome in outcomes:
+            file.write(msgspec.json.encode(outcome) + b"\n")
+            file.flush()
+            measured.append(outcome)
+    return measured
 
 
 def accuracy(outcome: Outcome) -> Accuracy:

@@ -1,6 +1,6 @@
 """``make quality``: the experiment on the reader."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -31,7 +31,7 @@ WHOLE = Size(256, 64)
 QUICK = Size(16, 16, BAR_RATIOS)
 
 
-def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS) -> list[Outcome]:
+def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS) -> Iterator[Outcome]:
     with folder() as place, Shown() as shown:
         made = list(shown.steps(reader_cases.make_prompts(size.questions, READER["block_size"]), "choose prompts"))
         prompts, cases = [prompt for prompt, _ in made], [case for _, case in made]
@@ -50,9 +50,9 @@ def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS)
         tokens = sum(len(case.body) for case in cases)
         serving = Serving(str(checkpoint), place, tokens * (1 + len(HOLES)), **READER)
         experiment = Experiment(plan, serving, shown.steps)
-        outcomes = list(experiment.outcomes())
+        yield from experiment.outcomes()
         literature = Literature(load(checkpoint), prompts, cases, experiment.visits(cases, 1))
-        return [*outcomes, *literature.outcomes(BAR_RATIOS, shown.steps)]
+        yield from literature.outcomes(BAR_RATIOS, shown.steps)
 
 
 def found(outcomes: Sequence[Outcome]) -> Found:

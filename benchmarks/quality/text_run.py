@@ -1,6 +1,6 @@
 """The experiment on any model and any file of questions to several documents."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import repeat
 from pathlib import Path
 
@@ -21,7 +21,7 @@ ANSWER_TOKENS = 32
 
 def run(
     model: str, data: Path, until: int | None, quick: bool, selectors: Sequence[Compared] = SELECTORS
-) -> list[Outcome]:
+) -> Iterator[Outcome]:
     from transformers import AutoTokenizer
 
     writer = Writer(AutoTokenizer.from_pretrained(model), COLUMNS)
@@ -39,7 +39,7 @@ def run(
             answering=Answering(ANSWER_TOKENS, writer.stop),
             headers=lambda seed: repeat(writer.header),
         )
-        return list(Experiment(plan, serving, shown.steps).outcomes())
+        yield from Experiment(plan, serving, shown.steps).outcomes()
 
 
 def found(outcomes: Sequence[Outcome]) -> Found:

@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from benchmarks.memory import own_bytes
 from benchmarks.soak.clients import SMALL
 from blendhub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.gc_tuning import disable_full_collections
@@ -50,9 +51,8 @@ class HubProcess:
 
     def own_bytes(self) -> int:
         """The memory that the hub itself takes, without the arena."""
-        status = Path(f"/proc/{self._process.pid}/status").read_text(encoding="ascii")
-        (line,) = (line for line in status.splitlines() if line.startswith("RssAnon"))
-        return int(line.split()[1]) * 1024
+        assert self._process.pid
+        return own_bytes(self._process.pid)
 
 
 def serve(endpoint: str, store: str, ready: Any) -> None:

@@ -46,7 +46,7 @@ def data(tmp_path_factory):
 
 def test_the_reader_is_asked_in_every_way(tmp_path):
     checkpoint = make_tiny_model(tmp_path / "model", vocab_size=400, **SMALL)
-    outcomes = reader_run.run(checkpoint, reader_run.Size(2, 1, (0.15,)), COMPARED)
+    outcomes = list(reader_run.run(checkpoint, reader_run.Size(2, 1, (0.15,)), COMPARED))
     ways = {(one.selector, one.state, one.ratio) for one in outcomes}
     assert {("full", "", 1.0), ("reuse", "", 0.0), ("oracle", "", 0.15), ("first_k", "", 0.15)} <= ways
     assert {("combined", state, 0.15) for state in ("cold", "warm")} <= ways
@@ -63,7 +63,7 @@ def test_the_reader_is_asked_in_every_way(tmp_path):
 
 
 def test_any_model_and_file_of_questions_are_measured_alike(model, data, tmp_path):
-    found = text_run.found(text_run.run(model, data, None, True, COMPARED))
+    found = text_run.found(list(text_run.run(model, data, None, True, COMPARED)))
     assert [len(one.scores) for one in found.all.values()] == [3] * len(found.all)
     warm = found.get("combined", 0.15)
     assert warm.state == "warm" and 0 < sum(warm.recomputed) / 3 <= 0.16

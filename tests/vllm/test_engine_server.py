@@ -1,15 +1,9 @@
 """The OpenAI-compatible server, as a person starts it: in several processes, asked over HTTP, ended by a signal."""
 
 import json
-import os
 import re
-import shlex
 import signal
-import socket
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
 from collections import Counter
 from contextlib import suppress
@@ -17,60 +11,24 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import ENVIRONMENT
+from engine_harness import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-OPTIONS = shlex.split("--skip-tokenizer-init --dtype float32 --block-size 32 --enforce-eager --max-model-len 2048")
-PATIENCE_S = 450
+CONNECTOR = {
+    "kv_connector": "BlendHubConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.25}, "selector": {"name": "hkvd"}}},
+}
 
 
-class Server:
-    """``vllm serve`` in a session of its own, so that whatever is left of it can be ended."""
-
-    def __init__(self, model: Path, folder: Path) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._address = f"127.0.0.1:{free.getsockname()[1]}"
-        self._log = folder / "log"
-        host, port = self._address.split(":")
-        chosen = {
-            "kv_connector": "BlendHubConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.25}, "selector": {"name": "hkvd"}}},
-        }
-        arguments = ["--model", str(model), "--served-model-name", "tiny", "--host", host, "--port", port]
-        arguments += ["--kv-transfer-config", json.dumps(chosen)]
-        # The engine must be in a process of its own here, as it is by default.
-        environment = {name: value for name, value in ENVIRONMENT.items() if "MULTIPROCESSING" not in name}
-        with self._log.open("w") as log:
-            # What the command `vllm serve` runs: the command itself cannot start in vLLM's builds for the CPU, which
-            # are installed under another name than it looks for.
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "vllm.entrypoints.openai.api_server", *arguments, *OPTIONS],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | environment,
-                start_new_session=True,
-            )
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    def wait_until_up(self) -> None:
-        until = time.monotonic() + PATIENCE_S
-        while time.monotonic() < until and self.process.poll() is None:
-            try:
-                self.get("/health")
-                return
-            except urllib.error.URLError:
-                time.sleep(0.2)
-        pytest.fail(f"the server did not start:\n{self.log[-5000:]}")
+class AskedServer(Server):
+    """``vllm serve``, and what its clients ask."""
 
     def get(self, path: str, body: dict | None = None) -> str:
         data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(f"http://{self._address}{path}", data, {"Content-Type": "application/json"})
+        address = f"http://127.0.0.1:{self.port}{path}"
+        asked = urllib.request.Request(address, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(asked, timeout=60) as answer:
             return answer.read().decode()
 
@@ -92,35 +50,18 @@ class Server:
     def arenas(self) -> set[Path]:
         """The shared memory of BlendHub that its processes have mapped."""
         found = set()
-        for maps in Path("/proc").glob("[0-9]*/maps"):
-            try:
-                if os.getsid(int(maps.parent.name)) == self.process.pid:
-                    found |= {Path(path) for path in re.findall(r"/dev/shm/blendhub-\S+", maps.read_text())}
-            except (ProcessLookupError, FileNotFoundError):
-                continue  # a process that ended just now
+        for pid in self.processes():
+            with suppress(FileNotFoundError):  # it ended just now
+                found |= set(map(Path, re.findall(r"/dev/shm/blendhub-\S+", Path(f"/proc/{pid}/maps").read_text())))
         return found
-
-    def close(self) -> None:
-        """End it, in the end with force; killed at once, its processes would leave vLLM's own shared memory."""
-        self.process.terminate()
-        until = time.monotonic() + 30
-        with suppress(ProcessLookupError):  # none of its processes is left
-            while time.monotonic() < until:
-                self.process.poll()
-                os.killpg(self.process.pid, 0)
-                time.sleep(0.1)
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
 
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory):
-    server = Server(model, tmp_path_factory.mktemp("server"))
-    try:
+    log = tmp_path_factory.mktemp("server") / "log"
+    with AskedServer(model, log, CONNECTOR, skip_tokenizer_init=True, max_model_len=2048) as server:
         server.wait_until_up()
         yield server
-    finally:
-        server.close()
 
 
 def test_a_response_tells_what_was_reused(server, texts):
