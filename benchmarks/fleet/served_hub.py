@@ -42,3 +42,9 @@ class ServedHub:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
+
+
+def has_followed(one: HubClient, other: HubClient) -> bool:
+    """Whether all that the one hub has is in the place, and known to the other."""
+    here, there = one.stats().gauges, other.stats().gauges
+    return not here["store_waiting_chunks"] and 0 < here["chunks"] == there["chunks"]

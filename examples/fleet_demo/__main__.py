@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.served_hub import START_S, ServedHub
+from benchmarks.fleet.served_hub import START_S, ServedHub, has_followed
 from benchmarks.fleet.servers import RedisServer
 from blendhub.client import HubClient
 from examples.demo import command, experiment
@@ -46,14 +46,8 @@ def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured
             engines = [closing.enter_context(command.start_engine({"endpoint": hub.endpoint})) for hub in hubs]
         experiment.show(engines[0], workload, progress)
         with command.step(progress, "the second hub follows"):
-            wait_until(lambda: _is_followed(*clients), FOLLOWED_S)
+            wait_until(lambda: has_followed(*clients), FOLLOWED_S)
         return experiment.measure(engines[1], workload, progress)
-
-
-def _is_followed(first: HubClient, second: HubClient) -> bool:
-    """Whether all that the first one has is in the place, and known to the second."""
-    here, there = first.stats(), second.stats()
-    return not here.gauges["store_waiting_chunks"] and 0 < here.gauges["chunks"] == there.gauges["chunks"]
 
 
 if __name__ == "__main__":
