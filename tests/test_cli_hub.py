@@ -210,7 +210,7 @@ def test_health_and_metrics_answer_on_loopback(serve):
     metrics = page(served, "/metrics")
     assert "\nblendhub_requests_lookup_total 2\n" in metrics and "\nblendhub_chunks_in_arena 1\n" in metrics
     documented = set(re.findall(r"`(blendhub_\w+)`", (DOCS / "operate.md").read_text(encoding="utf-8")))
-    # This hub is alone.
+    # This hub is alone; what one of a fleet shows is compared in Mooncake's tests.
     documented = {name for name in documented if not name.startswith("blendhub_fleet_")}
     shown = set(re.findall(r"^# TYPE (\w+)", metrics, re.M))
     general = {re.sub(r"(requests|seconds|refused)_[A-Za-z]+", r"\1_KIND", name) for name in shown}

@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import os
 import random
+import re
 import signal
 import time
 from collections import Counter
@@ -22,6 +23,7 @@ from blendhub.errors import ArenaFull
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 SOAKED_S = 30.0
+OPERATE = Path(__file__).parents[3] / "docs/operate.md"
 WATCHED = ("fleet_fetched_bytes", "fleet_mooncake_starts", "store_corrupted")
 FOUND_S = 60.0
 """Far more than it takes, on a machine that is busy with other tests."""
@@ -92,6 +94,10 @@ def test_what_one_hub_stores_another_reads_at_any_place_of_a_prompt(join: Callab
     assert other.tokens_of(9, 3) >= DOCUMENT - 2 * CHUNK, "a document of it, behind another text"
     other.store(4)
     one.find(4)
+    documented = set(re.findall(r"`blendhub_(fleet_\w+)`", OPERATE.read_text(encoding="utf-8")))
+    stats = one.client.stats()
+    shown = {f"{name}_total" for name in stats.counters} | set(stats.gauges)
+    assert documented == {name for name in shown if name.startswith("fleet_")}
 
 
 def test_what_a_killed_hub_stored_is_still_found_and_a_new_hub_finds_it_too(join: Callable[..., Member]) -> None:
