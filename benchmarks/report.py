@@ -32,11 +32,14 @@ class Report(msgspec.Struct, omit_defaults=True):
     """What the rows were made from, where a benchmark keeps it."""
 
 
-def arguments(description: str) -> argparse.Namespace:
+def arguments(description: str, parts: Sequence[str] = ()) -> argparse.Namespace:
+    """``parts``: what may be measured alone, in a benchmark that takes long."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows to this file")
     parser.add_argument("--peer-python", metavar="PATH", help="an interpreter that has the peer, to compare with it")
     parser.add_argument("--quick", action="store_true", help="small sizes: shows that it runs, measures little")
+    if parts:
+        parser.add_argument("--only", nargs="+", choices=parts, default=parts, metavar="PART", help=", ".join(parts))
     return parser.parse_args()
 
 

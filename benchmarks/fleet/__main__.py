@@ -23,11 +23,14 @@ PACKAGES = (
 )
 
 
+PARTS = {part.__name__.rpartition(".")[2]: part for part in (finding, events, joining, bytes, elsewhere)}
+
+
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", list(PARTS))
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
-        for part in (finding, events, joining, bytes, elsewhere):
+        for part in [PARTS[name] for name in PARTS if name in options.only]:
             with RedisServer() as server:
                 rows += part.rows(server, Path(folder, part.__name__), quick=options.quick)
     finish("fleet", rows, PACKAGES, options.json)

