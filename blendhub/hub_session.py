@@ -158,8 +158,11 @@ class HubSession:
             raise HubError("this client is not registered; call register first")
         return self._register.namespace
 
-    def close(self) -> None:
-        """End the session and its leases. Closing twice is fine."""
+    def close(self, timeout: float = LEAVE_TIMEOUT_S) -> None:
+        """End the session and its leases. Closing twice is fine.
+
+        A hub that does not answer by the timeout notices the end of this process.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
@@ -168,7 +171,7 @@ class HubSession:
         if self._registered and self.is_up and self._rights.wait_until_idle(self._timeout):
             with contextlib.suppress(BlendHubError):
                 leaving = wire.Unregister(**self._ids())
-                self._submit(wire.Done, leaving, timeout=min(self._timeout, LEAVE_TIMEOUT_S)).result()
+                self._submit(wire.Done, leaving, timeout=min(self._timeout, timeout)).result()
         self._down.set()
         self._connection.close()
         # The hub may wait for the end of this mapping.

@@ -30,7 +30,7 @@ LATE_S = 0.01
 """How often late answers are looked for."""
 
 LEAVE_S = 1.0
-"""How long ``close`` waits for the remaining calls."""
+"""How long ``close`` waits for the remaining calls and for the end of the session."""
 
 
 class HubExecutor:
@@ -119,6 +119,7 @@ class HubExecutor:
 
     def close(self) -> None:
         """Run the remaining calls, if the hub answers, and leave the hub."""
+        until = time.monotonic() + LEAVE_S
         self._work.put(None)
         self._thread.join(LEAVE_S)
         with self._lock:
@@ -126,7 +127,7 @@ class HubExecutor:
             client = self._client
         if client:
             with contextlib.suppress(BlendHubError):
-                client.close()
+                client.close(max(until - time.monotonic(), 0.0))
         self._thread.join(LEAVE_S)
 
     # On the thread.
