@@ -57,11 +57,19 @@ class Experiment:
                 engines = [stack.enter_context(self._serving.choosing(one)) for one in learners]
                 for engine, compared in zip(engines, learners, strict=True):
                     yield from self._ratios(engine, compared, "cold", COLD_RATIOS)
+                    yield from self._behind_the_first(engine, compared, "cold")
                 teach(keeper, self.visits(plan.cases, 2), self._steps)
                 for engine, compared in zip(engines, learners, strict=True):
                     yield from self._ratios(engine, compared, "warm", plan.ratios)
+                    yield from self._behind_the_first(engine, compared, "warm")
             if plan.holes:
                 yield from self._with_holes(keeper)
+
+    def _behind_the_first(self, engine: Engine, compared: Compared, state: str) -> Iterator[Outcome]:
+        """By default: all questions of a prompt with the tokens that were picked for its first, which are settled."""
+        if compared is self._plan.default and compared.reads_question:
+            asked = Asked.of(compared, 0.15, f"{state}, settled", self._serving.layers)
+            yield self._measured(engine, msgspec.structs.replace(asked, apart=False), self._plan.cases)
 
     def _with_holes(self, keeper: Engine) -> Iterator[Outcome]:
         plan = self._plan

@@ -22,7 +22,7 @@ class Outcome(msgspec.Struct):
     """"full": computed without reuse; "reuse": nothing is recomputed."""
     state: str
     """How the documents were computed before: "cold": once; "warm": once more in another context; "hole ...": one of
-    each prompt not at all."""
+    each prompt not at all. "settled": the prompt's first question was asked before."""
     ratio: float
     scores: list[list[float]] = []
     """For each case the sum of its questions' scores in each column: of right answers in each stratum, or of F1."""

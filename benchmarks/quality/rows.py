@@ -61,6 +61,9 @@ def _of_the_default(found: Found) -> Iterator[Row]:
     ]
     for id, said, ratio, state, columns, bar in wanted:
         yield _won(found, found.get(name, ratio, state), id, f"{won}, {said}", columns, bar)
+    for id, state in ("settled_15_cold", "cold"), ("settled_15", "warm"):
+        what = f"{won}, at 0.15, {state}, where all questions of a prompt but one find it settled for that one"
+        yield _won(found, found.all.get((name, f"{state}, settled", 0.15)), id, what, found.main, None)
     ours, first = found.get(name, 0.15), found.get("first_k", 0.15)
     plain, counting = found.columns.index("plain"), found.columns.index("counting")
     share = accuracy(ours)[plain] / accuracy(found.full)[plain] if ours else None

@@ -49,7 +49,7 @@ def test_the_reader_is_asked_in_every_way(tmp_path):
     outcomes = list(reader_run.run(checkpoint, reader_run.Size(2, 1, (0.15,)), COMPARED))
     ways = {(one.selector, one.state, one.ratio) for one in outcomes}
     assert {("full", "", 1.0), ("reuse", "", 0.0), ("oracle", "", 0.15), ("first_k", "", 0.15)} <= ways
-    assert {("combined", state, 0.15) for state in ("cold", "warm")} <= ways
+    assert {("combined", state, 0.15) for state in ("cold", "cold, settled", "warm", "warm, settled")} <= ways
     assert {state for _, state, _ in ways} >= {f"hole {which}" for which in ("first", "middle", "last")}
     by_way = {one.key: one for one in outcomes}
     assert 0.14 < by_way["first_k", "", 0.15].recomputed[0] <= 0.16
