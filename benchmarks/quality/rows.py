@@ -66,7 +66,8 @@ def _of_the_default(found: Found) -> Iterator[Row]:
         yield _won(found, found.all.get((name, f"{state}, settled", 0.15)), id, what, found.main, None)
     ours, first = found.get(name, 0.15), found.get("first_k", 0.15)
     plain, counting = found.columns.index("plain"), found.columns.index("counting")
-    share = accuracy(ours)[plain] / accuracy(found.full)[plain] if ours else None
+    full = accuracy(found.full)[plain]
+    share = accuracy(ours)[plain] / full if ours and full else None
     yield row("plain_15", f"{name}: right answers to plain questions at 0.15, to full prefill's", share, 0.99)
     ahead = accuracy(ours)[counting] - accuracy(first)[counting] if ours and first else None
     yield row("counting_15", f"{name}: right answers to counting at 0.15, less those of first_k", ahead, 0.0)
