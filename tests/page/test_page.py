@@ -1,6 +1,7 @@
 """The hub's page in Debian's Chromium: what it shows, with the keyboard alone, and whether it can be read."""
 
 import io
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -94,6 +95,22 @@ def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
     assert [text.strip() for text in texts(browser, "#legend li")] == list(LABELS.values())
     assert texts(browser, "#count") == ["3 of the last 3 requests of this engine"]
     assert browser.problems == []
+
+
+def test_a_hub_of_a_fleet_shows_it_and_another_hub_has_no_such_tile(shown):
+    browser = shown()
+    assert "fleet" not in texts(browser, "#tiles dt")
+    stats = {
+        "counters": {"fleet_failures": 2, "store_failures": 1},
+        "gauges": {"fleet_hubs": 3, "fleet_behind": 40, "chunks": 1000, "chunks_in_arena": 100},
+        "namespaces": {},
+    }
+    for in_step, seen in ((0, "does not answer"), (1, "3 hubs")):
+        stats["gauges"]["fleet_in_step"] = in_step
+        last = "[...document.querySelectorAll('#tiles div')].at(-1)"
+        # In one go: the page's own update could come in between.
+        tile = browser.run(f"(tiles({json.dumps(stats)}), [...{last}.children].map(one => one.textContent))")
+        assert tile == ["fleet", f"{seen}, 40 changes behind, 100 chunks here, 900 elsewhere, 3 failures"]
 
 
 def test_markup_in_what_engines_report_is_text(shown):

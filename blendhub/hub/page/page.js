@@ -58,6 +58,7 @@ function tiles({ counters, gauges, namespaces }) {
     store: `${bytes(gauge("store_bytes"))}, ${number(count("store_failures"))} failures`,
     "audits that agreed": audits ? `${share(audits - differed, audits)} of ${number(audits)}` : "none",
   };
+  if ("fleet_hubs" in gauges) tile.fleet = fleet(count, gauge);
   at("tiles").replaceChildren(
     ...Object.entries(tile).map(([name, value]) => {
       const made = element("div", element("dt", name));
@@ -65,6 +66,14 @@ function tiles({ counters, gauges, namespaces }) {
       return made;
     }),
   );
+}
+
+function fleet(count, gauge) {
+  const seen = gauge("fleet_in_step") ? `${number(gauge("fleet_hubs"))} hubs` : "does not answer";
+  const here = gauge("chunks_in_arena");
+  const failures = count("fleet_failures") + count("store_failures");
+  return `${seen}, ${number(gauge("fleet_behind"))} changes behind, ${number(here)} chunks here, ` +
+    `${number(gauge("chunks") - here)} elsewhere, ${number(failures)} failures`;
 }
 
 const fate = (name) => page.fates.find((one) => one.name === name);
