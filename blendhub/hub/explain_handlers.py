@@ -8,7 +8,7 @@ from blendhub import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handlers
-from blendhub.hub.index import NamespaceIndex, whole_matches
+from blendhub.hub.index import NamespaceIndex, spans_of, tokens_of, whole_matches
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.sessions import EngineEntry, Session
 from blendhub.hub.state import HubState
@@ -61,5 +61,7 @@ async def _later(engine: EngineEntry, index: NamespaceIndex, matching: "asyncio.
 def _previewed(engine: EngineEntry, index: NamespaceIndex, matches: list[Match]) -> Answer:
     found = index.cut_at_chunks(matches, 0)
     ready = [one for one in found if one.chunk.offset is not None]
-    missing = sum(one.end - one.start for one in found if one.chunk.offset is None)
-    return wire.Previewed(engine.name, engine.namespace.model, tuple(whole_matches(ready)), missing)
+    missing = [one for one in found if one.chunk.offset is None]
+    return wire.Previewed(
+        engine.name, engine.namespace.model, tuple(whole_matches(ready)), tokens_of(missing), spans_of(missing)
+    )

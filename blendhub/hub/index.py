@@ -19,7 +19,7 @@ from blendhub.hub.lanes import Lane, LaneThreads
 from blendhub.hub.limits import MOST_CHUNKS
 from blendhub.hub.settled import SettledMatches
 from blendhub.layout import Namespace
-from blendhub.plan import Match, Span, combine, gaps
+from blendhub.plan import Match, Span, combine, gaps, join_spans
 from blendhub.tokens import Tokens
 
 
@@ -346,6 +346,15 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     if first and last:
         whole.append(first.match.part(first.start, last.end))
     return whole
+
+
+def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
+    return sum(found.end - found.start for found in chunk_matches)
+
+
+def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
+    """Where they stand in the prompt; neighbours are joined."""
+    return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
 
 
 def _ignore(index: "NamespaceIndex") -> None:

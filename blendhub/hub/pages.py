@@ -12,6 +12,7 @@ import msgspec
 from blendhub.fates import COLOURS, WHY, Fate
 from blendhub.hub.metrics import TEXT, Page, exposition
 from blendhub.hub.reports import ReportTable
+from blendhub.why_unused import SENTENCES
 from blendhub.wire import HubStats
 
 FILES = Path(__file__).parent / "page"
@@ -56,7 +57,7 @@ class Pages:
 def _page_json(stats: HubStats, engines: list[str], engine: str, kept: list[bytes]) -> bytes:
     reports = [msgspec.msgpack.decode(one) for one in kept]
     fates = [{"name": fate, "label": fate.label, "colour": COLOURS[fate], "why": WHY[fate]} for fate in Fate]
-    page = {"stats": stats, "engines": engines, "engine": engine, "reports": reports, "fates": fates}
+    page = {"stats": stats, "engines": engines, "engine": engine, "reports": reports, "fates": fates, "whys": SENTENCES}
     return msgspec.json.encode(page)
 
 

@@ -18,6 +18,7 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Match, Span
 from blendhub.prompt_report import prompt_report
+from blendhub.why_unused import Why
 from tests.page.browser import Browser, chromium
 
 pytestmark = [
@@ -34,10 +35,11 @@ SPANS = {
     "recomputed": [Span(340, 400), Span(600, 624)],
 }
 SOURCES = [Match(Span(100, 300), 11, 100, True), Match(Span(340, 900), 12, 40, False)]
+WHYS = {Why.NOT_STORED: [Span(0, 1000)], Why.LAST: [Span(999, 1000)]}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 REPORTS = [
-    prompt_report("cmpl-blended", 1000, 100, SPANS, SOURCES),
+    prompt_report("cmpl-blended", 1000, 100, SPANS, SOURCES, whys=WHYS),
     prompt_report("cmpl-refused", 500, 0, {}, (), f"nothing is stored {MARKUP}"),
     prompt_report(f"cmpl-{MARKUP}", 10, 10, {}),
 ]
@@ -111,6 +113,18 @@ def test_a_hub_of_a_fleet_shows_it_and_another_hub_has_no_such_tile(shown):
         # In one go: the page's own update could come in between.
         tile = browser.run(f"(tiles({json.dumps(stats)}), [...{last}.children].map(one => one.textContent))")
         assert tile == ["fleet", f"{seen}, 40 changes behind, 100 chunks here, 900 elsewhere, 3 failures"]
+
+
+def test_an_open_request_says_why_stretches_were_not_reused(shown):
+    browser = shown()
+    browser.run("document.querySelector('details[data-request=\"cmpl-blended\"]').open = true")
+    browser.until("document.querySelectorAll('#requests table').length == 3")
+    cells = texts(browser, "#requests details[open] .wide:last-child td")
+    assert [cells[at : at + 3] for at in range(0, len(cells), 3)] == [
+        ["300 to 340", "40", Why.NOT_STORED.sentence],
+        ["900 to 999", "99", Why.NOT_STORED.sentence],
+        ["999 to 1,000", "1", Why.LAST.sentence],
+    ]
 
 
 def test_markup_in_what_engines_report_is_text(shown):
@@ -201,7 +215,7 @@ def test_everything_can_be_done_with_the_keyboard(shown):
     assert texts(browser, "#requests .name") == ["cmpl-blended"]
     browser.run("document.querySelector('summary').focus()")
     browser.press("Enter")
-    browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 2")
+    browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 3")
 
 
 CONTRAST = """

@@ -137,6 +137,17 @@ function details(report) {
       ]),
     ));
   }
+  const computed = report.not_reused ?? [];
+  if (computed.length) {
+    const more = (report.n_not_reused ?? 0) - computed.length;
+    parts.push(table(
+      "Why stretches were not reused" + (more > 0 ? `, without ${number(more)} shorter ones` : ""),
+      ["tokens of the prompt", "tokens", "why"],
+      computed.map(([[start, end], why]) => [
+        `${number(start)} to ${number(end)}`, number(end - start), page.whys[why] ?? why,
+      ]),
+    ));
+  }
   return parts;
 }
 
