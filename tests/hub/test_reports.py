@@ -94,11 +94,11 @@ def test_a_reported_request_is_found_by_the_id_of_its_response(hub: DirectHub):
 def test_the_newest_reports_of_some_engines_are_kept():
     table = ReportTable(lambda: 5.0)
     for number in range(MOST_KEPT_REPORTS + 10):
-        table.add("busy", [report(f"r{number}")])
+        table.add("busy", "d", [report(f"r{number}")])
     assert len(table.encoded("busy")) == MOST_KEPT_REPORTS
     assert table.find("r9") is None and table.find("r10") and table.find(f"r{MOST_KEPT_REPORTS + 9}")
     for number in range(MOST_REPORTING_ENGINES):
-        table.add(f"e{number}", [report()])
+        table.add(f"e{number}", "d", [report()])
     assert len(table.engines()) == MOST_REPORTING_ENGINES and "busy" not in table.engines()
     assert table.latest_engine == f"e{MOST_REPORTING_ENGINES - 1}" and table.encoded("unknown") == []
 

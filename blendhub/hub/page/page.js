@@ -148,7 +148,37 @@ function details(report) {
       ]),
     ));
   }
+  if (page.shows_text && sources.length) {
+    const text = element("div", "", { class: "text" });
+    showText(report, page.engine, text);
+    parts.push(text);
+  }
   return parts;
+}
+
+async function showText(report, engine, into) {
+  const asked = new URLSearchParams({ engine, request: report.request });
+  let text;
+  try {
+    const answer = await fetch(`text.json?${asked}`, { cache: "no-store" });
+    if (!answer.ok) throw new Error((await answer.text()).trim());
+    text = await answer.json();
+  } catch (error) {
+    into.replaceChildren(element("p", `There is no text: ${error.message}`, { class: "reason" }));
+    return;
+  }
+  if (text.loading) {
+    into.replaceChildren(element("p", `The tokenizer of ${text.model} is being loaded.`, { class: "dim" }));
+    setTimeout(() => into.isConnected && showText(report, engine, into), 1000);
+    return;
+  }
+  into.replaceChildren(element("h3", "Text of the reused tokens"));
+  if (text.problem) into.append(element("p", text.problem, { class: "reason" }));
+  for (const { span: [start, end], text: content, note } of text.stretches) {
+    const name = `${number(start)} to ${number(end)}`;
+    into.append(element("p", note ? `${name}. ${note}` : name, { class: "dim" }));
+    if (content) into.append(element("pre", content, { tabindex: "0", role: "region", "aria-label": `Text of ${name}` }));
+  }
 }
 
 function reusedOf(report) {
@@ -231,6 +261,7 @@ async function update() {
     at("state").textContent = `the hub does not answer (${error.message}); what is shown may be old`;
     return;
   }
+  at("shown-text").hidden = !page.shows_text;
   at("state").className = "";
   at("state").textContent = `as of ${new Date().toLocaleTimeString("en-GB")}`;
   engines();
