@@ -45,7 +45,7 @@ SENTENCES = {
     Why.FAILED: "it is stored, but its load failed",
     Why.REFUSED: "it is stored, but the whole request reuses nothing",
     Why.ENDED: "it is stored, but the request ended before it was loaded",
-    Why.NOT_ASKED: "the hub was not asked, or did not answer in time",
+    Why.NOT_ASKED: "the hub was not asked, or its answer was not awaited or came too late",
 }
 
 
