@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias
 
 from blendhub.hub.limits import MOST_TOKENIZERS
 
-PATIENCE_S = 2.0
-"""How long an answer waits for a tokenizer. The page asks again."""
+PATIENCE_S = 0.5
+"""How long an answer waits for a tokenizer: a fraction of what a request may take. The page asks again."""
 
 
 class Tokenizer(Protocol):

@@ -80,7 +80,10 @@ def shown(running: HubInThread, request: str = "r", engine: str = "e") -> dict:
     asked = urllib.parse.urlencode({"engine": engine, "request": request})
     until = time.monotonic() + 60
     while time.monotonic() < until:
-        status, body = get(running, f"text.json?{asked}")
+        try:
+            status, body = get(running, f"text.json?{asked}")
+        except ConnectionError:  # while a large module is imported, on a busy machine, as the page asks again
+            continue
         assert status == 200, body
         text = json.loads(body)
         if not text["loading"]:

@@ -158,18 +158,25 @@ function details(report) {
 
 async function showText(report, engine, into) {
   const asked = new URLSearchParams({ engine, request: report.request });
-  let text;
+  const sayAndAskAgain = (what) => {
+    into.replaceChildren(element("p", what, { class: "dim" }));
+    setTimeout(() => into.isConnected && showText(report, engine, into), 1000);
+  };
+  let answer, text;
   try {
-    const answer = await fetch(`text.json?${asked}`, { cache: "no-store" });
-    if (!answer.ok) throw new Error((await answer.text()).trim());
-    text = await answer.json();
+    answer = await fetch(`text.json?${asked}`, { cache: "no-store" });
+    text = await answer.text();
   } catch (error) {
-    into.replaceChildren(element("p", `There is no text: ${error.message}`, { class: "reason" }));
+    sayAndAskAgain(`There is no text yet: the hub does not answer (${error.message}).`);
     return;
   }
+  if (!answer.ok) {
+    into.replaceChildren(element("p", `There is no text: ${text}`, { class: "reason" }));
+    return;
+  }
+  text = JSON.parse(text);
   if (text.loading) {
-    into.replaceChildren(element("p", `The tokenizer of ${text.model} is being loaded.`, { class: "dim" }));
-    setTimeout(() => into.isConnected && showText(report, engine, into), 1000);
+    sayAndAskAgain(`The tokenizer of ${text.model} is being loaded.`);
     return;
   }
   into.replaceChildren(element("h3", "Text of the reused tokens"));
