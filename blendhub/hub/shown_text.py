@@ -90,7 +90,7 @@ def _decoded(model: str, tokenizer: Loaded, kept: Sequence[Kept]) -> TextOfReque
     problem = tokenizer if isinstance(tokenizer, str) else ""
     texts = []
     try:
-        texts = [_text(tokenizer, one.tokens) for one in kept]
+        texts = [_text(tokenizer, one.tokens) if one.n_tokens else "" for one in kept]
     except Exception as error:  # tokens come from engines, and need not be the tokenizer's
         problem = f"token ids are shown, because the tokenizer of {model!r} cannot decode them: {type(error).__name__}"
         texts = [_text("", one.tokens) for one in kept]

@@ -62,11 +62,14 @@ def load(model: str) -> Loaded:
     except ImportError:
         return "token ids are shown, because transformers is not installed: pip install transformers"
     where: dict[str, Any] = {"trust_remote_code": False}
+    found: Any
     try:
         try:
-            return AutoTokenizer.from_pretrained(model, local_files_only=True, **where)  # type: ignore[no-any-return]
+            found = AutoTokenizer.from_pretrained(model, local_files_only=True, **where)
         except (OSError, ValueError):
-            return AutoTokenizer.from_pretrained(model, **where)  # type: ignore[no-any-return]
+            found = AutoTokenizer.from_pretrained(model, **where)
     except Exception as error:  # a model's files are anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         return f"token ids are shown, because the tokenizer of the model {model!r} cannot be loaded: {first}"
+    tokenizer: Tokenizer = found
+    return tokenizer
