@@ -1,11 +1,12 @@
 """What became of each token of a prompt: the words and colours of every strip, in terminals, pages and pictures."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from itertools import islice, pairwise
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from blendhub.plan import Span
 
@@ -102,10 +103,15 @@ def paint(n_tokens: int, cached: int, spans: Mapping[Fate, Sequence[Span]]) -> l
     for fate, those in spans.items():
         for span in those:
             fates[span.start : span.end] = FATES.index(fate)
-    if not n_tokens:
-        return []
-    borders = [0, *(np.flatnonzero(np.diff(fates)) + 1).tolist(), n_tokens]
-    return [Stretch(Span(start, end), FATES[fates[start]]) for start, end in pairwise(borders)]
+    return [Stretch(span, FATES[number]) for span, number in stretches_of(fates)]
+
+
+def stretches_of(numbers: npt.NDArray[np.int_]) -> Iterator[tuple[Span, int]]:
+    """Where each token has a number: the longest stretches of equal ones, in order."""
+    if len(numbers):
+        borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for start, end in pairwise(borders):
+            yield Span(start, end), int(numbers[start])
 
 
 def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:

@@ -1,6 +1,7 @@
 """What became of a request's prompt, as engines report it to the hub: counts and positions, nothing of its text."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Annotated
 
 import msgspec
@@ -8,11 +9,13 @@ from msgspec import Meta
 
 from blendhub.fates import Fate, Stretch, count, shortened, strip_of
 from blendhub.plan import Match, Span
+from blendhub.why_unused import NotReused, Why, not_reused
 
 MOST_STRETCHES = 512
 """Of one prompt; with more, its strip is shortened to equal parts."""
 
 MOST_SOURCES = 64
+MOST_NOT_REUSED = 64
 MOST_REPORTS = 32
 """In one message."""
 
@@ -41,6 +44,9 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     sources: Annotated[tuple[Match, ...], Meta(max_length=MOST_SOURCES)] = ()
     """Where the reused stretches came from; the first ones, if there are more."""
     n_sources: Tokens = 0
+    not_reused: Annotated[tuple[NotReused, ...], Meta(max_length=MOST_NOT_REUSED)] = ()
+    """Why stretches were computed; the longest ones, if there are more. Empty where that is not known."""
+    n_not_reused: Tokens = 0
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
     """Why nothing was reused, or what went wrong."""
     ended_at: Annotated[float, Meta(ge=0)] = 0.0
@@ -57,9 +63,15 @@ def prompt_report(
     spans: Mapping[str, Sequence[Span]],
     sources: Sequence[Match] = (),
     reason: str | None = None,
+    whys: Mapping[Why, Sequence[Span]] = MappingProxyType({}),
 ) -> PromptReport:
-    """``engine_tokens`` were in vLLM's own cache; ``spans`` are those that a response reports, by their names there."""
+    """``engine_tokens`` were in vLLM's own cache; ``spans`` are those that a response reports, by their names there.
+
+    ``whys``: why tokens were not reused, if they were not; of reasons that overlap, the later one counts.
+    """
     plan = strip_of(n_tokens, engine_tokens, spans)
+    computed = not_reused(plan, whys)
+    longest = sorted(computed, key=lambda one: -len(one.span))[:MOST_NOT_REUSED]
     return PromptReport(
         request=request[:LONGEST_NAME],
         prompt_tokens=n_tokens,
@@ -67,5 +79,7 @@ def prompt_report(
         strip=tuple(Painted(one.span, one.fate) for one in shortened(plan, MOST_STRETCHES)),
         sources=tuple(sources[:MOST_SOURCES]),
         n_sources=len(sources),
+        not_reused=tuple(sorted(longest, key=lambda one: one.span)),
+        n_not_reused=len(computed),
         reason=reason[:LONGEST_REASON] if reason else None,
     )

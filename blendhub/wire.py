@@ -292,6 +292,8 @@ class Found(Message, frozen=True):
     expires_s: Seconds = 0.0
     on_the_way_tokens: Position = 0
     """Tokens that only the store has; they are being fetched, and no match covers them yet."""
+    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
+    """Where they stand in the prompt."""
 
 
 class Acquired(Message, frozen=True):
@@ -328,6 +330,8 @@ class Previewed(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     on_the_way_tokens: Position = 0
     """Tokens that only the store has."""
+    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
+    """Where they stand in the prompt."""
 
 
 class HubStats(Message, frozen=True):

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Match, Span
 from blendhub.prompt_report import prompt_report
+from blendhub.why_unused import Why
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128)
 DOCUMENT = np.arange(1000, 1256, dtype=np.uint32)
@@ -40,6 +42,8 @@ def client(hub) -> Iterator[HubClient]:
         reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT)))
         engine.commit(reserved.right, len(DOCUMENT))
         engine.report_prompts([prompt_report("cmpl-7-0-abcdefgh", 80, 8, SPANS, SOURCES)])
+        whys = {Why.NOT_STORED: [Span(0, 80)], Why.LAST: [Span(79, 80)]}
+        engine.report_prompts([prompt_report("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)])
         engine.report_prompts([prompt_report("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")])
         yield engine
 
@@ -67,6 +71,20 @@ def test_a_request_is_shown_with_its_strip_its_counts_and_its_sources(explain):
         ["8", "to", "24", "11", "8", "to", "24", "exact"],
         ["28", "to", "72", "12", "4", "to", "48", "moved"],
     ]
+
+
+def test_why_stretches_were_not_reused_is_shown(explain):
+    lines = explain("cmpl-9").splitlines()
+    at = next(number for number, line in enumerate(lines) if line.endswith("why it was not reused"))
+    shown = [re.split(r"  +", line.strip()) for line in lines[at + 1 :]]
+    assert shown == [
+        ["24 to 28", "4", Why.NOT_STORED.sentence],
+        ["72 to 79", "7", Why.NOT_STORED.sentence],
+        ["79 to 80", "1", Why.LAST.sentence],
+    ]
+    assert json.loads(explain("cmpl-9", "--json"))["not_reused"] == [
+        [[24, 28], "not_stored"], [[72, 79], "not_stored"], [[79, 80], "last"],
+    ]  # fmt: skip
 
 
 def test_a_request_of_which_nothing_was_reused_says_why(explain):
@@ -117,7 +135,10 @@ def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path, form):
     assert lines[0] == "384 tokens, if engine an-engine got them now"
     # 64 of 384 tokens are a sixth of the 80 letters.
     assert lines[1].strip("o.").strip(">") == "" and 52 <= lines[1].count(">") <= 55
-    assert lines[-1].split()[:3] == ["64", "to", "320"] and lines[-1].endswith("0 to 256  moved")
+    (source,) = (line for line in lines if line.endswith("moved"))
+    assert source.split()[:3] == ["64", "to", "320"] and source.endswith("0 to 256  moved")
+    assert [re.split(r"  +", line.strip())[0] for line in lines[-2:]] == ["0 to 64", "320 to 384"]
+    assert all(line.endswith(Why.NOT_STORED.sentence) for line in lines[-2:])
 
 
 def test_a_prompt_of_which_nothing_is_stored(explain, tmp_path):

@@ -23,6 +23,7 @@ from blendhub.plugin_choice import PluginChoice
 from blendhub.testing import SUITES
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from blendhub.why_unused import SENTENCES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -298,3 +299,8 @@ def test_the_words_and_colours_of_strips_are_documented():
     assert rows == [(LETTERS[fate], fate.label, WHY[fate]) for fate in Fate]
     picture = read(DOCS / "explain.svg")
     assert all(COLOURS[fate] in picture and fate.label in picture for fate in Fate)
+
+
+def test_every_reason_why_a_stretch_was_not_reused_is_documented():
+    rows = re.findall(r"^\| `(\w{2,})` \| (.*) \|$", read(DOCS / "explain.md"), re.M)
+    assert dict(rows) == SENTENCES

@@ -9,7 +9,8 @@ from blendhub.analysis.lines import decoded
 from blendhub.analysis.requests import Prompt, token_ids
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-BEGINS = re.compile(r"Received request |Request \S+ details: ")
+BEGINS = re.compile(r"\.py:\d+\] (?:Received request |Request \S+ details: )")
+"""Behind the place in vLLM's code: other lines hold texts of users, which may have the same words."""
 PROMPT = re.compile(r"prompt: (?P<text>None|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 IDS = re.compile(r"prompt_token_ids: \[(?P<ids>[\d, ]*)\]")
 TIME = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) (?:(?P<year>\d{4})-)?(?P<rest>\d\d-\d\d \d\d:\d\d:\d\d)\b")

@@ -10,7 +10,7 @@ import numpy as np
 
 from blendhub.cli.json_object import read_object
 from blendhub.cli.response_body import report_in_body
-from blendhub.cli.strip_view import show_sources, show_strip
+from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
 from blendhub.client import HubClient
 from blendhub.errors import BlendHubError, OptionError
 from blendhub.host import PluginHost
@@ -19,6 +19,7 @@ from blendhub.places import default_endpoint
 from blendhub.plan import Span, gaps
 from blendhub.prompt_report import PromptReport, prompt_report
 from blendhub.tokens import Tokens, as_tokens
+from blendhub.why_unused import Why
 from blendhub.wire import Previewed
 
 TIMEOUT_S = 5.0
@@ -63,6 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     show_strip(title, report.stretches(), report.tokens)
     show_sources(report.sources, report.n_sources)
+    show_not_reused(report.not_reused, report.n_not_reused)
     if report.reason:
         print(f"why: {report.reason}")
     return 0
@@ -116,7 +118,8 @@ def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
     if found.on_the_way_tokens:
         reason = f"{found.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
     reused = {"exact": exact, "settled": settled, "moved": moved, "holes": holes}
-    return prompt_report("", n_tokens, 0, reused, found.matches, reason)
+    whys = {Why.NOT_STORED: [Span(0, n_tokens)], Why.ON_THE_WAY: found.on_the_way}
+    return prompt_report("", n_tokens, 0, reused, found.matches, reason, whys)
 
 
 def _token_ids(file: str) -> Tokens:

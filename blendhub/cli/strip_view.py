@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blendhub.fates import COLOURS, LETTERS, WHY, Fate, Stretch, in_parts
 from blendhub.plan import Match
+from blendhub.why_unused import NotReused
 
 ON_DARK = {Fate.CACHED}
 """Fates whose colours need white letters."""
@@ -42,6 +43,18 @@ def show_sources(sources: Iterable[Match], n_sources: int) -> None:
         print(f"{here:>25} {match.run:>20} {there:>25}  {how}")
     if n_sources > len(shown):
         print(f"and {n_sources - len(shown):,} more")
+
+
+def show_not_reused(computed: Sequence[NotReused], n_computed: int) -> None:
+    """Why stretches were computed."""
+    if not computed:
+        return
+    print(f"{'tokens of the prompt':>25} {'tokens':>10}  why it was not reused")
+    shown = sorted(sorted(computed, key=lambda one: -len(one.span))[:LONGEST_LIST], key=lambda one: one.span)
+    for one in shown:
+        print(f"{f'{one.span.start:,} to {one.span.end:,}':>25} {len(one.span):>10,}  {one.why.sentence}")
+    if n_computed > len(shown):
+        print(f"and {n_computed - len(shown):,} shorter ones")
 
 
 def _style(fate: Fate) -> str:

@@ -8,7 +8,7 @@ from blendhub import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handlers
-from blendhub.hub.index import NamespaceIndex, whole_matches
+from blendhub.hub.index import NamespaceIndex, spans_of, tokens_of, whole_matches
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.sessions import EngineEntry, Session
 from blendhub.hub.state import HubState
@@ -22,7 +22,7 @@ class ExplainHandlers:
         self._read_tokens = handlers.read_tokens
 
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> Answer:
-        self._reports.add(session.engine.name, message.reports)
+        self._reports.add(session.engine.name, session.engine.base, message.reports)
         return DONE
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> Answer:
@@ -61,5 +61,7 @@ async def _later(engine: EngineEntry, index: NamespaceIndex, matching: "asyncio.
 def _previewed(engine: EngineEntry, index: NamespaceIndex, matches: list[Match]) -> Answer:
     found = index.cut_at_chunks(matches, 0)
     ready = [one for one in found if one.chunk.offset is not None]
-    missing = sum(one.end - one.start for one in found if one.chunk.offset is None)
-    return wire.Previewed(engine.name, engine.namespace.model, tuple(whole_matches(ready)), missing)
+    missing = [one for one in found if one.chunk.offset is None]
+    return wire.Previewed(
+        engine.name, engine.namespace.model, tuple(whole_matches(ready)), tokens_of(missing), spans_of(missing)
+    )

@@ -23,6 +23,7 @@ from blendhub.hub.memory import default_arena_bytes
 from blendhub.hub.metrics import MetricsServer
 from blendhub.hub.pages import Pages
 from blendhub.hub.service import HubService
+from blendhub.hub.shown_text import ShownText
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.layout import DEFAULT_MATCHERS
@@ -44,6 +45,11 @@ class Hub:
         self.restored_chunks = 0
         self.follows = False
         """Whether the store is shared with other hubs."""
+
+    @property
+    def shows_text(self) -> bool:
+        """Whether its page shows text of prompts."""
+        return self.config.show_text and bool(self.config.metrics)
 
     async def serve_also(self, transport: str, endpoint: str) -> None:
         """Listen at one more endpoint."""
@@ -69,7 +75,9 @@ class Hub:
         threads = LaneThreads(sys.maxsize)
         resources.callback(threads.close)
         state = HubState(
-            arena, POLICIES[self.config.policy](), lambda namespace: NamespaceIndex(namespace, self._host, threads)
+            arena,
+            POLICIES[self.config.policy](),
+            lambda namespace: NamespaceIndex(namespace, self._host, threads, keeps_tokens=self.shows_text),
         )
         tier = await self._open_store(state) if self.config.store else None
         # Until now no request could have waited.
@@ -83,8 +91,13 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            metrics = MetricsServer(Pages(self.service.stats, self.service.reports).get)
+            text = ShownText(state.indexes, self.service.reports) if self.shows_text else None
+            metrics = MetricsServer(Pages(self.service.stats, self.service.reports, text).get)
             self.metrics_address = await metrics.start(self.config.metrics)
+            if text:
+                log.warning(
+                    "show_text: http://%s/ shows text of prompts, to everyone who can open it", self.metrics_address
+                )
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)

@@ -19,7 +19,7 @@ from blendhub.hub.lanes import Lane, LaneThreads
 from blendhub.hub.limits import MOST_CHUNKS
 from blendhub.hub.settled import SettledMatches
 from blendhub.layout import Namespace
-from blendhub.plan import Match, Span, combine, gaps
+from blendhub.plan import Match, Span, combine, gaps, join_spans
 from blendhub.tokens import Tokens
 
 
@@ -34,7 +34,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span")
+    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span", "tokens")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -47,6 +47,8 @@ class Chunk:
         self.content = content
         self.sensitivity: bytearray | None = None
         """One byte a token; see :mod:`blendhub.hub.sensitivity`. None while nothing is known of any."""
+        self.tokens: Tokens | None = None
+        """Kept where the hub shows text."""
 
 
 class Origin(NamedTuple):
@@ -153,7 +155,10 @@ class ChunkMatch(msgspec.Struct, frozen=True):
 class NamespaceIndex:
     """The runs of one namespace, and the matchers that find them."""
 
-    def __init__(self, namespace: Namespace, host: PluginHost, threads: LaneThreads) -> None:
+    def __init__(
+        self, namespace: Namespace, host: PluginHost, threads: LaneThreads, *, keeps_tokens: bool = False
+    ) -> None:
+        """``keeps_tokens``: chunks keep their tokens, to be shown."""
         self.namespace = namespace
         self.digest = namespace.digest
         self.base = namespace.base.digest
@@ -168,6 +173,7 @@ class NamespaceIndex:
         """Called when something was stored or dropped."""
         self.lane = Lane(threads, self.base)
         """Does all work on the matchers."""
+        self._keeps_tokens = keeps_tokens
         self._nbytes = 0
         self._matchers: list[Matcher] = [
             host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
@@ -272,6 +278,9 @@ class NamespaceIndex:
             named.append(run)
         for chunk in chunks:
             run.add(chunk)
+            if self._keeps_tokens:
+                # A view would keep all tokens of the message.
+                chunk.tokens = tokens[chunk.span.start : chunk.span.end].copy()
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
         self.changed(self)
@@ -346,6 +355,15 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     if first and last:
         whole.append(first.match.part(first.start, last.end))
     return whole
+
+
+def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
+    return sum(found.end - found.start for found in chunk_matches)
+
+
+def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
+    """Where they stand in the prompt; neighbours are joined."""
+    return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
 
 
 def _ignore(index: "NamespaceIndex") -> None:

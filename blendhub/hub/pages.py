@@ -5,6 +5,7 @@ import ipaddress
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -12,8 +13,11 @@ import msgspec
 from blendhub.fates import COLOURS, WHY, Fate
 from blendhub.hub.metrics import TEXT, Page, exposition
 from blendhub.hub.reports import ReportTable
+from blendhub.hub.shown_text import ShownText
+from blendhub.why_unused import SENTENCES
 from blendhub.wire import HubStats
 
+JSON = "application/json"
 FILES = Path(__file__).parent / "page"
 STATIC: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -27,9 +31,11 @@ STATIC: Mapping[str, tuple[str, str]] = MappingProxyType(
 class Pages:
     """Runs on the hub's event loop; what takes longer runs in a thread."""
 
-    def __init__(self, stats: Callable[[], HubStats], reports: ReportTable) -> None:
+    def __init__(self, stats: Callable[[], HubStats], reports: ReportTable, text: ShownText | None = None) -> None:
+        """``text``: what a request reused is shown; None: counts and positions only."""
         self._stats = stats
         self._reports = reports
+        self._text = text
 
     async def get(self, target: str, host: str) -> Page:
         """The answer for a path with its query, and the Host that the client asked for."""
@@ -38,7 +44,7 @@ class Pages:
             return Page("200 OK", TEXT, exposition(self._stats()).encode())
         if path == "/healthz":
             return Page("200 OK", TEXT, b"ok\n")
-        if path not in (*STATIC, "/page.json"):
+        if path not in (*STATIC, "/page.json", "/text.json"):
             return Page("404 Not Found", TEXT, b"this server has /, /metrics and /healthz\n")
         if not is_address(host):
             # A stranger's page could make its own name mean this machine, and read what this one shows.
@@ -46,18 +52,32 @@ class Pages:
         if path in STATIC:
             name, kind = STATIC[path]
             return Page("200 OK", kind, (FILES / name).read_bytes())
+        asked = {name: values[0] for name, values in parse_qs(query).items()}
+        if path == "/text.json":
+            return await self._text_json(asked.get("engine", ""), asked.get("request", ""))
+        return await self._page_json(asked.get("engine", ""))
+
+    async def _page_json(self, asked: str) -> Page:
         engines = self._reports.engines()
-        asked = parse_qs(query).get("engine", [""])[0]
         engine = asked if asked in engines else self._reports.latest_engine
         kept, stats = self._reports.encoded(engine), self._stats()
-        return Page("200 OK", "application/json", await asyncio.to_thread(_page_json, stats, engines, engine, kept))
+        page = {"stats": stats, "engines": engines, "engine": engine, "shows_text": self._text is not None}
+        return Page("200 OK", JSON, await asyncio.to_thread(_encoded, page, kept))
+
+    async def _text_json(self, engine: str, request: str) -> Page:
+        if self._text is None:
+            about = "text is shown by hubs only that were started with --show-text, or show_text = true in hub.toml\n"
+            return Page("404 Not Found", TEXT, about.encode())
+        found = await self._text.of(engine, request)
+        if found is None:
+            return Page("404 Not Found", TEXT, b"the hub has no report of this request of this engine\n")
+        return Page("200 OK", JSON, msgspec.json.encode(found))
 
 
-def _page_json(stats: HubStats, engines: list[str], engine: str, kept: list[bytes]) -> bytes:
+def _encoded(page: dict[str, Any], kept: list[bytes]) -> bytes:
     reports = [msgspec.msgpack.decode(one) for one in kept]
     fates = [{"name": fate, "label": fate.label, "colour": COLOURS[fate], "why": WHY[fate]} for fate in Fate]
-    page = {"stats": stats, "engines": engines, "engine": engine, "reports": reports, "fates": fates}
-    return msgspec.json.encode(page)
+    return msgspec.json.encode({**page, "reports": reports, "fates": fates, "whys": SENTENCES})
 
 
 def is_address(host: str) -> bool:

@@ -9,7 +9,7 @@ from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
 from blendhub.errors import InvalidInput
 from blendhub.hub.handlers import DONE, Answer, Handler, Handlers
-from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, whole_matches
+from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, spans_of, tokens_of, whole_matches
 from blendhub.hub.reads import ReadLease
 from blendhub.hub.sensitivity import known_sensitivity, learn
 from blendhub.hub.sessions import Session
@@ -85,11 +85,13 @@ class ReadHandlers(Handlers):
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         lease = self._grant(session, ready) if message.acquire else None
+        missing = self._fetch_missing(chunk_matches) if len(ready) < len(chunk_matches) else []
         answer = wire.Found(
             matches=tuple(whole_matches(ready)),
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
-            on_the_way_tokens=self._fetch_missing(chunk_matches) if len(ready) < len(chunk_matches) else 0,
+            on_the_way_tokens=tokens_of(missing),
+            on_the_way=spans_of(missing),
         )
         known = known_sensitivity(ready) if message.sensitivity else None
         return Envelope(answer, [known]) if known else answer
@@ -113,11 +115,11 @@ class ReadHandlers(Handlers):
             self.tier.saves.reused(lease.chunks)
         return lease
 
-    def _fetch_missing(self, chunk_matches: list[ChunkMatch]) -> int:
-        """Begin to load what only the store has; returns how many of the matches' tokens that concerns."""
+    def _fetch_missing(self, chunk_matches: list[ChunkMatch]) -> list[ChunkMatch]:
+        """Begin to load what only the store has; returns these parts of the matches."""
         missing = [found for found in chunk_matches if found.chunk.offset is None]
         self._load({found.chunk for found in missing})
-        return sum(found.end - found.start for found in missing)
+        return missing
 
     def _prefetch(
         self, session: Session, message: wire.Prefetch, payload: Sequence[Buffer]

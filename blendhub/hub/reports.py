@@ -13,7 +13,12 @@ from blendhub.prompt_report import PromptReport
 
 class _Kept(NamedTuple):
     request: str
+    base: str
+    """The digest of the engine's namespace."""
     report: bytes
+
+    def decoded(self) -> PromptReport:
+        return msgspec.msgpack.decode(self.report, type=PromptReport)
 
 
 class ReportTable:
@@ -24,14 +29,14 @@ class ReportTable:
         self._of_engines: dict[str, deque[_Kept]] = {}
         """The engine that was silent longest comes first."""
 
-    def add(self, engine: str, reports: Sequence[PromptReport]) -> None:
+    def add(self, engine: str, base: str, reports: Sequence[PromptReport]) -> None:
         kept = self._of_engines.pop(engine, None) or deque(maxlen=MOST_KEPT_REPORTS)
         self._of_engines[engine] = kept
         if len(self._of_engines) > MOST_REPORTING_ENGINES:
             del self._of_engines[next(iter(self._of_engines))]
         now = self._clock()
         kept.extend(
-            _Kept(report.request, msgspec.msgpack.encode(msgspec.structs.replace(report, ended_at=now)))
+            _Kept(report.request, base, msgspec.msgpack.encode(msgspec.structs.replace(report, ended_at=now)))
             for report in reports
         )
 
@@ -52,7 +57,14 @@ class ReportTable:
         for engine in reversed(self._of_engines):
             for kept in reversed(self._of_engines[engine]):
                 if is_same_request(kept.request, request):
-                    return engine, msgspec.msgpack.decode(kept.report, type=PromptReport)
+                    return engine, kept.decoded()
+        return None
+
+    def of_engine(self, engine: str, request: str) -> tuple[str, PromptReport] | None:
+        """The newest report of exactly this request of an engine, and the digest of the engine's namespace."""
+        for kept in reversed(self._of_engines.get(engine, ())):
+            if kept.request == request:
+                return kept.base, kept.decoded()
         return None
 
 

@@ -42,7 +42,8 @@ class HubState:
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
-        self._ids = itertools.count(1)
+        # An engine may report runs of the hub before this one: their ids must not name other runs here.
+        self._ids = itertools.count(1 + secrets.randbits(32))
 
     def next_id(self) -> int:
         return next(self._ids)

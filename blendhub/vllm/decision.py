@@ -6,6 +6,26 @@ from blendhub.plan import Match, Span, gaps
 from blendhub.vllm.spans import clipped
 
 
+class Allowed(msgspec.Struct, frozen=True):
+    """What of the matches a request may use."""
+
+    local: int
+    """What vLLM's own cache holds already."""
+    blend: bool
+    """Moved text and settled KV."""
+    holes: bool
+    """What lies behind a hole."""
+    n_positions: int
+    """Moved text whose keys were stored for a position below this."""
+
+
+class Refusal(msgspec.Struct, frozen=True):
+    """Why nothing is reused: ``code`` to count by, ``reason`` to read."""
+
+    code: str
+    reason: str
+
+
 class Decision(msgspec.Struct, frozen=True):
     """Tokens ``[start, end)`` come from BlendHub: some loaded, the holes between them computed."""
 
@@ -18,8 +38,8 @@ class Decision(msgspec.Struct, frozen=True):
     """The share of moved tokens to recompute."""
     audit: bool = False
     """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
-    left_out: str = ""
-    """Why some of what was found is not reused; empty if all of it is, or could not be."""
+    left_out: Refusal | None = None
+    """Why some of what was found is not reused; None if all of it is, or could not be."""
 
     def claimed_end(self, n_tokens: int) -> int:
         """Up to where a request of so many tokens gets its KV from BlendHub."""
@@ -51,10 +71,3 @@ class Decision(msgspec.Struct, frozen=True):
     def first_approximate(self) -> int | None:
         """From which position on KV is not what the model alone would compute; None if all of it is."""
         return min((span.start for span in [*self.moved, *self.settled]), default=None)
-
-
-class Refusal(msgspec.Struct, frozen=True):
-    """Why nothing is reused: ``code`` to count by, ``reason`` to read."""
-
-    code: str
-    reason: str

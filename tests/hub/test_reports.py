@@ -17,7 +17,15 @@ from blendhub.hub.pages import Pages, is_address
 from blendhub.hub.reports import ReportTable
 from blendhub.layout import Variant
 from blendhub.plan import Match, Span
-from blendhub.prompt_report import MOST_REPORTS, MOST_SOURCES, MOST_STRETCHES, Painted, prompt_report
+from blendhub.prompt_report import (
+    MOST_NOT_REUSED,
+    MOST_REPORTS,
+    MOST_SOURCES,
+    MOST_STRETCHES,
+    Painted,
+    prompt_report,
+)
+from blendhub.why_unused import SENTENCES, NotReused, Why
 
 SPANS = {"exact": [Span(16, 32)], "moved": [Span(40, 90)], "recomputed": [Span(50, 60)], "holes": [Span(32, 40)]}
 SOURCES = [Match(Span(16, 32), 7, 16, True), Match(Span(40, 90), 9, 0, False)]
@@ -52,6 +60,26 @@ def test_a_report_of_any_prompt_is_within_the_bounds_of_a_message():
     assert len(sent) < 2**14 and msgspec.msgpack.decode(sent, type=type(long)) == long
 
 
+def test_a_report_says_why_each_stretch_was_computed_and_nothing_of_what_was_reused():
+    whys = {Why.NOT_STORED: [Span(0, 100)], Why.TOO_MUCH: [Span(30, 95)], Why.LAST: [Span(99, 100)]}
+    computed = report(whys=whys)
+    assert [(one.span.start, one.span.end, one.why) for one in computed.not_reused] == [
+        (32, 40, Why.TOO_MUCH), (90, 95, Why.TOO_MUCH), (95, 99, Why.NOT_STORED), (99, 100, Why.LAST),
+    ]  # fmt: skip
+    assert computed.n_not_reused == 4
+    assert report().not_reused == () and report().n_not_reused == 0  # not known
+
+
+def test_of_many_computed_stretches_a_report_has_the_longest_in_order():
+    reused = [Span(at - 1, at) for at in range(1, 10**5, 100)]
+    spans = {"moved": [*reused, Span(5000, 6000)]}
+    long = prompt_report("r", 10**5, 0, spans, whys={Why.NOT_STORED: [Span(0, 10**5)], Why.LAST: [Span(150, 151)]})
+    assert len(long.not_reused) == MOST_NOT_REUSED and long.n_not_reused > 900
+    assert list(long.not_reused) == sorted(long.not_reused, key=lambda one: one.span)
+    assert {len(one.span) for one in long.not_reused} == {99}
+    assert len(msgspec.msgpack.encode(long)) < 2**14
+
+
 def test_a_reported_request_is_found_by_the_id_of_its_response(hub: DirectHub):
     member = hub.join("an-engine")
     member.ask(wire.Reported, reports=(report("cmpl-12-0-abcdefgh", n_tokens=100), report("cmpl-1-0-abcdefgh")))
@@ -66,11 +94,11 @@ def test_a_reported_request_is_found_by_the_id_of_its_response(hub: DirectHub):
 def test_the_newest_reports_of_some_engines_are_kept():
     table = ReportTable(lambda: 5.0)
     for number in range(MOST_KEPT_REPORTS + 10):
-        table.add("busy", [report(f"r{number}")])
+        table.add("busy", "d", [report(f"r{number}")])
     assert len(table.encoded("busy")) == MOST_KEPT_REPORTS
     assert table.find("r9") is None and table.find("r10") and table.find(f"r{MOST_KEPT_REPORTS + 9}")
     for number in range(MOST_REPORTING_ENGINES):
-        table.add(f"e{number}", [report()])
+        table.add(f"e{number}", "d", [report()])
     assert len(table.engines()) == MOST_REPORTING_ENGINES and "busy" not in table.engines()
     assert table.latest_engine == f"e{MOST_REPORTING_ENGINES - 1}" and table.encoded("unknown") == []
 
@@ -85,6 +113,8 @@ def test_a_message_of_reports_is_bounded(hub: DirectHub):
         (msgspec.structs.replace(report(), request="x" * 1000),),
         (msgspec.structs.replace(report(), reason="x" * 10**4),),
         (msgspec.structs.replace(report(), tokens={"secret": 1}),),
+        (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), Why.LAST),) * (MOST_NOT_REUSED + 1)),),
+        (msgspec.structs.replace(report(), not_reused=(NotReused(Span(0, 1), "secret"),)),),
     ):
         with pytest.raises(ProtocolError):
             member.ask(wire.Reported, reports=wrong)
@@ -120,6 +150,19 @@ def test_a_preview_names_the_engines_that_there_are(hub: DirectHub):
     with pytest.raises(InvalidInput, match="no engine 'three' is registered; name one of: one, two"):
         hub.ask(wire.Preview(engine="three"), [b""])
     assert hub.ask(wire.Preview(engine="two"), [b""]).engine == "two"
+
+
+def test_what_is_in_the_store_only_is_named_with_its_place(make_hub, tmp_path):
+    hub = make_hub(n_slots=4, store=tmp_path / "store")
+    member = hub.join()
+    text = tokens(1, 3 * CHUNK)
+    member.store(text)
+    hub.settle()
+    (run,) = (run for index in hub.state.indexes for run in index.runs.values())
+    hub.state.cache.remove(run.chunks[CHUNK])
+    middle = (Span(CHUNK, 2 * CHUNK),)
+    assert hub.ask(wire.Preview(), [text.tobytes()]).on_the_way == middle
+    assert member.lookup(text).on_the_way == middle
 
 
 def test_long_prompts_are_previewed_in_a_thread(make_hub):
@@ -168,6 +211,7 @@ def test_the_page_s_json_has_reports_and_numbers_and_nothing_of_the_text(hub: Di
     }  # fmt: skip
     assert first["stats"]["counters"]["requests_reported"] == 2
     assert [fate["name"] for fate in first["fates"]] == list(Fate)
+    assert first["whys"] == SENTENCES and set(SENTENCES) == set(Why)
 
 
 @pytest.mark.parametrize("path, kind", [("/", "text/html"), ("/page.css", "text/css"), ("/page.js", "text/javascript")])

@@ -1,6 +1,7 @@
 """The hub's page in Debian's Chromium: what it shows, with the keyboard alone, and whether it can be read."""
 
 import io
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -13,10 +14,12 @@ from matplotlib.image import imread
 from blendhub.client import HubClient
 from blendhub.config import HubConfig
 from blendhub.fates import COLOURS, LABELS, Fate
+from blendhub.hub import tokenizers
 from blendhub.hub.embedded import HubInThread
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Match, Span
 from blendhub.prompt_report import prompt_report
+from blendhub.why_unused import Why
 from tests.page.browser import Browser, chromium
 
 pytestmark = [
@@ -33,10 +36,11 @@ SPANS = {
     "recomputed": [Span(340, 400), Span(600, 624)],
 }
 SOURCES = [Match(Span(100, 300), 11, 100, True), Match(Span(340, 900), 12, 40, False)]
+WHYS = {Why.NOT_STORED: [Span(0, 1000)], Why.LAST: [Span(999, 1000)]}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 REPORTS = [
-    prompt_report("cmpl-blended", 1000, 100, SPANS, SOURCES),
+    prompt_report("cmpl-blended", 1000, 100, SPANS, SOURCES, whys=WHYS),
     prompt_report("cmpl-refused", 500, 0, {}, (), f"nothing is stored {MARKUP}"),
     prompt_report(f"cmpl-{MARKUP}", 10, 10, {}),
 ]
@@ -96,6 +100,34 @@ def test_the_page_shows_numbers_and_the_last_requests_of_an_engine(shown):
     assert browser.problems == []
 
 
+def test_a_hub_of_a_fleet_shows_it_and_another_hub_has_no_such_tile(shown):
+    browser = shown()
+    assert "fleet" not in texts(browser, "#tiles dt")
+    stats = {
+        "counters": {"fleet_failures": 2, "store_failures": 1},
+        "gauges": {"fleet_hubs": 3, "fleet_behind": 40, "chunks": 1000, "chunks_in_arena": 100},
+        "namespaces": {},
+    }
+    for in_step, seen in ((0, "does not answer"), (1, "3 hubs")):
+        stats["gauges"]["fleet_in_step"] = in_step
+        last = "[...document.querySelectorAll('#tiles div')].at(-1)"
+        # In one go: the page's own update could come in between.
+        tile = browser.run(f"(tiles({json.dumps(stats)}), [...{last}.children].map(one => one.textContent))")
+        assert tile == ["fleet", f"{seen}, 40 changes behind, 100 chunks here, 900 elsewhere, 3 failures"]
+
+
+def test_an_open_request_says_why_stretches_were_not_reused(shown):
+    browser = shown()
+    browser.run("document.querySelector('details[data-request=\"cmpl-blended\"]').open = true")
+    browser.until("document.querySelectorAll('#requests table').length == 3")
+    cells = texts(browser, "#requests details[open] .wide:last-child td")
+    assert [cells[at : at + 3] for at in range(0, len(cells), 3)] == [
+        ["300 to 340", "40", Why.NOT_STORED.sentence],
+        ["900 to 999", "99", Why.NOT_STORED.sentence],
+        ["999 to 1,000", "1", Why.LAST.sentence],
+    ]
+
+
 def test_markup_in_what_engines_report_is_text(shown):
     browser = shown()
     browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
@@ -140,10 +172,9 @@ def rgb(colour: str) -> str:
 def test_a_request_opens_with_its_sources_and_reasons(shown):
     browser = shown()
     browser.run("document.querySelector('details[data-request=\"cmpl-blended\"]').open = true")
-    browser.until("document.querySelectorAll('#requests table').length == 2")
-    cells = texts(browser, "#requests table:last-of-type td")
-    assert cells[-8:-4] == ["100 to 300", "11", "100 to 300", "exact"]
-    assert cells[-4:] == ["340 to 900", "12", "40 to 600", "moved"]
+    browser.until("document.querySelectorAll('#requests table').length == 3")
+    cells = texts(browser, "#requests .wide:nth-last-child(2) td")
+    assert cells == ["100 to 300", "11", "100 to 300", "exact", "340 to 900", "12", "40 to 600", "moved"]
     assert any("the selector chose to recompute" in text for text in texts(browser, "td.why"))
 
 
@@ -184,7 +215,7 @@ def test_everything_can_be_done_with_the_keyboard(shown):
     assert texts(browser, "#requests .name") == ["cmpl-blended"]
     browser.run("document.querySelector('summary').focus()")
     browser.press("Enter")
-    browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 2")
+    browser.until("document.querySelector('details').open && document.querySelectorAll('#requests table').length == 3")
 
 
 CONTRAST = """
@@ -238,6 +269,45 @@ def test_nothing_is_cut_off_on_a_desk_or_a_phone(shown, width):
     assert browser.run("document.documentElement.scrollWidth") <= width
     if folder := os.environ.get("BLENDHUB_PICTURES"):
         Path(folder, f"page-{width}.png").write_bytes(browser.picture())
+
+
+def test_text_of_reused_stretches_is_shown_as_text_by_a_hub_that_was_asked_to(browser: Browser, monkeypatch):
+    class Markup:
+        def decode(self, token_ids, **how):
+            return f"{MARKUP} {min(token_ids)} to {max(token_ids)}"
+
+    monkeypatch.setattr(tokenizers, "load", lambda model: Markup())
+    config = HubConfig(arena_gib=0.01, metrics="127.0.0.1:0", show_text=True)
+    with HubInThread(config) as running, running.connect() as client:
+        client.register("engine-d", Namespace(model="m", layout=LAYOUT), rank=0)
+        tokens = np.arange(5000, 5256, dtype=np.uint32)
+        client.commit(client.reserve(tokens, Span(0, 256)).right, 256)
+        (found,) = client.lookup(tokens, acquire=False).matches
+        gone = Match(Span(200, 300), found.run + 999, 0, False)
+        sources = [Match(Span(100, 200), found.run, 50, False), gone]
+        client.report_prompts([prompt_report("cmpl-shown", 400, 0, {"moved": [Span(100, 300)]}, sources)])
+        browser.problems.clear()
+        for dark in (False, True):
+            browser.show(f"http://{running.metrics_address}/", dark=dark, width=360)
+            browser.until("document.querySelector('#requests details')")
+            browser.run("document.querySelector('#requests details').open = true")
+            browser.until("document.querySelectorAll('#requests pre').length == 1")
+            assert texts(browser, "#requests pre") == [f"{MARKUP} 5050 to 5149"]
+            assert texts(browser, ".text p") == ["100 to 200", "200 to 300. It is no longer stored."]
+            assert browser.run("document.querySelectorAll('img').length") == 0
+            assert browser.run("document.getElementById('shown-text').offsetHeight") > 0
+            assert "shows text of prompts" in texts(browser, "#shown-text")[0]
+            assert browser.run(CONTRAST)["bad"] == []
+            assert browser.run("document.documentElement.scrollWidth") <= 360
+        assert browser.problems == []
+
+
+def test_a_hub_that_was_not_asked_to_shows_no_text(shown):
+    browser = shown()
+    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
+    browser.until("document.querySelectorAll('#requests table').length >= 4")
+    assert browser.run("document.querySelectorAll('.text, pre').length") == 0
+    assert browser.run("document.getElementById('shown-text').offsetHeight") == 0
 
 
 def test_a_hub_that_is_gone_is_said(browser: Browser):

@@ -182,7 +182,7 @@ def test_text_that_is_still_coming_from_the_store_is_not_called_unknown(reused):
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
     exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
     policy = ReusePolicy(max_recompute_share=0.3)
-    left_out = "blending would recompute 46%, policy.max_recompute_share is 30%"
+    left_out = Refusal("too_much", "blending would recompute 46%, policy.max_recompute_share is 30%")
     assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15) == Decision(
         0, 100, (exact,), 0.15, left_out=left_out
     )
@@ -221,14 +221,16 @@ def test_text_that_vllm_computes_sooner_does_not_keep_exact_text_from_being_reus
     decision = paced([exact, moved], full_steps=100)
     assert decision.matches == (exact,) and decision.end == 600
     # It is the 400 tokens behind the exact ones that would be computed.
-    assert decision.left_out.startswith("recomputing 315 tokens would take about 13 steps, and computing 400 takes ")
+    assert decision.left_out.reason.startswith(
+        "recomputing 315 tokens would take about 13 steps, and computing 400 takes "
+    )
 
 
 def test_exact_text_behind_a_hole_that_vllm_computes_sooner_is_left_out():
     matches = [Match(Span(0, 600), 1, 0, True), Match(Span(900, 1000), 1, 900, True)]
     assert paced(matches, full_steps=0).holes == [Span(600, 900)]
     decision = paced(matches, full_steps=100)
-    assert not decision.holes and decision.end == 600 and "recomputing 300 tokens" in decision.left_out
+    assert not decision.holes and decision.end == 600 and "recomputing 300 tokens" in decision.left_out.reason
 
 
 def test_a_request_that_wants_more_recomputed_than_usual_is_not_refused_for_its_steps():

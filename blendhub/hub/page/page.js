@@ -58,6 +58,7 @@ function tiles({ counters, gauges, namespaces }) {
     store: `${bytes(gauge("store_bytes"))}, ${number(count("store_failures"))} failures`,
     "audits that agreed": audits ? `${share(audits - differed, audits)} of ${number(audits)}` : "none",
   };
+  if ("fleet_hubs" in gauges) tile.fleet = fleet(count, gauge);
   at("tiles").replaceChildren(
     ...Object.entries(tile).map(([name, value]) => {
       const made = element("div", element("dt", name));
@@ -65,6 +66,14 @@ function tiles({ counters, gauges, namespaces }) {
       return made;
     }),
   );
+}
+
+function fleet(count, gauge) {
+  const seen = gauge("fleet_in_step") ? `${number(gauge("fleet_hubs"))} hubs` : "does not answer";
+  const here = gauge("chunks_in_arena");
+  const failures = count("fleet_failures") + count("store_failures");
+  return `${seen}, ${number(gauge("fleet_behind"))} changes behind, ${number(here)} chunks here, ` +
+    `${number(gauge("chunks") - here)} elsewhere, ${number(failures)} failures`;
 }
 
 const fate = (name) => page.fates.find((one) => one.name === name);
@@ -128,7 +137,55 @@ function details(report) {
       ]),
     ));
   }
+  const computed = report.not_reused ?? [];
+  if (computed.length) {
+    const more = (report.n_not_reused ?? 0) - computed.length;
+    parts.push(table(
+      "Why stretches were not reused" + (more > 0 ? `, without ${number(more)} shorter ones` : ""),
+      ["tokens of the prompt", "tokens", "why"],
+      computed.map(([[start, end], why]) => [
+        `${number(start)} to ${number(end)}`, number(end - start), page.whys[why] ?? why,
+      ]),
+    ));
+  }
+  if (page.shows_text && sources.length) {
+    const text = element("div", "", { class: "text" });
+    showText(report, page.engine, text);
+    parts.push(text);
+  }
   return parts;
+}
+
+async function showText(report, engine, into) {
+  const asked = new URLSearchParams({ engine, request: report.request });
+  const sayAndAskAgain = (what) => {
+    into.replaceChildren(element("p", what, { class: "dim" }));
+    setTimeout(() => into.isConnected && showText(report, engine, into), 1000);
+  };
+  let answer, text;
+  try {
+    answer = await fetch(`text.json?${asked}`, { cache: "no-store" });
+    text = await answer.text();
+  } catch (error) {
+    sayAndAskAgain(`There is no text yet: the hub does not answer (${error.message}).`);
+    return;
+  }
+  if (!answer.ok) {
+    into.replaceChildren(element("p", `There is no text: ${text}`, { class: "reason" }));
+    return;
+  }
+  text = JSON.parse(text);
+  if (text.loading) {
+    sayAndAskAgain(`The tokenizer of ${text.model} is being loaded.`);
+    return;
+  }
+  into.replaceChildren(element("h3", "Text of the reused tokens"));
+  if (text.problem) into.append(element("p", text.problem, { class: "reason" }));
+  for (const { span: [start, end], text: content, note } of text.stretches) {
+    const name = `${number(start)} to ${number(end)}`;
+    into.append(element("p", note ? `${name}. ${note}` : name, { class: "dim" }));
+    if (content) into.append(element("pre", content, { tabindex: "0", role: "region", "aria-label": `Text of ${name}` }));
+  }
 }
 
 function reusedOf(report) {
@@ -211,6 +268,7 @@ async function update() {
     at("state").textContent = `the hub does not answer (${error.message}); what is shown may be old`;
     return;
   }
+  at("shown-text").hidden = !page.shows_text;
   at("state").className = "";
   at("state").textContent = `as of ${new Date().toLocaleTimeString("en-GB")}`;
   engines();

@@ -19,7 +19,7 @@ from blendhub.errors import BlendHubError
 from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
 from blendhub.observers import Observers
-from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.decision import Allowed, Decision, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
@@ -269,18 +269,24 @@ class ConnectorScheduler:
         # What is blended before the load stays so: other requests may read these blocks.
         audited = state.first_approximate is None and self.audits.wants(state)
         ratio = self.audits.ratio_for(state, audited)
+        allowed = state.allowed = Allowed(
+            local,
+            blend=terms.moves and ratio is not None and can_salt(request),
+            holes=terms.mode != "contiguous" and self._admission.holes_for(request),
+            # The workers' tables of rotations are as long.
+            n_positions=self._n_positions,
+        )
         decision = decide(
             state.matches,
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=terms.moves and ratio is not None and can_salt(request),
-            holes=terms.mode != "contiguous" and self._admission.holes_for(request),
+            blend=allowed.blend,
+            holes=allowed.holes,
             ratio=ratio or 0.0,
             usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
-            # The workers' tables of rotations are as long.
-            n_positions=self._n_positions,
+            n_positions=allowed.n_positions,
             pace=self._present_pace(),
         )
         if audited and isinstance(decision, Decision) and decision.first_approximate is not None:

@@ -40,7 +40,7 @@ def decide(
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
     usable = [match for match in _within(matches, open) if match.exact or blend]
     if n_positions is not None:
-        usable = [part for match in usable if len((part := _movable(match, n_positions)).span)]
+        usable = [part for match in usable if len((part := movable(match, n_positions)).span)]
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, usual_ratio)
@@ -54,7 +54,7 @@ def decide(
         left_out = left_out or obstacle
     reused = total(best.exact) + total(best.settled) + total(best.moved)
     if reused >= policy.min_reused_tokens:
-        return msgspec.structs.replace(best, left_out=left_out.reason) if left_out else best
+        return msgspec.structs.replace(best, left_out=left_out) if left_out else best
     if on_the_way:
         return Refusal(
             "on_the_way",
@@ -115,7 +115,7 @@ def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
     return join(kept)
 
 
-def _movable(match: Match, n_positions: int) -> Match:
+def movable(match: Match, n_positions: int) -> Match:
     """What of a match the rotation reaches."""
     known = match.span.start + max(n_positions - match.source_start, 0)
     return match.part(match.span.start, min(match.span.end, known)) if match.moved else match

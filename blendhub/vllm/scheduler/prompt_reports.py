@@ -1,6 +1,7 @@
 """Tells the hub what became of each prompt, for `blendhub explain` and the hub's page."""
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
@@ -9,6 +10,7 @@ from blendhub.plan import Match, Span
 from blendhub.prompt_report import MOST_REPORTS, PromptReport, prompt_report
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.scheduler.unused import Attempt, why_unused
 
 MOST_WAITING = 256
 """Requests that the hub has not been told of; while it does not answer, the oldest are forgotten."""
@@ -28,7 +30,8 @@ class PromptReports:
         spans, sources = _reused(state)
         n_tokens = state.request.num_prompt_tokens
         engine_tokens = min(state.engine_tokens, n_tokens)
-        self._waiting.append(partial(prompt_report, state.id, n_tokens, engine_tokens, spans, sources, reason))
+        made = partial(prompt_report, state.id, n_tokens, engine_tokens, spans, sources, reason)
+        self._waiting.append(partial(_explained, made, Attempt.of(state), n_tokens))
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
@@ -43,6 +46,10 @@ class PromptReports:
     def _answered(self, sent: "Future[None]") -> None:
         """What the hub refuses or misses is not repeated."""
         self._is_asked = False
+
+
+def _explained(made: Callable[..., PromptReport], attempt: Attempt, n_tokens: int) -> PromptReport:
+    return made(whys=why_unused(attempt, n_tokens))
 
 
 def _reused(state: RequestState) -> tuple[dict[str, list[Span]], list[Match]]:

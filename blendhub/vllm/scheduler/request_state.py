@@ -12,7 +12,7 @@ from blendhub.hookspecs import AuditOutcome
 from blendhub.layout import Variant
 from blendhub.plan import Match, Span
 from blendhub.tokens import Tokens
-from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.decision import Allowed, Decision, Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
@@ -80,6 +80,8 @@ class RequestState:
         """What came with it."""
         self.decision: Decision | None = None
         """What is being loaded, or was loaded."""
+        self.allowed: Allowed | None = None
+        """What of the matches it might use when that was decided last."""
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
@@ -259,7 +261,7 @@ class RequestState:
         elif self.refusal and not loaded:
             report["reason"] = self.refusal.reason
         if self.decision and self.decision.left_out:
-            report.setdefault("reason", self.decision.left_out)
+            report.setdefault("reason", self.decision.left_out.reason)
         if self.audit:
             report["audit"] = msgspec.to_builtins(self.audit)
         return report
