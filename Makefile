@@ -8,6 +8,9 @@ PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 
+# Where this is set, every process that imports vLLM would compile it again, which takes half a minute.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Test files that run at the same time; more need more memory, about 4 GB each.
 WORKERS ?= 2
 # The vLLM of `make test-vllm`, and where it lies: it is imported before the environment's own.
