@@ -9,7 +9,7 @@ from msgspec import Meta
 
 from blendhub.fates import Fate, Stretch, count, shortened, strip_of
 from blendhub.plan import Match, Span
-from blendhub.why_unused import NotReused, Why, not_reused
+from blendhub.why_unused import NotReused, Why, longest, not_reused
 
 MOST_STRETCHES = 512
 """Of one prompt; with more, its strip is shortened to equal parts."""
@@ -71,7 +71,6 @@ def prompt_report(
     """
     plan = strip_of(n_tokens, engine_tokens, spans)
     computed = not_reused(plan, whys)
-    longest = sorted(computed, key=lambda one: -len(one.span))[:MOST_NOT_REUSED]
     return PromptReport(
         request=request[:LONGEST_NAME],
         prompt_tokens=n_tokens,
@@ -79,7 +78,7 @@ def prompt_report(
         strip=tuple(Painted(one.span, one.fate) for one in shortened(plan, MOST_STRETCHES)),
         sources=tuple(sources[:MOST_SOURCES]),
         n_sources=len(sources),
-        not_reused=tuple(sorted(longest, key=lambda one: one.span)),
+        not_reused=tuple(longest(computed, MOST_NOT_REUSED)),
         n_not_reused=len(computed),
         reason=reason[:LONGEST_REASON] if reason else None,
     )

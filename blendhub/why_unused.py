@@ -49,6 +49,10 @@ SENTENCES = {
 }
 
 
+WHYS = list(Why)
+NO_REASON = -1
+
+
 class NotReused(msgspec.Struct, frozen=True, array_like=True):
     """A stretch of a prompt that was computed."""
 
@@ -69,5 +73,6 @@ def not_reused(plan: Sequence[Stretch], whys: Mapping[Why, Sequence[Span]]) -> l
     return [NotReused(span, WHYS[number]) for span, number in stretches_of(reasons) if number != NO_REASON]
 
 
-WHYS = list(Why)
-NO_REASON = -1
+def longest(computed: Sequence[NotReused], most: int) -> list[NotReused]:
+    """At most so many of them, in the order of the prompt."""
+    return sorted(sorted(computed, key=lambda one: -len(one.span))[:most], key=lambda one: one.span)

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from blendhub.fates import COLOURS, LETTERS, WHY, Fate, Stretch, in_parts
 from blendhub.plan import Match
-from blendhub.why_unused import NotReused
+from blendhub.why_unused import NotReused, longest
 
 ON_DARK = {Fate.CACHED}
 """Fates whose colours need white letters."""
@@ -50,7 +50,7 @@ def show_not_reused(computed: Sequence[NotReused], n_computed: int) -> None:
     if not computed:
         return
     print(f"{'tokens of the prompt':>25} {'tokens':>10}  why it was not reused")
-    shown = sorted(sorted(computed, key=lambda one: -len(one.span))[:LONGEST_LIST], key=lambda one: one.span)
+    shown = longest(computed, LONGEST_LIST)
     for one in shown:
         print(f"{f'{one.span.start:,} to {one.span.end:,}':>25} {len(one.span):>10,}  {one.why.sentence}")
     if n_computed > len(shown):

@@ -58,7 +58,7 @@ class ShownText:
         if found is None:
             return None
         base, report = found
-        # An engine sees text of its own namespaces only, whichever runs it reports.
+        # Only the namespaces of the engine that reported: it may have reported runs of others.
         indexes = self._indexes.of_base(base)
         kept = [_kept(match, (index.runs.get(match.run) for index in indexes)) for match in report.sources]
         if not any(one.n_tokens for one in kept):

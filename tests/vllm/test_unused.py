@@ -25,7 +25,7 @@ BEHIND = Match(Span(600, 1000), 1, 600, True)
 
 
 def outcome(*matches, blend=True, holes=True, local=0, pace=None, on_the_way=(), **policy):
-    """What a request of 1000 tokens is told of the tokens that it computes: from decision to report."""
+    """The reasons in the report of a request of 1000 tokens, for those that it computes: from decision to report."""
     allowed = Allowed(local, blend, holes, 4096)
     found = Found(matches=matches, on_the_way=on_the_way, on_the_way_tokens=sum(map(len, on_the_way)))
     given = decide(

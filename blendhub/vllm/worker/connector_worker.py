@@ -251,8 +251,8 @@ class ConnectorWorker:
         if self._carrier:
             if model.frees_blocks_early and job.slots[0].span.start < job.span.start:
                 raise HubError(
-                    "vLLM may have freed the begin of a chunk that several steps compute, and that this "
-                    "machine has to send to the hub at once"
+                    "vLLM may have freed the beginning of a chunk that several steps compute, and through the "
+                    "transport a chunk is sent whole"
                 )
             delivery = self._carrier.save(job, pages)
             if not delivery:
