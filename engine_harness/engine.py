@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
@@ -45,11 +45,16 @@ class Engine:
         python: str = sys.executable,
         environment: dict[str, str] | None = None,
         prepare: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
         arrange: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        """``prepare``: modules to import before vLLM, for all engines of one interpreter. ``arrange``: a function as
-        ``module:function``, and its arguments, to call in this engine's process before vLLM makes the engine.
+        """``environment``: variables that the interpreter has before it imports vLLM. ``prepare``: modules to import
+        before vLLM, for all engines of one interpreter.
+
+        ``variables``: of this engine's process, set after these imports: engines that differ only in them share an
+        interpreter. ``arrange``: a function as ``module:function``, and its arguments, to call in this engine's process
+        before vLLM makes the engine.
         """
         if blendhub is not None:
             options["kv_transfer_config"] = {
@@ -63,7 +68,7 @@ class Engine:
         with Listener(f"{self._place.name}/line", "AF_UNIX") as listener:
             self._pid = self._interpreter.fork(self._log, str(listener.address))
             self._line = listener.accept()
-        self._line.send((list(arrange), str(model), OPTIONS | options))
+        self._line.send((dict(variables or {}), list(arrange), str(model), OPTIONS | options))
         answer(self._line, self._log)
 
     def ask(

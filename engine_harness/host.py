@@ -4,7 +4,10 @@ vLLM makes one engine in a process well, and no second one after it. Imports not
 it also works with an interpreter that has vLLM but not BlendHub.
 """
 
+import gc
 import importlib
+import os
+import sys
 import time
 import zlib
 from collections import Counter
@@ -320,6 +323,16 @@ def mend_llvmlite() -> None:
     ffi._lib_wrapper.__getattr__ = look
 
 
+def load_numba() -> None:
+    """What numba knows of Python's functions, and loads for the first kernel of a process."""
+    try:
+        from numba.core.registry import cpu_target
+    except ImportError:
+        return
+    cpu_target.typing_context.refresh()
+    cpu_target.target_context.refresh()
+
+
 def _allow_asynchronous_scheduling() -> None:
     """vLLM turns it off on CPUs, whatever was asked for; it is the default on GPUs."""
     from vllm.platforms.cpu import CpuPlatform
@@ -334,15 +347,25 @@ def _allow_asynchronous_scheduling() -> None:
     setattr(CpuPlatform, "check_and_update_config", classmethod(check_all_but_scheduling))  # noqa: B010
 
 
+def _set(variables: dict[str, str]) -> None:
+    """Set environment variables; Python reads PYTHONPATH only at its start."""
+    searched = variables["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in variables else []
+    sys.path[:0] = searched
+    os.environ |= variables | {"PYTHONPATH": os.pathsep.join(filter(None, [*searched, os.environ.get("PYTHONPATH")]))}
+
+
 def serve(line: Connection) -> None:
     """Start an engine, and do what is asked through the pipe until it is closed."""
     import torch
 
     try:
-        arrange, model, options = line.recv()
+        variables, arrange, model, options = line.recv()
+        _set(variables)
         if arrange:
             _called(*arrange)
         _allow_asynchronous_scheduling()
+        # vLLM would look for garbage among all objects at its end, which is the end of this process.
+        setattr(gc, "unfreeze", lambda: None)  # noqa: B010
         if options["enforce_eager"]:
             # Otherwise vLLM compiles how it counts likely tokens, which takes each engine three seconds.
             torch.compiler.set_stance("force_eager")

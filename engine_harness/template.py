@@ -3,8 +3,9 @@
 It only imports: threads of a pool that had computed something would be missing in its children.
 """
 
+import contextlib
+import gc
 import importlib
-import importlib.util
 import multiprocessing
 import os
 from multiprocessing.connection import Client
@@ -17,6 +18,10 @@ IMPORTED = (
     "vllm.model_executor.models.qwen3",
     "vllm.v1.worker.cpu_model_runner",
     "vllm.v1.worker.cpu_worker",
+    "vllm.model_executor.layers.quantization.online.base",
+    "vllm.v1.attention.backends.cpu_attn",
+    "vllm.v1.core.sched.async_scheduler",
+    "vllm.utils.cpu_triton_utils",
     "compressed_tensors.quantization",
     "blendhub.vllm.connector",
     "blendhub.vllm.scheduler.connector_scheduler",
@@ -24,6 +29,7 @@ IMPORTED = (
     "blendhub.hub.embedded",
     "blendhub_cpu.device",
     "blendhub_matchers.rolling_hash",
+    "blendhub_matchers.prefix",
     "blendhub_selectors.windowed",
     "blendhub_transports.zmq_transport",
 )
@@ -53,16 +59,23 @@ class Template:
 
 def main(address: str) -> None:
     line = Client(address, "AF_UNIX")
+    # What is imported stays: looking for garbage would take a tenth of the time.
+    gc.disable()
     host.mend_llvmlite()
     try:
         for module in line.recv():
             importlib.import_module(module)
         for module in IMPORTED:
-            if importlib.util.find_spec(module.partition(".")[0]):
+            with contextlib.suppress(ModuleNotFoundError):  # not every version of vLLM has all
                 importlib.import_module(module)
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
+    host.load_numba()
+    # Each engine would look through all of it, and get its own copy of what it touches.
+    gc.collect()
+    gc.freeze()
+    gc.enable()
     line.send("ready")
     template = Template()
     while True:

@@ -12,12 +12,16 @@ import pytest
 from hypothesis import Phase, settings
 
 from blendhub import PluginHost
+from engine_harness.engine import OPTIONS
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads that compute together wait for each other: beside other workers, one core each is twice as fast as all.
     _cores = sorted(os.sched_getaffinity(0))
     _worker = int(os.environ["PYTEST_XDIST_WORKER"].removeprefix("gw"))
     os.environ |= {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": str(_cores[_worker % len(_cores)])}
+
+# vLLM writes zeros to all of its cache; 65,536 tokens are enough for any test.
+OPTIONS["num_gpu_blocks_override"] = 2048
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

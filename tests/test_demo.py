@@ -1,6 +1,9 @@
 """The demo, small: it runs, and its figures fit together."""
 
+import contextlib
+import io
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -32,9 +35,12 @@ def test_a_senseless_size_is_refused(option):
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
     out = tmp_path_factory.mktemp("demo")
-    done = run_demo("--prompts", "3", "--questions", "18", "--out", str(out))
-    assert done.returncode == 0, done.stderr
-    assert all(said in done.stdout for said in ("full prefill", "exact prefix", "reused as is", "right answers"))
+    said = io.StringIO()
+    # In this process, whose engines share an interpreter.
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
+        patch.setattr(sys, "argv", ["examples.demo", "--prompts", "3", "--questions", "9", "--out", str(out)])
+        runpy.run_module("examples.demo", run_name="__main__", alter_sys=True)
+    assert all(what in said.getvalue() for what in ("full prefill", "exact prefix", "reused as is", "right answers"))
     return out
 
 
@@ -81,9 +87,9 @@ def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
 def test_every_question_is_timed_and_judged(report):
     measured = report["measured"]
     assert [(one["prompt"], one["way"]) for one in measured] == [(n, way) for n in (1, 2, 3) for way in WAYS]
-    assert all(len(one["first_token_s"]) == len(one["right"]) == 18 for one in measured)
+    assert all(len(one["first_token_s"]) == len(one["right"]) == 9 for one in measured)
     assert all(min(one["first_token_s"]) > 0 for one in measured)
-    assert report["n_questions"] == 54 and report["versions"]["blendhub"] and report["cores"] >= 1
+    assert report["n_questions"] == 27 and report["versions"]["blendhub"] and report["cores"] >= 1
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ class Serving:
         with Engine(
             self._model,
             settings,
-            environment={"PYTHONPATH": f"{self._site}:{ROOT}"},
+            variables={"PYTHONPATH": f"{self._site}:{ROOT}"},
             **self._options,
         ) as engine:
             yield engine

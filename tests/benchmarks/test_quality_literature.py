@@ -67,7 +67,7 @@ def test_asked_takes_what_the_question_attends_to(reader, known):
 
 
 def test_with_everything_computed_both_answer_rightly(reader):
-    made = list(reader_cases.make_prompts(8, 1))
+    made = list(reader_cases.make_prompts(4, 1))
     prompts, cases = [prompt for prompt, _ in made], [case for _, case in made]
     literature = Literature(reader, prompts, cases, make_visits(cases, reader_cases.headers(1), 2048, 1))
     by_gradual, by_asked = literature.outcomes([1.0], lambda those, _: iter(those))

@@ -9,8 +9,12 @@ import pytest
 from engine_harness import Engine
 from engine_harness.tiny_model import make_tiny_model
 
-SETTINGS = {"hub": {"arena_gib": 0.25, "metrics": ""}, "policy": {"max_recompute_share": 1.0}}
-"""Of tests: everything that was asked for is blended, whether it pays or not."""
+SETTINGS = {
+    "hub": {"arena_gib": 0.25, "metrics": ""},
+    "policy": {"max_recompute_share": 1.0},
+    "lookup_timeout_s": 10.0,
+}
+"""Of tests: everything that was asked for is blended, whether it pays or not, and however busy the machine is."""
 
 PROBING = {"selector": {"name": "hkvd"}}
 """Some layers are computed before the selector chooses."""

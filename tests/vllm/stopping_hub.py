@@ -1,4 +1,4 @@
-"""Stops the hub's process at a certain moment of an engine's life, which imports this before vLLM.
+"""Stops the hub's process at a certain moment of an engine's life, which calls ``arrange`` before its start.
 
 The environment's ``STOP_THE_HUB`` names a file; when a test writes "Acquire sent 1234" into it, process 1234 is stopped
 just before the next message of that name is sent; "Acquire answered 1234": just after its answer was read.
@@ -7,6 +7,8 @@ just before the next message of that name is sent; "Acquire answered 1234": just
 import os
 import signal
 from pathlib import Path
+
+import torch
 
 from blendhub.client import HubClient, PendingReply
 
@@ -38,5 +40,8 @@ def result_obediently(self):
     return answer
 
 
-HubClient._submit = submit_obediently
-PendingReply.result = result_obediently
+def arrange():
+    # The variable that says so is read when torch is imported.
+    torch.set_num_threads(1)
+    HubClient._submit = submit_obediently
+    PendingReply.result = result_obediently

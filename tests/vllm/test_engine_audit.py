@@ -9,7 +9,7 @@ from tests.vllm.test_engine_ranks import FORKED, environment  # noqa: F401  (a f
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-ALL = SETTINGS | {"audit_share": 1.0, "lookup_timeout_s": 10.0}
+ALL = SETTINGS | {"audit_share": 1.0}
 
 
 def case(texts, number: int) -> tuple[list[int], list[list[int]]]:
@@ -107,7 +107,7 @@ def test_two_ranks_audit_as_one(model, plain, environment, texts):  # noqa: F811
         engine.one(stored)
         engine.forget()
         alone = [engine.one(prompt, store=False).report["audit"] for prompt in prompts]
-    with Engine(model, settings, environment=environment, **FORKED) as engine:
+    with Engine(model, settings, variables=environment, **FORKED) as engine:
         engine.one(stored)
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, store=False)

@@ -33,7 +33,7 @@ def environment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(model, environment):
-    with Engine(model, CHOSEN, environment=environment) as engine:
+    with Engine(model, CHOSEN, variables=environment) as engine:
         yield engine
 
 
@@ -107,7 +107,7 @@ def test_an_observer_sees_every_request(engine, environment, texts):
 )
 def test_a_wrong_name_ends_the_start_with_the_right_ones(wrong, sentence, model, environment):
     with pytest.raises(RuntimeError) as raised:
-        Engine(model, CHOSEN | wrong, environment=environment)
+        Engine(model, CHOSEN | wrong, variables=environment)
     assert sentence in str(raised.value)
 
 
@@ -143,7 +143,7 @@ def blendhub_selectors():
 def test_a_selector_s_fault_is_the_selector_s_and_the_request_is_served(model, plain, texts, environment, name, fault):
     document = texts.new(200)
     prompt = [*texts.new(100), *document, *texts.new(9)]
-    with Engine(model, SETTINGS | {"selector": {"name": name}}, environment=environment) as engine:
+    with Engine(model, SETTINGS | {"selector": {"name": name}}, variables=environment) as engine:
         engine.one(document)
         engine.forget()
         answer = engine.one(prompt)

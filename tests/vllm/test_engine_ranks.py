@@ -34,7 +34,7 @@ def test_two_ranks_blend_as_one(batches, ranks, model, plain, environment, texts
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS | PROBING, environment=environment, async_scheduling=batches == 2, **ranks) as engine:
+    with Engine(model, SETTINGS | PROBING, variables=environment, async_scheduling=batches == 2, **ranks) as engine:
         assert engine.call("batches_in_flight") == batches
         engine.one([*first, *second])
         engine.forget()
@@ -54,7 +54,7 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
     settings = SETTINGS | {"device": {"name": "late", "options": {"fails": fails}}}
-    with Engine(model, settings, environment=environment, **FORKED) as engine:
+    with Engine(model, settings, variables=environment, **FORKED) as engine:
         engine.one([*first, *second])
         engine.forget()
         answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
@@ -68,7 +68,7 @@ def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, envi
     """The other rank waits for it in that forward, and would do so until a timeout of minutes."""
     first, second = texts.new(200), texts.new(200)
     settings = SETTINGS | {"device": {"name": "late", "options": {"crowds": True}}}
-    engine = Engine(model, settings, environment=environment, **FORKED)
+    engine = Engine(model, settings, variables=environment, **FORKED)
     try:
         engine.one([*first, *second])
         engine.forget()

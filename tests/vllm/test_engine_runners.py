@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from engine_harness import Engine, largest_difference
+from engine_harness.tiny_model import make_tiny_model
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -14,6 +15,12 @@ ROUNDING = 1e-5
 
 FEW = {"num_gpu_blocks_override": 24, "max_model_len": 256, "max_num_batched_tokens": 256}
 FIRST_TOKENS = {"selector": {"name": "first_k", "options": {"k": 1}}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every further layer would call the same kernel, which takes seconds in Triton's interpreter."""
+    return make_tiny_model(tmp_path_factory.mktemp("model") / "two_layers", num_hidden_layers=2)
 
 
 def start(model: Path, backend: str, second: bool, kernel_block: str = "", **options):

@@ -45,8 +45,8 @@ STAGES = {
 
 def stoppable_engine(model, hub: HubProcess) -> Engine:
     settings = SETTINGS | {"endpoint": hub.endpoint, "hub": {}, "lookup_timeout_s": TIMEOUT_S}
-    environment = {"PYTHONPATH": str(Path(__file__).parents[2]), "STOP_THE_HUB": str(ORDER)} | ONE_THREAD
-    return Engine(model, settings, environment=environment, prepare=["tests.vllm.stopping_hub"])
+    variables = {"PYTHONPATH": str(Path(__file__).parents[2]), "STOP_THE_HUB": str(ORDER)} | ONE_THREAD
+    return Engine(model, settings, variables=variables, arrange=["tests.vllm.stopping_hub:arrange"])
 
 
 class Scene:
@@ -194,6 +194,6 @@ def test_an_engine_starts_and_ends_beside_a_hub_that_stands_still(model, plain, 
         engine.forget()
         assert time.monotonic() < until, answer.report
     os.kill(hub.process.pid, signal.SIGSTOP)
-    without_hub = Engine(model, environment=ONE_THREAD)
+    without_hub = Engine(model, variables=ONE_THREAD)
     # The scheduler and the worker each wait for the hub to end their sessions.
     assert engine.close() < without_hub.close() + 2 * LEAVE_S + 0.5

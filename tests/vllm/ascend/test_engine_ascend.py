@@ -19,7 +19,7 @@ def engine(vllm_023):
     """As `make npu-check` starts it."""
     with engine_check.engine_of_the_checkout(
         # Chunks that end inside of blocks.
-        SETTINGS | PROBING | {"chunk_tokens": 96, "lookup_timeout_s": 10.0},
+        SETTINGS | PROBING | {"chunk_tokens": 96},
         vllm_023 | {"VLLM_LOGGING_LEVEL": "INFO"},
         prepare=["tests.vllm.ascend.strict_npu", "tests.vllm.ascend.engine_stand_ins"],
         arrange=["tests.vllm.ascend.npu_device:put_in_place"],
