@@ -16,7 +16,8 @@ import numpy.typing as npt
 from blendhub_mooncake.options import MooncakeOptions
 from blendhub_mooncake.store import open_store
 
-from benchmarks.fleet.mooncake_cluster import HOST, Cluster, wait_until
+from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
+from benchmarks.fleet.network import THIS
 from benchmarks.fleet.served_hub import ServedHub
 from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
@@ -72,7 +73,7 @@ class Raw:
     def __init__(self, cluster: Cluster, arena: Arena) -> None:
         path, size = SHM / arena.name.segment, HEADER_BYTES + arena.name.size
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _RAW, HOST, cluster.address, str(path), str(size)],
+            [sys.executable, "-c", _RAW, THIS.address, cluster.address, str(path), str(size)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -165,7 +166,7 @@ def _ratio(turn: int, raw: Callable[[], float], ours: Callable[[], object]) -> f
 @contextlib.contextmanager
 def _hub(folder: Path, name: str, arena_gib: float, options: dict[str, str]) -> Iterator[HubClient]:
     space = Namespace(model="a model of 8 billion parameters", layout=LARGE)
-    with contextlib.closing(ServedHub(folder, name, arena_gib, **options)) as hub, hub.client(space) as client:
+    with contextlib.closing(ServedHub(folder, name, arena_gib, options)) as hub, hub.client(space) as client:
         yield client
 
 

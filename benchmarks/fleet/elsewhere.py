@@ -28,7 +28,7 @@ def rows(server: RedisServer, place: Path, *, quick: bool) -> list[Row]:
         cluster.start_node(NODE_BYTES)
         fleet = {"master": cluster.address, "catalogue": server.url, "deadline_s": "20", "transfer_deadline_s": "20"}
         hubs = [
-            closing.enter_context(contextlib.closing(ServedHub(place, name, ARENA_GIB, **fleet)))
+            closing.enter_context(contextlib.closing(ServedHub(place, name, ARENA_GIB, fleet)))
             for name in ("one", "other")
         ]
         clients = [closing.enter_context(HubClient(hub.endpoint)) for hub in hubs]

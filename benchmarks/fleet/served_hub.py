@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.fleet.mooncake_cluster import wait_until
+from benchmarks.fleet.network import THIS, Machine
 from blendhub.client import HubClient
 from blendhub.layout import Namespace
 
@@ -15,15 +17,21 @@ START_S = 120.0
 class ServedHub:
     """Stops when it is closed."""
 
-    def __init__(self, folder: Path, name: str, arena_gib: float, **options: str) -> None:
+    def __init__(
+        self, folder: Path, name: str, arena_gib: float, options: Mapping[str, str], machine: Machine = THIS
+    ) -> None:
+        """``options`` are the store's."""
         self.name = name
         self.endpoint = f"ipc://{folder}/{name}.sock"
-        given = [part for key, value in options.items() for part in ("--store-option", f"{key}={value}")]
+        given = [
+            part
+            for key, value in {"address": machine.address, **options}.items()
+            for part in ("--store-option", f"{key}={value}")
+        ]
         flags = ["--endpoint", self.endpoint, "--arena-gib", str(arena_gib), "--store", "mooncake", *given]
         run = "import sys; from blendhub.cli import main; sys.exit(main(sys.argv[1:]))"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", run, "serve", "--config", os.devnull, *flags], stdout=subprocess.DEVNULL
-        )
+        command = machine.command(sys.executable, "-c", run, "serve", "--config", os.devnull, *flags)
+        self.process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
 
     def client(self, namespace: Namespace) -> HubClient:
         """A client that is registered, and works once the hub is up."""

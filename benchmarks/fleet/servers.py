@@ -9,33 +9,35 @@ from pathlib import Path
 
 import redis
 
+from benchmarks.fleet.network import THIS, Machine, free_port
+
 START_S = 20.0
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
 MISSING = "no redis-server here; install it with: apt-get install redis-server"
 
 
 class RedisServer:
-    """Listens at a Unix socket in a directory of its own, which it leaves when it is closed."""
+    """Listens at a Unix socket, and on a machine's network if one is given. Leaves nothing when it is closed."""
 
-    def __init__(self, *settings: str, keeps: bool = False) -> None:
+    def __init__(self, *settings: str, keeps: bool = False, machine: Machine | None = None) -> None:
         """``keeps``: with its append-only file, so that it remembers after a restart."""
         if BINARY is None:
             raise FileNotFoundError(MISSING)
         self._folder = tempfile.TemporaryDirectory(prefix="blendhub-redis-")
         self._socket = Path(self._folder.name, "redis.sock")
-        self._command = [
-            *(BINARY, "--port", "0", "--unixsocket", str(self._socket), "--dir", self._folder.name, "--save", ""),
-            *("--appendonly", "yes" if keeps else "no", "--logfile", str(Path(self._folder.name, "log")), *settings),
-        ]
+        port = free_port() if machine else 0
+        self.url = f"redis://{machine.address}:{port}" if machine else f"unix://{self._socket}"
+        network = ["--bind", machine.address, "--protected-mode", "no"] if machine else []
+        self._command = (machine or THIS).command(
+            *(BINARY, "--port", str(port), "--unixsocket", str(self._socket), "--dir", self._folder.name),
+            *("--save", "", "--appendonly", "yes" if keeps else "no", "--logfile", str(Path(self._folder.name, "log"))),
+            *(*network, *settings),
+        )
         self._process: subprocess.Popen[bytes]
         self.start()
 
-    @property
-    def url(self) -> str:
-        return f"unix://{self._socket}"
-
     def client(self) -> "redis.Redis":
-        return redis.Redis.from_url(self.url, socket_timeout=5)
+        return redis.Redis.from_url(f"unix://{self._socket}", socket_timeout=5)
 
     def start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL)

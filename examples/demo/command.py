@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -42,8 +42,9 @@ def run(module: str, description: str, out: Path, measure: Callable[[Workload, P
     print(f"{options.out}/plan.png shows what became of each token, {options.out}/report.json has the figures.")
 
 
-def start_engine(blendhub: dict[str, Any]) -> Engine:
-    return Engine(CHECKPOINT, blendhub, max_model_len=LONGEST + 64, max_num_batched_tokens=LONGEST, **READER)
+def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engine:
+    lengths = {"max_model_len": LONGEST + 64, "max_num_batched_tokens": LONGEST}
+    return Engine(CHECKPOINT, blendhub, arrange=arrange, **lengths, **READER)
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """``python -m examples.fleet_demo``: what one machine's engine computed is reused by another's.
 
-Each of the two machines is an address of this one, with a hub and an engine. Redis and Mooncake run beside them, as
-they would on machines of their own.
+Each of the two machines is a network namespace with a hub and an engine, or an address of this machine where
+namespaces are not permitted. Redis and Mooncake run on a third.
 """
 
 import contextlib
@@ -11,13 +11,13 @@ from pathlib import Path
 from rich.progress import Progress
 
 from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
+from benchmarks.fleet.network import machines
 from benchmarks.fleet.served_hub import START_S, ServedHub, has_followed
 from benchmarks.fleet.servers import RedisServer
 from blendhub.client import HubClient
 from examples.demo import command, experiment
 from examples.demo.workload import Workload
 
-FIRST, SECOND = "127.0.0.1", "127.0.0.2"
 NODE_BYTES = 2**30
 FIRST_GIB = 0.5
 SECOND_GIB = 0.02
@@ -31,19 +31,24 @@ def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured
     with contextlib.ExitStack() as closing:
         with command.step(progress, "start Redis, Mooncake and two hubs"):
             folder = Path(closing.enter_context(tempfile.TemporaryDirectory()))
-            cluster = closing.enter_context(Cluster())
+            first, second, servers = closing.enter_context(machines(3))
+            cluster = closing.enter_context(Cluster(servers))
             cluster.start_master()
             cluster.start_node(NODE_BYTES)
-            fleet = {"master": cluster.address, "catalogue": closing.enter_context(RedisServer()).url, **PATIENT}
+            redis = closing.enter_context(RedisServer(machine=servers))
+            fleet = {"master": cluster.address, "catalogue": redis.url, **PATIENT}
             hubs = [
-                closing.enter_context(contextlib.closing(ServedHub(folder, address, room, address=address, **fleet)))
-                for address, room in ((FIRST, FIRST_GIB), (SECOND, SECOND_GIB))
+                closing.enter_context(contextlib.closing(ServedHub(folder, machine.address, room, fleet, machine)))
+                for machine, room in ((first, FIRST_GIB), (second, SECOND_GIB))
             ]
             clients = [closing.enter_context(HubClient(hub.endpoint)) for hub in hubs]
             for client in clients:
                 wait_until(client.stats, START_S)
         with command.step(progress, "start vLLM on both"):
-            engines = [closing.enter_context(command.start_engine({"endpoint": hub.endpoint})) for hub in hubs]
+            engines = [
+                closing.enter_context(command.start_engine({"endpoint": hub.endpoint}, machine.arrange()))
+                for hub, machine in zip(hubs, (first, second), strict=True)
+            ]
         experiment.show(engines[0], workload, progress)
         with command.step(progress, "the second hub follows"):
             wait_until(lambda: has_followed(*clients), FOLLOWED_S)

@@ -1,7 +1,6 @@
 """A hub on another machine: two network namespaces, and a cable between them that can be pulled."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -12,12 +11,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks.fleet.network import Machine, Network, NotPermitted
 from blendhub.cli import main
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
-HUB, ENGINE = "10.77.0.1", "10.77.0.2"
-ENDPOINT = f"tcp://{HUB}:7070"
 TIMEOUT_S = 4.0
 AGAIN_S = 20.0
 # Memory and processes of its own too, as on another machine: nothing of the hub's can be mapped.
@@ -72,60 +70,38 @@ for line in sys.stdin:
 """
 
 
-def ip(*arguments: str) -> None:
-    subprocess.run(["ip", *arguments], check=True, capture_output=True, text=True)
-
-
 class Hosts:
-    """Two of them; ``cable`` pulls and plugs in what lies between."""
+    """Two machines on a network."""
 
-    def __init__(self) -> None:
-        self.hub, self.engine = (f"blendhub-{os.getpid()}-{side}" for side in ("hub", "engine"))
-        self._made: list[str] = []
+    def __init__(self, network: Network) -> None:
+        self.network = network
+        self.hub, self.engine = network.add(), network.add()
+        self.endpoint = f"tcp://{self.hub.address}:7070"
 
-    def make(self) -> None:
-        for name in (self.hub, self.engine):
-            ip("netns", "add", name)
-            self._made.append(name)
-        ip("-n", self.hub, "link", "add", "cable", "type", "veth", "peer", "name", "cable", "netns", self.engine)
-        for name, address in ((self.hub, HUB), (self.engine, ENGINE)):
-            ip("-n", name, "address", "add", f"{address}/24", "dev", "cable")
-            ip("-n", name, "link", "set", "cable", "up")
-
-    def remove(self) -> None:
-        for name in self._made:
-            ip("netns", "delete", name)
-
-    def cable(self, state: str) -> None:
-        ip("-n", self.hub, "link", "set", "cable", state)
-
-    def start(self, host: str, *command: str) -> subprocess.Popen:
-        return subprocess.Popen(
-            ["ip", "netns", "exec", host, *command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+    @staticmethod
+    def start(host: Machine, *command: str) -> subprocess.Popen:
+        return subprocess.Popen(host.command(*command), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    missing = [tool for tool in ("ip", "unshare") if not shutil.which(tool)]
-    if missing:
-        pytest.skip(f"needs {' and '.join(missing)}: apt install iproute2 util-linux")
-    two = Hosts()
+    if not shutil.which("unshare"):
+        pytest.skip("needs unshare: apt install util-linux")
     try:
-        two.make()
-        subprocess.run([*ELSEWHERE, WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
+        with Network() as network:
+            subprocess.run([*ELSEWHERE, WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
+            yield Hosts(network)
+    except NotPermitted as error:
+        pytest.skip(str(error))
     except subprocess.CalledProcessError as error:
-        two.remove()
         pytest.skip(f"namespaces cannot be made here, they need root: {error.stderr.strip()}")
-    yield two
-    two.remove()
 
 
 class FarEngine:
     """An engine's client, on its own host."""
 
     def __init__(self, hosts: Hosts, options: dict[str, Any]) -> None:
-        arguments = json.dumps([ENDPOINT, options, TIMEOUT_S])
+        arguments = json.dumps([hosts.endpoint, options, TIMEOUT_S])
         self.process = hosts.start(
             hosts.engine, *ELSEWHERE, WITH_MEMORY_OF_ITS_OWN, sys.executable, "-c", CLIENT, arguments
         )
@@ -160,7 +136,7 @@ def far_engine(hosts: Hosts, tmp_path: Path) -> Iterator[FarEngine]:
         arena_gib = 0.3
         metrics = ""
         [[listen]]
-        endpoint = "{ENDPOINT}"
+        endpoint = "{hosts.endpoint}"
         options = {{secret_key = "{keys}/server.secret", client_keys = "{keys}/clients", heartbeat_s = 0.3}}
         """
     )
@@ -181,10 +157,10 @@ def test_kv_travels_between_hosts_and_survives_a_cable_that_is_pulled_in_mid_cal
     assert far_engine.do("read", 1) == 12
     far_engine.begin("read", 1)
     time.sleep(0.05)
-    hosts.cable("down")
+    hosts.network.unplug(hosts.hub)
     assert far_engine.outcome() in ("DeadlineExceeded", "PeerGone")
     assert far_engine.do("read", 1) in ("DeadlineExceeded", "PeerGone")
-    hosts.cable("up")
+    hosts.network.plug(hosts.hub)
     until = time.monotonic() + AGAIN_S
     while (outcome := far_engine.do("read", 1)) != 12:
         assert isinstance(outcome, str), "what was stored before is not all there"

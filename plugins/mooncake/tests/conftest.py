@@ -1,7 +1,9 @@
 """What the tests share: processes of Mooncake, an arena, and the bytes between them."""
 
 import contextlib
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from blendhub_mooncake.availability import probe
@@ -12,6 +14,8 @@ from benchmarks.fleet.mooncake_cluster import Cluster
 from blendhub.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile
 from blendhub.hub.arena import Arena
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 PATIENT_S = 20.0
 

@@ -1,13 +1,12 @@
 """Whatever is killed or stopped: no wrong byte, an answer by the deadline, and recovery without a restart."""
 
-import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -15,6 +14,7 @@ import numpy as np
 import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import Setup
+from members import stopped
 
 from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
 from blendhub.errors import StoreFailed
@@ -133,7 +133,7 @@ def test_a_stopped_process_is_replaced_at_the_deadline(ledger: Ledger) -> None:
 def test_a_get_that_comes_too_late_writes_nothing(ledger: Ledger, cluster: Cluster, arena: Arena) -> None:
     """The hub gives the slot to something else when the call has ended, and then the node sends what was asked for."""
     (node,) = cluster.nodes
-    with _stopped(node):
+    with stopped(node.pid):
         assert not ledger.get(0)
         arena.slot(8 * MIB, 4 * MIB)[:] = content(99)
     time.sleep(2)
@@ -153,13 +153,13 @@ def test_a_killed_master_costs_what_it_knew_and_the_next_one_serves(ledger: Ledg
 
 def test_a_stopped_master_costs_reuse_while_it_is(ledger: Ledger, cluster: Cluster) -> None:
     assert cluster.master is not None
-    with _stopped(cluster.master):
+    with stopped(cluster.master.pid):
         _never_works(ledger, STOPPED_S)
     wait_until(ledger.works, RECOVERY_S)
 
 
 def test_a_stopped_node_costs_reuse_while_it_is(ledger: Ledger, cluster: Cluster) -> None:
-    with _stopped(cluster.nodes[0]):
+    with stopped(cluster.nodes[0].pid):
         _never_works(ledger, STOPPED_S)
     wait_until(ledger.works, RECOVERY_S)
 
@@ -229,15 +229,6 @@ def _never_works(ledger: Ledger, seconds: float) -> None:
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         assert not ledger.works()
-
-
-@contextlib.contextmanager
-def _stopped(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    process.send_signal(signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        process.send_signal(signal.SIGCONT)
 
 
 def _is_alive(pid: int) -> bool:
