@@ -156,9 +156,15 @@ class NamespaceIndex:
     """The runs of one namespace, and the matchers that find them."""
 
     def __init__(
-        self, namespace: Namespace, host: PluginHost, threads: LaneThreads, *, keeps_tokens: bool = False
+        self,
+        namespace: Namespace,
+        host: PluginHost,
+        threads: LaneThreads,
+        *,
+        keeps_tokens: bool = False,
+        keeps_settled: bool = True,
     ) -> None:
-        """``keeps_tokens``: chunks keep their tokens, to be shown."""
+        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found."""
         self.namespace = namespace
         self.digest = namespace.digest
         self.base = namespace.base.digest
@@ -183,7 +189,7 @@ class NamespaceIndex:
             for choice, matcher in zip(namespace.matchers, self._matchers, strict=True)
             if matcher.reach == "prefix"
         )
-        self._settled = SettledMatches(next(prefixes, None))
+        self._settled = SettledMatches(next(prefixes, None) if keeps_settled else None)
 
     def __len__(self) -> int:
         return self.n_tokens

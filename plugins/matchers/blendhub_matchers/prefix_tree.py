@@ -87,6 +87,11 @@ class Node:
     def _choose(self, held: Held) -> None:
         """Name it for the positions where no run is named that is as good."""
         known = self.chosen
+        if not known or known[-1].end <= held.start:  # mostly: nodes grow at their ends
+            known.append(held)
+            _join_last(known)
+            self.n_chosen += held.end - held.start
+            return
         first = max(bisect_right(known, held.start, key=lambda one: one.start) - 1, 0)
         last = bisect_right(known, held.end, key=lambda one: one.start)
         kept: list[Held] = []
