@@ -99,8 +99,9 @@ gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA devic
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py
 
-soak: setup ## A hub among hostile, killed and frozen clients; every byte read is held against what was written
+soak: setup ## Hubs among hostile, killed and frozen clients, alone and as a fleet; every byte read is held against what was written
 	$(BIN)/python -m benchmarks.soak
+	SOAKED_S=300 $(BIN)/python -m pytest plugins/mooncake/tests/test_two_hubs.py -k while_mooncake_evicts
 
 demo: setup ## Ask vLLM about documents seen before, in four ways; results go to build/demo
 	$(BIN)/python -m examples.demo

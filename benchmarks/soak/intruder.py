@@ -12,7 +12,7 @@ from blendhub.contracts.transport import Pending
 from blendhub.errors import BlendHubError, InvalidInput, PeerGone, ServiceFailed, StaleEpoch, UnknownSession
 from blendhub.host import PluginHost
 
-UNDER_WAY = 8
+UNDER_WAY = 32
 TIMEOUT_S = 5.0
 
 
