@@ -33,7 +33,7 @@ class Why(StrEnum):
 
 
 SENTENCES = {
-    Why.NOT_STORED: "nothing of it is stored, or only pieces that are shorter than a matcher finds (min_match_tokens)",
+    Why.NOT_STORED: "it is not stored, or not any more, or in pieces shorter than a matcher finds (min_match_tokens)",
     Why.ON_THE_WAY: "it is in the store, and was not in memory yet when the lookup had to answer (lookup_timeout_s)",
     Why.NOT_MOVED: "it is stored elsewhere or behind other text, and this request moves no text",
     Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
