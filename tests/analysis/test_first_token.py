@@ -19,7 +19,7 @@ def measured(beginning: str) -> float:
 def test_the_ratios_are_those_in_the_document():
     assert first_token.PROMPT == 3830
     assert measured("exact prefix, all but the question, by full prefill") == first_token.EXACT
-    assert measured("15% recomputed by deviation (`hkvd`)") == first_token.MOVED
+    assert measured("15% recomputed by the default selector (`combined`)") == first_token.MOVED
 
 
 def test_the_measured_prompts_take_as_long_as_measured():
