@@ -31,6 +31,9 @@ ENVIRONMENT = {
     "VLLM_LOGGING_LEVEL": "INFO",
     "VLLM_NO_USAGE_STATS": "1",
 }
+ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
+"""Variables of an engine whose steps are timed: threads that compute together wait for each other, and for what else
+the machine does."""
 
 
 class Engine:

@@ -348,7 +348,11 @@ def _allow_asynchronous_scheduling() -> None:
 
 
 def _set(variables: dict[str, str]) -> None:
-    """Set environment variables; Python reads PYTHONPATH only at its start."""
+    """Set environment variables. Python has read PYTHONPATH at its start, and torch its number of threads."""
+    import torch
+
+    if "OMP_NUM_THREADS" in variables:
+        torch.set_num_threads(int(variables["OMP_NUM_THREADS"]))
     searched = variables["PYTHONPATH"].split(os.pathsep) if "PYTHONPATH" in variables else []
     sys.path[:0] = searched
     os.environ |= variables | {"PYTHONPATH": os.pathsep.join(filter(None, [*searched, os.environ.get("PYTHONPATH")]))}

@@ -40,8 +40,9 @@ def test_two_ranks_blend_as_one(batches, ranks, model, plain, environment, texts
         engine.forget()
         for ratio in (1.0, 0.3):
             answers = engine.ask(*prompts, tokens=6, recompute_ratio=ratio, store=False)
-            assert all(answer.report["moved_tokens"] == 800 for answer in answers)
-            assert all(answer.report["recomputed_tokens"] == 800 * ratio for answer in answers)
+            reports = [answer.report for answer in answers]
+            assert all(report["moved_tokens"] == 800 for report in reports), (reports, engine.log)
+            assert all(report["recomputed_tokens"] == 800 * ratio for report in reports), (reports, engine.log)
             engine.forget()
             if ratio == 1.0:
                 assert disagreement(answers, expected) < TOLERANCE

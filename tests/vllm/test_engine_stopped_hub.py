@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from blendhub.vllm.hub_executor import LEAVE_S
-from engine_harness import Engine, disagreement
+from engine_harness import ONE_THREAD, Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
@@ -24,9 +24,6 @@ LATE_S = 0.1
 
 ATTEMPTS = 4
 """The machine does other things too: one undisturbed attempt is enough."""
-
-ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-"""Threads that compute together wait for each other, and for what else the machine does."""
 
 ORDER = Path(tempfile.gettempdir()) / f"stop-the-hub-{os.getpid()}"
 """The file that says where the hub is to be stopped."""

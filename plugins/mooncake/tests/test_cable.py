@@ -25,6 +25,8 @@ ALL_GIB, FEW_GIB = (n * 8 * SMALL.slot_bytes / 2**30 for n in (2 * DOCUMENTS, 10
 """Room for all documents, and for ten, so that most have to be fetched each time."""
 DEADLINES = {"deadline_s": "1", "transfer_deadline_s": "3"}
 PULLED_S = 6.0
+RESTED_S = 2.0
+"""By then every call of before has reached its deadline, and a hub tries again what failed."""
 ANSWERED_S = 10.0
 """Of a lookup, which waits at most five seconds for bytes from elsewhere, and of what reads them."""
 
@@ -118,6 +120,7 @@ def test_a_cable_that_is_pulled_while_bytes_are_under_way(
         _fetches(other)
     assert reading.tokens
     assert reading.longest_s < ANSWERED_S
+    time.sleep(RESTED_S)
     # Each hub finds what the other stores from now on.
     one.store(DOCUMENTS)
     other.find(DOCUMENTS)

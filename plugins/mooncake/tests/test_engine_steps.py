@@ -14,7 +14,7 @@ from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
 from benchmarks.fleet.served_hub import START_S, ServedHub
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.client import HubClient
-from engine_harness import Engine
+from engine_harness import ONE_THREAD, Engine
 from engine_harness.tiny_model import make_tiny_model
 
 pytestmark = [
@@ -81,7 +81,9 @@ def fleet(mooncake_is_here: None, tmp_path_factory: pytest.TempPathFactory) -> I
         wait_until(client.stats, START_S)
         model = make_tiny_model(folder / "tiny")
         settings = {"endpoint": hub.endpoint, "policy": {"max_recompute_share": 1.0}}
-        engine = closing.enter_context(Engine(model, settings, max_num_batched_tokens=STEP_TOKENS))
+        engine = closing.enter_context(
+            Engine(model, settings, variables=ONE_THREAD, max_num_batched_tokens=STEP_TOKENS)
+        )
         for number in range(DOCUMENTS):
             engine.one(document(number))
             wait_until(lambda: not client.stats().gauges["store_waiting_chunks"], FOUND_S)
