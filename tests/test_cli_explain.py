@@ -181,6 +181,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(hub, client, capsys, monkeypatch,
     assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_without_a_hub_it_says_how_to_start_one(capsys, tmp_path):
     assert main(["explain", "cmpl-7", "--endpoint", f"ipc://{tmp_path}/hub.sock"]) == 2
     assert "is the hub running? Start it with: blendhub serve" in capsys.readouterr().err

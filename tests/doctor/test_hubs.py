@@ -56,6 +56,7 @@ def endpoint(where: str, *more: str) -> list[str]:
     return ["--only", "endpoint", "--endpoint", where, *more]
 
 
+@pytest.mark.slow
 def test_no_hub_at_an_endpoint_fails(doctor):
     where = f"ipc://{doctor.home}/hub.sock"
     found = doctor(*endpoint(where)).only("fail")
@@ -63,6 +64,7 @@ def test_no_hub_at_an_endpoint_fails(doctor):
     assert found["command"] == "blendhub serve --endpoint ipc://~/hub.sock"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_no_hub_fails(doctor):
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{doctor.home}/hub.sock")
@@ -70,6 +72,7 @@ def test_a_server_that_is_no_hub_fails(doctor):
         assert "no hub answers" in doctor(*endpoint(f"ipc://{doctor.home}/hub.sock")).only("fail")["sentence"]
 
 
+@pytest.mark.slow
 def test_the_endpoint_of_a_configuration_is_examined_too(doctor):
     settings = {"endpoint": f"ipc://{doctor.home}/hub.sock"}
     flag = json.dumps({"kv_connector_extra_config": {"blendhub": settings}})

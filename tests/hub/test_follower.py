@@ -13,7 +13,7 @@ from blendhub.contracts import RunKey, StoredRun
 from blendhub.hub.index import Saved
 from blendhub.plan import Span
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from hub_direct import CHUNK, tokens
 
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 
 
 @pytest.fixture

@@ -48,6 +48,7 @@ def test_a_report_paints_the_whole_prompt():
     assert report().tokens == {"cached": 16, "exact": 16, "moved": 40, "recomputed": 10, "hole": 8, "computed": 10}
 
 
+@pytest.mark.slow
 def test_a_report_of_any_prompt_is_within_the_bounds_of_a_message():
     some = np.arange(0, 10**6, 2)
     spans = {"moved": [Span(0, 10**6)], "recomputed": [Span(at, at + 1) for at in some.tolist()]}

@@ -79,6 +79,7 @@ def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
         engine.close()
 
 
+@pytest.mark.slow
 def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, monkeypatch):
     with HubInThread(stored, HOST) as hub:
         goes_on, store = threading.Event(), hub.hub.service._tier.store
@@ -115,6 +116,7 @@ def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
     assert engine.load(request) == 96
 
 
+@pytest.mark.slow
 def test_what_a_waiting_request_found_stays_leased():
     """Other requests' texts would push it out of the arena."""
     with HubInThread(HubConfig(arena_gib=0.01, read_lease_s=3.0, metrics=""), HOST) as hub:

@@ -22,6 +22,8 @@ class TestTorchAlone(StreamSuite):
 WIDE = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16}
 """Pages that the operators of torch_npu take."""
 
+pytestmark = pytest.mark.slow
+
 
 class WithFastOps(StreamSuite):
     formats = AscendDevice.formats

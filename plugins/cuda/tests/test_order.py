@@ -17,7 +17,10 @@ from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 from blendhub.testing.devices.slow_registration import SlowRegistration
 from blendhub.testing.devices.streams import DeferredRuntime, StreamSuite, run_pending_transfers, wait_until_pinned
 
-pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled for the GPU here"),
+]
 
 SMALL_STAGING = 0.17
 """MiB of staging: one layer of a chunk in each stream, so that a chunk passes through each stream several times."""
@@ -124,7 +127,6 @@ class CountingVariants(DeferredRuntime):
         super().launch(stream, kernel, arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("staging_mib", [SMALL_STAGING, 32])
 def test_serving_compiles_nothing(staging_mib):
     """Shards may lie at any multiple of an item."""
