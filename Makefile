@@ -89,6 +89,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.fleet --json build/bench/fleet.json
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
+	$(BIN)/python -m benchmarks.analyze --json build/bench/analyze.json
 
 quality: setup ## What reuse costs in right answers, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
