@@ -13,6 +13,7 @@ from benchmarks.soak.clients import SMALL
 from blendhub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.gc_tuning import disable_full_collections
 from blendhub.hub.hub import Hub
+from blendhub.hub.malloc_tuning import return_large_blocks
 
 _processes = multiprocessing.get_context("spawn")
 START_S = 120.0
@@ -57,6 +58,7 @@ class HubProcess:
 
 def serve(endpoint: str, store: str, ready: Any) -> None:
     disable_full_collections()
+    return_large_blocks()
     config = HubConfig(
         arena_gib=600 * SMALL.slot_bytes / 2**30,
         listen=(Listen(endpoint=endpoint),),

@@ -17,6 +17,7 @@ from blendhub.config import HubConfig
 from blendhub.errors import HubError
 from blendhub.hub.gc_tuning import disable_full_collections
 from blendhub.hub.hub import Hub
+from blendhub.hub.malloc_tuning import return_large_blocks
 from blendhub.processes import importing_the_same, python_module
 
 
@@ -89,6 +90,7 @@ async def _serve(line: socket.socket, config: HubConfig) -> None:
 
 def main() -> None:
     disable_full_collections()
+    return_large_blocks()
     with socket.socket(fileno=int(sys.argv[1])) as line:
         config = msgspec.json.decode(line.makefile("rb").readline(), type=HubConfig)
         try:
