@@ -32,9 +32,9 @@ from blendhub.client import HubClient
 
 SETTLE_S = 30.0
 QUIET_S = 10.0
-ROUNDS, FIRST_ROUNDS = 50, 5
-AT_ONCE = 5
-"""The hub may hold a message of megabytes when its memory is read: the median of so many rounds counts."""
+ROUNDS = 50
+EARLY, LATE = slice(2, 7), slice(45, 50)
+"""The rounds whose memory is compared, by their medians: the hub may hold a message of megabytes when it is read."""
 MOST_SLOWDOWN, MOST_GROWTH = 5.0, 1.05
 FROZEN_S = 3.0
 IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -96,8 +96,7 @@ class Soak:
             sizes.append(self._hub.own_bytes())
         orders.close()
         hostile.join(30)
-        first = FIRST_ROUNDS - AT_ONCE // 2 - 1
-        return statistics.median(sizes[-AT_ONCE:]) / statistics.median(sizes[first : first + AT_ONCE])
+        return statistics.median(sizes[LATE]) / statistics.median(sizes[EARLY])
 
     def _trouble(self, seconds: float) -> None:
         """Kill and freeze clients, freeze and restart the hub, and run a client in a container."""
