@@ -11,9 +11,8 @@ from typing import Any
 from benchmarks.memory import own_bytes
 from benchmarks.soak.clients import SMALL
 from blendhub.config import HubConfig, Listen, StoreChoice
-from blendhub.hub.gc_tuning import disable_full_collections
 from blendhub.hub.hub import Hub
-from blendhub.hub.malloc_tuning import return_large_blocks
+from blendhub.hub.process_tuning import tune_process
 
 _processes = multiprocessing.get_context("spawn")
 START_S = 120.0
@@ -57,8 +56,7 @@ class HubProcess:
 
 
 def serve(endpoint: str, store: str, ready: Any) -> None:
-    disable_full_collections()
-    return_large_blocks()
+    tune_process()
     config = HubConfig(
         arena_gib=600 * SMALL.slot_bytes / 2**30,
         listen=(Listen(endpoint=endpoint),),

@@ -13,7 +13,7 @@ from blendhub.analysis.broken import BrokenLine
 from blendhub.analysis.logs import Logs
 from blendhub.analysis.requests import Prompt
 from blendhub.analysis.tokenizing import Encoder
-from blendhub.hub.gc_tuning import disable_full_collections
+from blendhub.hub.process_tuning import disable_full_collections
 
 BATCH = 256
 BATCH_BYTES = 2**22

@@ -114,12 +114,10 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 async def _serve(config: HubConfig) -> None:
-    from blendhub.hub.gc_tuning import disable_full_collections
     from blendhub.hub.hub import Hub
-    from blendhub.hub.malloc_tuning import return_large_blocks
+    from blendhub.hub.process_tuning import tune_process
 
-    disable_full_collections()
-    return_large_blocks()
+    tune_process()
     stop = asyncio.Event()
     # Before the hub starts, so that a signal during its start removes what it created.
     for number in _stopping_signals():

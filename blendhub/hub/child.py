@@ -15,9 +15,8 @@ import msgspec
 
 from blendhub.config import HubConfig
 from blendhub.errors import HubError
-from blendhub.hub.gc_tuning import disable_full_collections
 from blendhub.hub.hub import Hub
-from blendhub.hub.malloc_tuning import return_large_blocks
+from blendhub.hub.process_tuning import tune_process
 from blendhub.processes import importing_the_same, python_module
 
 
@@ -89,8 +88,7 @@ async def _serve(line: socket.socket, config: HubConfig) -> None:
 
 
 def main() -> None:
-    disable_full_collections()
-    return_large_blocks()
+    tune_process()
     with socket.socket(fileno=int(sys.argv[1])) as line:
         config = msgspec.json.decode(line.makefile("rb").readline(), type=HubConfig)
         try:

@@ -1,4 +1,5 @@
-"""A hub frees its memory without full garbage collections, so a process that runs only a hub disables them."""
+"""A hub frees its memory without full garbage collections, so a process that runs only a hub disables them. Memory of
+large messages goes back to the system."""
 
 import gc
 
@@ -10,13 +11,27 @@ from blendhub import wire
 
 COLLECTIONS_OF_ALL = """
 import gc
-from blendhub.hub.gc_tuning import disable_full_collections
+from blendhub.hub.process_tuning import disable_full_collections
 
 generations = set()
 gc.callbacks.append(lambda phase, facts: generations.add(facts["generation"]))
 disable_full_collections()
 kept = [[] for _ in range(300_000)]
 print(*sorted(generations))
+"""
+
+LARGE_AMONG_SMALL = """
+from benchmarks.memory import own_bytes
+from blendhub.hub.process_tuning import return_large_blocks
+
+return_large_blocks()
+bytes(30 * 2**20)  # the largest block freed so far
+before, small, large = own_bytes(), [], []
+for number in range(30):
+    large.append(b"x" * (2**21 + number))
+    small.append(bytearray(4096))
+del large
+print(own_bytes() - before)
 """
 
 
@@ -59,3 +74,8 @@ def _garbage():
 def test_only_young_generations_are_collected():
     process = run_python(COLLECTIONS_OF_ALL)
     assert process.communicate(timeout=60)[0] == "0 1\n"
+
+
+def test_large_blocks_among_small_ones_are_returned():
+    process = run_python(LARGE_AMONG_SMALL)
+    assert int(process.communicate(timeout=60)[0]) < 2**22
