@@ -9,7 +9,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,26 +55,31 @@ class Loads:
         return [self._throughput(4, 3.0), self._throughput(16, 4.0)]
 
     def _throughput(self, max_num_seqs: int, bar: float) -> Row:
-        sizes, traces, ratios = self._sizes, self._traces(), []
+        traces = self._traces()
         with self._server(BLENDHUB, max_num_seqs=max_num_seqs) as server:
             self._store(server, traces)
-            for _ in progress(range(sizes.rounds), f"throughput, {max_num_seqs} at a time"):
+
+            def compare() -> float:
                 off = self.client.run(server, self._moved(traces), mode="off", store=False)
-                ours = self.client.run(server, self._moved(traces))
-                ratios.append(ours.rate / off.rate)
+                return self.client.run(server, self._moved(traces)).rate / off.rate
+
+            ratios = self._rounds(compare, f"throughput, {max_num_seqs} at a time")
         what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
         return row(f"throughput_{max_num_seqs}", f"{what}, against mode off", "x", ratios, bar)
 
     def no_reuse_overhead(self) -> list[Row]:
-        sizes, traces, ratios = self._sizes, self._traces(), []
+        traces = self._traces()
         with self._server(PLAIN) as plain, self._server(BLENDHUB) as ours:
-            for _ in progress(range(sizes.rounds), "prompts that share nothing"):
+
+            def compare() -> float:
                 seconds = dict.fromkeys((plain, ours), 0.0)
-                for n_prompts, n_tokens in sizes.novel:
+                for n_prompts, n_tokens in self._sizes.novel:
                     for server in seconds:
                         load = traces.novel(n_prompts, n_tokens, 1)
                         seconds[server] += self.client.run(server, load).duration
-                ratios.append(seconds[ours] / seconds[plain])
+                return seconds[ours] / seconds[plain]
+
+            ratios = self._rounds(compare, "prompts that share nothing")
         what = "time for prompts that share nothing, stored, against vLLM without a connector"
         return [row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")]
 
@@ -87,13 +92,14 @@ class Loads:
             for server in servers.values():
                 self._store(server, traces)
             sustained = self.client.run(servers[PLAIN], self._moved(traces)).rate
-            for rate in [share * sustained for share in RATES]:
-                for _ in progress(range(sizes.rounds), f"{rate:.2f} requests a second"):
+            for share in RATES:
+                rate = share * sustained
+                for _ in progress(range(sizes.rounds if share == LOADED else 1), f"{rate:.2f} requests a second"):
                     load = traces.moved(sizes.arrivals, 5, ANSWER_TOKENS)
                     found = {name: self.client.run(server, load, rate=rate) for name, server in servers.items()}
                     for name, measured in found.items():
                         self.curves[name].append((rate, measured))
-                    if rate == LOADED * sustained:
+                    if share == LOADED:
                         plain, ours = found[PLAIN], found[BLENDHUB]
                         first_token.append(ours.first_token_at(95) / plain.first_token_at(95))
                         per_token.append(statistics.mean(ours.per_token) / statistics.mean(plain.per_token))
@@ -166,6 +172,11 @@ class Loads:
             server = stack.enter_context(Server(self._model, log, **given))
             server.wait_until_up()
             yield server
+
+    def _rounds(self, compare: Callable[[], float], what: str) -> list[float]:
+        """What rounds find once others have warmed up the servers."""
+        warm_up = self._sizes.warm_up_rounds
+        return [compare() for _ in progress(range(warm_up + self._sizes.rounds), what)][warm_up:]
 
     def _traces(self) -> Traces:
         self._seed += 1

@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 
 class Sizes(NamedTuple):
+    warm_up_rounds: int
+    """Before those whose throughput is measured: the first of any server are slow, and the arena's pages are new."""
     rounds: int
     document_tokens: int
     moved_prompts: int
@@ -24,6 +26,7 @@ class Sizes(NamedTuple):
 
 
 FULL = Sizes(
+    warm_up_rounds=2,
     rounds=3,
     document_tokens=500,
     moved_prompts=48,
@@ -38,6 +41,7 @@ FULL = Sizes(
     options={"max_model_len": 8192, "max_num_batched_tokens": 2048},
 )  # fmt: skip
 QUICK = FULL._replace(
+    warm_up_rounds=0,
     rounds=1,
     document_tokens=200,
     moved_prompts=6,
