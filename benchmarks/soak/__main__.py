@@ -70,7 +70,7 @@ class Soak:
         self._wait(QUIET_S, "a good client alone, measured")
         quiet = _p99(self._seconds)
         self._seconds.clear()
-        growth = self._intrude(n_messages)
+        memory = self._intrude(n_messages)
         beside_hostile = _p99(self._seconds)
         for number in range(1, n_clients):
             self._add(f"client {number}", (SMALL, LARGE)[number % 2].layout.chunk_tokens)
@@ -79,10 +79,10 @@ class Soak:
         leaked = self._leaks()
         self._hub.stop()
         self.total["THE HUB FAILED"] = self._hub.failures
-        return _report(self.total, leaked, quiet, beside_hostile, growth)
+        return _report(self.total, leaked, quiet, beside_hostile, memory)
 
-    def _intrude(self, n_messages: int) -> float:
-        """Rounds of a hostile client's messages; returns the hub's memory in the last rounds by that in the first."""
+    def _intrude(self, n_messages: int) -> tuple[float, float]:
+        """Rounds of a hostile client's messages; returns the hub's memory in the first and in the last of them."""
         orders, theirs = self._processes.Pipe()
         hostile = self._processes.Process(target=intrude, args=(self._hub.endpoint, 1, theirs), daemon=True)
         hostile.start()
@@ -96,7 +96,7 @@ class Soak:
             sizes.append(self._hub.own_bytes())
         orders.close()
         hostile.join(30)
-        return statistics.median(sizes[LATE]) / statistics.median(sizes[EARLY])
+        return statistics.median(sizes[EARLY]), statistics.median(sizes[LATE])
 
     def _trouble(self, seconds: float) -> None:
         """Kill and freeze clients, freeze and restart the hub, and run a client in a container."""
@@ -224,13 +224,14 @@ def _p99(seconds: list[float]) -> float:
     return sorted(seconds)[len(seconds) * 99 // 100] if seconds else float("inf")
 
 
-def _report(total: Counter[str], leaked: str, quiet: float, beside_hostile: float, growth: float) -> int:
+def _report(total: Counter[str], leaked: str, quiet: float, beside_hostile: float, memory: tuple[float, float]) -> int:
     for name, count in sorted(total.items()):
         print(f"{name:40} {count:>16,}")
-    slowdown = beside_hostile / quiet
+    slowdown, growth = beside_hostile / quiet, memory[1] / memory[0]
     print(f"{'p99 of a good lookup alone':40} {quiet * 1000:>13.2f} ms")
     print(f"{'p99 of a good lookup beside a hostile one':40} {beside_hostile * 1000:>13.2f} ms, {slowdown:.1f} times")
-    print(f"{'memory of the hub, about rounds 48 and 5':40} {growth:>16.3f} times")
+    print(f"{'memory of the hub, about round 5':40} {memory[0] / 1e6:>13.1f} MB")
+    print(f"{'memory of the hub, about round 48':40} {memory[1] / 1e6:>13.1f} MB, {growth:.3f} times")
     print(f"{'leased, in quarantine or open':40} {leaked or 'nothing':>16}")
     worked = ("tokens read", "chunks evicted", "chunks read back from disk", "hostile: answered")
     wrong = ("WRONG TOKENS", "CLIENTS THAT FAILED", "ERRORS WITHOUT A TYPE", "THE HUB FAILED")
