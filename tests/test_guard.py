@@ -173,7 +173,7 @@ def test_what_the_contract_lets_a_method_raise_goes_through_as_it_is(host):
 
 
 def test_the_object_stays_of_its_class_and_is_let_go_without_the_collector(host):
-    """A hub makes matchers for every cache salt, and never runs a full collection."""
+    """A hub makes matchers for every cache salt, and collections look at what is old only once."""
     matcher = host.create("matcher", "faulty")
     assert type(matcher).__mro__[1].__name__ == type(matcher).__name__ == "FaultyMatcher"
     gone = weakref.ref(matcher)

@@ -13,12 +13,12 @@ from blendhub.analysis.broken import BrokenLine
 from blendhub.analysis.logs import Logs
 from blendhub.analysis.requests import Prompt
 from blendhub.analysis.tokenizing import Encoder
-from blendhub.hub.process_tuning import disable_full_collections
 
 BATCH = 256
 BATCH_BYTES = 2**22
 """Prompts, and bytes of them, that are tokenised together."""
 
+NEVER = 2**31 - 1
 YOUNG_OBJECTS = 50_000
 """So many are made before the next collection: about those of a hundred prompts, which leave hardly any cycles."""
 
@@ -106,8 +106,8 @@ def _batches(logs: Logs) -> Iterator[list[Prompt]]:
 def few_collections() -> Iterator[None]:
     """A full collection looks at each chunk that is in the index, and others at what was made for one prompt."""
     former = gc.get_threshold()
-    disable_full_collections()
-    gc.set_threshold(YOUNG_OBJECTS, *gc.get_threshold()[1:])
+    gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS, former[1], NEVER)
     try:
         yield
     finally:

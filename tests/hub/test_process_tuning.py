@@ -1,5 +1,5 @@
-"""A hub frees its memory without full garbage collections, so a process that runs only a hub disables them. Memory of
-large messages goes back to the system."""
+"""A hub frees its memory without garbage collections, so in a process that runs only a hub, full ones look at each
+object once. Memory of large messages goes back to the system, and threads share one heap."""
 
 import gc
 
@@ -9,15 +9,37 @@ from processes import run_python
 
 from blendhub import wire
 
-COLLECTIONS_OF_ALL = """
+LOOKED_AT_BY_FULL_COLLECTIONS = """
 import gc
-from blendhub.hub.process_tuning import disable_full_collections
+from blendhub.hub.process_tuning import collect_survivors_once
 
-generations = set()
-gc.callbacks.append(lambda phase, facts: generations.add(facts["generation"]))
-disable_full_collections()
+looked_at = []
+
+def count(phase, facts):
+    if (phase, facts["generation"]) == ("start", 2):
+        looked_at.append(len(gc.get_objects()))
+
+gc.callbacks.append(count)
+collect_survivors_once()
 kept = [[] for _ in range(300_000)]
-print(*sorted(generations))
+print(len(looked_at) > 1, sum(looked_at) < 400_000, gc.get_freeze_count() > 200_000)
+"""
+
+A_CYCLE_THAT_HAS_BECOME_OLD = """
+import gc, weakref
+from blendhub.hub.process_tuning import collect_survivors_once
+
+class Task:
+    pass
+
+collect_survivors_once()
+task = Task()
+task.itself = task
+gc.collect(1)  # it is old now
+dropped = weakref.ref(task)
+del task
+kept = [[] for _ in range(300_000)]
+print(dropped())
 """
 
 LARGE_AMONG_SMALL = """
@@ -32,6 +54,26 @@ for number in range(30):
     small.append(bytearray(4096))
 del large
 print(own_bytes() - before)
+"""
+
+THREADS_THAT_ALLOCATE = """
+import ctypes, os, threading
+from blendhub.hub.process_tuning import share_one_heap
+
+share_one_heap()
+allocated = threading.Barrier(5)
+
+def work():
+    kept = bytearray(100_000)
+    allocated.wait()
+    allocated.wait()
+
+for _ in range(4):
+    threading.Thread(target=work).start()
+allocated.wait()
+os.dup2(1, 2)
+ctypes.CDLL(None).malloc_stats()  # writes to standard error
+allocated.wait()
 """
 
 
@@ -71,11 +113,22 @@ def _garbage():
         gc.garbage.clear()
 
 
-def test_only_young_generations_are_collected():
-    process = run_python(COLLECTIONS_OF_ALL)
-    assert process.communicate(timeout=60)[0] == "0 1\n"
+def test_full_collections_look_at_each_object_once():
+    process = run_python(LOOKED_AT_BY_FULL_COLLECTIONS)
+    assert process.communicate(timeout=60)[0] == "True True True\n"
+
+
+def test_a_cycle_that_has_become_old_is_collected():
+    process = run_python(A_CYCLE_THAT_HAS_BECOME_OLD)
+    assert process.communicate(timeout=60)[0] == "None\n"
 
 
 def test_large_blocks_among_small_ones_are_returned():
     process = run_python(LARGE_AMONG_SMALL)
     assert int(process.communicate(timeout=60)[0]) < 2**22
+
+
+def test_threads_share_one_heap():
+    process = run_python(THREADS_THAT_ALLOCATE)
+    statistics = process.communicate(timeout=60)[0]
+    assert "Arena 0:" in statistics and "Arena 1:" not in statistics
