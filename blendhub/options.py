@@ -1,5 +1,6 @@
 """Options of plugins: checked field by field, so that an error can name the field and its value."""
 
+import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -33,8 +34,14 @@ def mistakes_in(owner: str, options: type[msgspec.Struct], given: Any) -> list[s
     return found
 
 
+@functools.cache
+def _fields(struct: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
+    """By name. msgspec evaluates all annotations for them, and every new cache_salt of a request makes matchers."""
+    return {field.encode_name: field for field in msgspec.structs.fields(struct)}
+
+
 def _in_struct(owner: str, struct: type[msgspec.Struct], given: Mapping[Any, Any]) -> Iterator[str]:
-    fields = {field.encode_name: field for field in msgspec.structs.fields(struct)}
+    fields = _fields(struct)
     for name, value in given.items():
         if name not in fields:
             allowed = ", ".join(sorted(fields)) or "none"

@@ -1,5 +1,6 @@
 """Identity of a process. A pid alone does not identify one, because the kernel reuses pids."""
 
+import functools
 import os
 import sys
 from pathlib import Path
@@ -29,13 +30,19 @@ class ProcessId(msgspec.Struct, frozen=True):
 
 
 def this_host() -> str:
-    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
+    return f"{_boot_id()}:{os.stat('/proc/self/ns/pid').st_ino}"
+
+
+@functools.cache
+def _boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
 def _started(pid: int) -> int | None:
     try:
-        facts = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # Not by a Path, which would intern each new pid: a hub asks this for as long as it runs.
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            facts = file.read()
     except OSError:
         return None
     # The name in parentheses may hold anything; what follows it starts with the state, field 3 of the page.
