@@ -15,7 +15,7 @@ from blendhub.contracts import ArenaFile, Server, SharedStore
 from blendhub.errors import HubError
 from blendhub.host import PluginHost
 from blendhub.hub.arena import Arena
-from blendhub.hub.eviction import POLICIES
+from blendhub.hub.blended_share import BlendedShare
 from blendhub.hub.follower import Follower
 from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.lanes import LaneThreads
@@ -76,7 +76,7 @@ class Hub:
         resources.callback(threads.close)
         state = HubState(
             arena,
-            POLICIES[self.config.policy](),
+            BlendedShare(self.config.policy),
             lambda namespace: NamespaceIndex(namespace, self._host, threads, keeps_tokens=self.shows_text),
         )
         tier = await self._open_store(state) if self.config.store else None

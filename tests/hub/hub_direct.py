@@ -15,7 +15,7 @@ from blendhub.config import HubConfig
 from blendhub.contracts import ArenaFile, Envelope, SharedStore, Store
 from blendhub.contracts.transport import Peer
 from blendhub.hub.arena import Arena
-from blendhub.hub.eviction import POLICIES
+from blendhub.hub.blended_share import BlendedShare
 from blendhub.hub.follower import Follower
 from blendhub.hub.index import NamespaceIndex
 from blendhub.hub.lanes import LaneThreads
@@ -152,7 +152,7 @@ class DirectHub:
         self.arena = Arena(self.n_slots * namespace().slot_bytes)
         self.threads = LaneThreads(self.config.match_inline_tokens)
         self.state = HubState(
-            self.arena, POLICIES[self.config.policy](), lambda known: NamespaceIndex(known, HOST, self.threads)
+            self.arena, BlendedShare(self.config.policy), lambda known: NamespaceIndex(known, HOST, self.threads)
         )
         self.tier = None
         self.follower = None

@@ -6,6 +6,8 @@ from hub_direct import BASE, CHUNK, namespace, tokens
 
 from blendhub import wire
 from blendhub.errors import InvalidInput
+from blendhub.hub.blended_share import BLENDED_SHARE
+from blendhub.hub.eviction import POLICIES
 from blendhub.layout import Variant
 from blendhub.plan import Span
 from blendhub.plugin_choice import PluginChoice
@@ -128,6 +130,41 @@ def test_evicted_chunks_are_forgotten_one_by_one(hub, member):
     hub.state.drop(list(index.chunks()))
     hub.state.check_integrity()
     assert not member.lookup(PROMPT, settled=0.0).matches
+
+
+def blended_chunks(hub):
+    return sum(chunk.run.origin.blended for chunk in hub.state.indexes.get(namespace().digest).chunks())
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_burst_of_blended_prompts_does_not_evict_the_text_that_they_reuse(make_hub, policy):
+    hub = make_hub(16, policy=policy)
+    member = hub.join()
+    document = tokens(1, 8 * CHUNK)
+    member.store(document)
+    for seed in range(2, 32):
+        member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)
+        hub.state.check_integrity()
+    assert kinds(member.lookup(document)) == [(0, len(document), "exact")]
+    # What nothing else needs is theirs.
+    assert blended_chunks(hub) == 8
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_other_kv_evicts_blended_kv_down_to_a_share(make_hub, policy):
+    hub = make_hub(16, policy=policy)
+    member = hub.join()
+    for seed in range(8):
+        member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)
+    assert blended_chunks(hub) == 16
+    for seed in range(8, 48):
+        member.store(tokens(seed, 2 * CHUNK))
+        hub.state.check_integrity()
+    # The slot that is allocated is no chunk yet.
+    assert blended_chunks(hub) == 16 * BLENDED_SHARE - 1
+    # All of what may be evicted makes room for a long prompt.
+    member.store(tokens(48, 16 * CHUNK))
+    assert blended_chunks(hub) == 0
 
 
 def test_the_store_keeps_what_it_is(make_hub, tmp_path):
