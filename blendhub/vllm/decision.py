@@ -1,9 +1,11 @@
 """The decision about the reuse of one request."""
 
+import math
+
 import msgspec
 
 from blendhub.plan import Match, Span, gaps
-from blendhub.vllm.spans import clipped
+from blendhub.vllm.spans import clipped, total
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -44,6 +46,14 @@ class Decision(msgspec.Struct, frozen=True):
     def claimed_end(self, n_tokens: int) -> int:
         """Up to where a request of so many tokens gets its KV from BlendHub."""
         return n_tokens if self.audit else self.end
+
+    def n_recomputed(self, n_tokens: int) -> int:
+        """How many tokens BlendHub computes of a request of so many."""
+        return n_tokens - self.start if self.audit else math.ceil(self.recomputed_at(self.ratio))
+
+    def recomputed_at(self, ratio: float) -> float:
+        """How many tokens are computed to blend what is loaded; the selector may choose a few more or less."""
+        return total(self.holes) + ratio * total(self.moved)
 
     @property
     def _claimed(self) -> Span:

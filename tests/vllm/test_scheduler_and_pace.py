@@ -6,6 +6,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import played_engine, text
 
 BUDGET = 2048
@@ -75,3 +76,73 @@ def test_the_report_says_why_only_exact_text_was_reused(engine):
     report = engine.side._requests["r"].report()
     assert report["exact_tokens"] == 600 and report["moved_tokens"] == 0
     assert "recomputing 990 tokens would take about 2 steps" in report["reason"]
+
+
+def turn(engine, request):
+    """What vLLM learns when it could begin this request: how much is loaded, or None if it waits."""
+    return engine.side.matched(request, 0)[0]
+
+
+def begin_blend(engine, name="blended"):
+    """A request whose load has begun, and has not ended."""
+    request = arrived(engine, name, [*text(1, 32), *STORED, *text(2, 9)])
+    n_external = turn(engine, request)
+    engine.side.allocated(request, list(range(1, 42)), n_external)
+    engine.step()
+    return request
+
+
+def report_loaded(engine, request, **result):
+    engine.side.process_report(WorkerReport({request.request_id: LoadResult(**result)}))
+
+
+@pytest.mark.parametrize("how", ["loaded", "failed", "aborted"])
+def test_a_long_prompt_waits_while_an_earlier_one_is_blended(engine, how):
+    blended = begin_blend(engine)
+    long = arrived(engine, "long", text(3, BUDGET + 1))
+    assert turn(engine, long) is None
+    engine.step()
+    assert turn(engine, long) is None
+    if how == "aborted":
+        engine.side.ended(blended, [])
+    else:
+        report_loaded(engine, blended, error="" if how == "loaded" else "the hub is gone")
+    assert turn(engine, long) == 0
+
+
+def test_a_long_prompt_does_not_wait_for_a_load_that_does_not_end(engine):
+    begin_blend(engine)
+    long = arrived(engine, "long", text(3, BUDGET + 1))
+    waited = 0
+    while turn(engine, long) is None:
+        engine.step()
+        waited += 1
+    assert 1 < waited < 6
+
+
+def test_short_prompts_go_beside_as_many_as_vllm_computes_in_a_step(engine):
+    begin_blend(engine)
+    short = [arrived(engine, str(number), text(3 + number, 900)) for number in range(3)]
+    for request, result in zip(short, [0, 0, None], strict=True):
+        assert turn(engine, request) == result
+        if result == 0:
+            engine.side.allocated(request, [], 0)
+
+
+def test_a_prompt_without_reuse_waits_likewise(engine):
+    begin_blend(engine)
+    off = engine.request("off", text(3, BUDGET + 1), mode="off")
+    engine.side.arrived(off)
+    assert turn(engine, off) is None
+
+
+def test_requests_are_blended_side_by_side(engine):
+    begin_blend(engine)
+    assert turn(engine, arrived(engine, "second", [*text(4, 32), *STORED, *text(5, 9)])) == 632
+
+
+def test_exact_text_alone_holds_up_nobody(engine):
+    request = arrived(engine, "exact", [*STORED, *text(2, 9)])
+    engine.side.allocated(request, list(range(1, 42)), turn(engine, request))
+    engine.step()
+    assert turn(engine, arrived(engine, "long", text(3, BUDGET + 1))) == 0

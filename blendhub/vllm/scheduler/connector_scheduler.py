@@ -19,7 +19,7 @@ from blendhub.errors import BlendHubError
 from blendhub.hookspecs import RequestReport
 from blendhub.host import PluginHost
 from blendhub.observers import Observers
-from blendhub.vllm.decision import Allowed, Decision, Refusal
+from blendhub.vllm.decision import Allowed, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
@@ -33,6 +33,7 @@ from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
 from blendhub.vllm.scheduler.settling import Settling
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.scheduler.step_budget import Pace, StepBudget
+from blendhub.vllm.scheduler.turns import Turns
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.spans import total
 
@@ -79,7 +80,8 @@ class ConnectorScheduler:
         self.prompts = PromptReports(self.executor.run)
         self._requests: dict[str, RequestState] = {}
         self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
-        self._pace: Pace | None = None
+        self._turns = Turns(config.scheduler_config.max_num_batched_tokens)
+        self._begun_tokens: int | None = None
         """In this step, once a request has asked for it."""
         self._loads: list[LoadJob] = []
         self._copies: list[CopiesJob] = []
@@ -122,20 +124,20 @@ class ConnectorScheduler:
             self._refuse(
                 state, Refusal("all_computed", "the request needs every token computed, as prompt logprobs do")
             )
-        if state.stage is Stage.COMPUTING:
-            return 0, False
-        try:
-            if not self.lookups.has_found(state, local):
-                return None, False
-        except BlendHubError as error:
-            self._refuse(state, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
-            return 0, False
-        decision = self._decide(state, local)
-        if isinstance(decision, Refusal):
-            self._refuse(state, decision)
-            return 0, False
-        state.decided(decision)
-        return decision.claimed_end(request.num_tokens) - local, True
+        if state.stage is not Stage.COMPUTING:
+            try:
+                if not self.lookups.has_found(state, local):
+                    return None, False
+            except BlendHubError as error:
+                self._refuse(state, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
+            else:
+                self._decide(state, local)
+        if state.stage is Stage.FOUND:
+            assert state.decision
+            return state.decision.claimed_end(request.num_tokens) - local, True
+        if self._turns.must_wait(request, request.num_tokens - local, self._begun()):
+            return None, False
+        return 0, False
 
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
         """vLLM has allocated blocks for the tokens that ``matched`` returned."""
@@ -143,7 +145,9 @@ class ConnectorScheduler:
         if state is None:
             return
         if not state.is_scheduled:
+            begun = self._begun()
             state.scheduled()
+            self._begun_tokens = begun + state.left_to_engine
             self.counters["tokens_settled"] += len(state.settled_span or ())
         if state.decision is None:
             return
@@ -155,6 +159,8 @@ class ConnectorScheduler:
         state.begin_load()
         if decision.audit:
             self.audits.begun(state)
+        if n_recomputed := decision.n_recomputed(request.num_tokens):
+            self._turns.begin(request, n_recomputed, self._pace())
         blocks_here = np.asarray(blocks, np.int64)
         self._loads.append(
             LoadJob(state.id, state.terms.variant, state.tokens(), blocks_here, decision, state.sensitivity)
@@ -171,7 +177,8 @@ class ConnectorScheduler:
 
     def plan(self, step: SchedulerOutput) -> StepPlan:
         """The workers' part of this step."""
-        self._pace = None
+        self._begun_tokens = None
+        self._turns.next_step()
         self.lookups.begin_step(self._requests.values())
         self.audits.report()
         plan = StepPlan(budget=self._budget.of_step(step.total_num_scheduled_tokens))
@@ -202,6 +209,7 @@ class ConnectorScheduler:
             state = self._requests.get(name)
             if state and state.stage is Stage.LOADING:
                 state.end_load(result)
+                self._turns.end(state.request)
                 self._count_load(state, result)
                 self.settling.remember(state)
 
@@ -212,6 +220,7 @@ class ConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
+        self._turns.end(request)
         report = state.report()
         response = {"blendhub": report}
         facts = {"request": state.id, "prompt_tokens": request.num_prompt_tokens, **report}
@@ -264,7 +273,7 @@ class ConnectorScheduler:
         if earlier and self._settings.learn_sensitivity:
             self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
 
-    def _decide(self, state: RequestState, local: int) -> Decision | Refusal:
+    def _decide(self, state: RequestState, local: int) -> None:
         request, terms = state.request, state.terms
         # What is blended before the load stays so: other requests may read these blocks.
         audited = state.first_approximate is None and self.audits.wants(state)
@@ -287,17 +296,26 @@ class ConnectorScheduler:
             usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
             n_positions=allowed.n_positions,
-            pace=self._present_pace(),
+            pace=self._pace(),
         )
-        if audited and isinstance(decision, Decision) and decision.first_approximate is not None:
-            return msgspec.structs.replace(decision, audit=True)
-        return decision
+        if isinstance(decision, Refusal):
+            self._refuse(state, decision)
+            return
+        if audited and decision.first_approximate is not None:
+            decision = msgspec.structs.replace(decision, audit=True)
+        state.decided(decision)
 
-    def _present_pace(self) -> Pace:
-        """It is taken once a step: many requests may wait, and be decided on."""
-        if self._pace is None:
-            self._pace = self._budget.pace(sum(state.left_to_engine for state in self._requests.values()))
-        return self._pace
+    def _pace(self) -> Pace:
+        return self._budget.pace(self._begun())
+
+    def _begun(self) -> int:
+        """What vLLM has still to compute of the prompts that it has begun.
+
+        It is counted once a step: many requests may wait, and be decided on.
+        """
+        if self._begun_tokens is None:
+            self._begun_tokens = sum(state.left_to_engine for state in self._requests.values())
+        return self._begun_tokens
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)

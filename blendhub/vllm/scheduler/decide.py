@@ -79,7 +79,7 @@ def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | N
     """Whether so much would be recomputed that blending does not pay."""
     if not claim.moved:
         return None
-    share = _recomputed(claim, ratio) / (claim.end - claim.start)
+    share = claim.recomputed_at(ratio) / (claim.end - claim.start)
     if share <= policy.max_recompute_share:
         return None
     most = policy.max_recompute_share
@@ -91,7 +91,7 @@ def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | Non
     if pace is None:
         return None
     kept = total([match.span for match in _unbroken([one for one in claim.matches if not one.moved], claim.start)])
-    recomputed, computed = math.ceil(_recomputed(claim, ratio)), claim.end - claim.start - kept
+    recomputed, computed = math.ceil(claim.recomputed_at(ratio)), claim.end - claim.start - kept
     slow, fast = pace.steps_to_recompute(recomputed), pace.steps_to_compute(computed)
     if slow <= fast:
         return None
@@ -100,10 +100,6 @@ def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | Non
         f"recomputing {recomputed} tokens would take about {slow} steps, and computing {computed} takes vLLM {fast}; "
         "min_blend_share and blend_tokens_per_step say how many tokens a step recomputes",
     )
-
-
-def _recomputed(claim: Decision, ratio: float) -> float:
-    return total(claim.holes) + ratio * total(claim.moved)
 
 
 def _within(matches: Sequence[Match], limits: Span) -> list[Match]:

@@ -210,8 +210,8 @@ class RequestState:
 
     @property
     def left_to_engine(self) -> int:
-        """The tokens that vLLM has still to compute; none before it is decided what is reused."""
-        if self.stage not in (Stage.COMPUTING, Stage.LOADED):
+        """The tokens that vLLM has still to compute, once it has allocated blocks for them."""
+        if not self.is_scheduled or self.stage not in (Stage.COMPUTING, Stage.LOADED):
             return 0
         return max(0, self.request.num_tokens - max(self.request.num_computed_tokens, self.engine_tokens))
 

@@ -1,0 +1,51 @@
+"""First come, first served, where vLLM computes some prompts and others are blended."""
+
+from typing import NamedTuple
+
+from vllm.v1.request import Request
+
+from blendhub.vllm.scheduler.step_budget import Pace
+
+SPARE_STEPS = 2
+"""For the copy, and for a scheduler that plans a step before it knows the result of the last one."""
+
+
+class Blending(NamedTuple):
+    request: Request
+    n_tokens: int
+    """To recompute."""
+    until: int
+    """The last step in which later requests wait for it."""
+
+
+class Turns:
+    """vLLM computes the prompts that it has begun before all others, also before one whose KV has been loaded since.
+
+    So a request that came later, and whose prompt takes vLLM several steps, would overtake one that is being blended.
+    It waits instead: for as many steps as recomputation should take, however long that takes in the end.
+    """
+
+    def __init__(self, engine_tokens: int) -> None:
+        """``engine_tokens``: vLLM's token budget of a step."""
+        self._engine_tokens = engine_tokens
+        self._step = 0
+        self._blending: dict[str, Blending] = {}
+
+    def next_step(self) -> None:
+        self._step += 1
+
+    def begin(self, request: Request, n_tokens: int, pace: Pace) -> None:
+        """A request is loaded, and so many of its tokens are recomputed."""
+        before = sum(other.n_tokens for other in self._blending.values())
+        until = self._step + SPARE_STEPS + pace.steps_to_recompute(before + n_tokens)
+        self._blending[request.request_id] = Blending(request, n_tokens, until)
+
+    def end(self, request: Request) -> None:
+        """The request is loaded, or has ended."""
+        self._blending.pop(request.request_id, None)
+
+    def must_wait(self, request: Request, n_tokens: int, begun: int) -> bool:
+        """Whether a request waits of which vLLM would compute so many tokens, after so many of those it has begun."""
+        if begun + n_tokens <= self._engine_tokens:
+            return False  # vLLM computes it in one step
+        return any(other.request < request and self._step <= other.until for other in self._blending.values())

@@ -1,0 +1,27 @@
+"""First come, first served in a real engine, whose steps are shorter than its prompts."""
+
+import pytest
+
+from engine_harness import Engine, disagreement
+from tests.vllm.conftest import SETTINGS, TOLERANCE
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.versions]
+
+
+@pytest.mark.parametrize("in_advance", [True, False], ids=["steps planned in advance", "one step at a time"])
+def test_a_later_prompt_of_many_steps_does_not_overtake_one_that_is_blended(in_advance, model, plain, texts):
+    first, second = texts.new(400), texts.new(400)
+    blended, long = [*texts.new(20), *second, *first, *texts.new(20)], texts.new(1900)
+    settings = SETTINGS | {"lookup_wait_ms": 1000.0}
+    with Engine(model, settings, max_num_batched_tokens=256, async_scheduling=in_advance) as engine:
+        for document in (first, second):
+            engine.one(document)
+        engine.forget()
+        answers = engine.ask(blended, long, tokens=2, recompute_ratio=0.5, store=False)
+        assert answers[0].report["moved_tokens"] == 800 and answers[0].report["recomputed_tokens"] > 256
+        assert answers[0].ended_s < answers[1].first_token_s
+        assert disagreement(answers[1:], plain.ask(long, tokens=2)) < TOLERANCE
+        # An earlier one does not wait.
+        engine.forget()
+        answers = engine.ask(long, blended, tokens=2, recompute_ratio=0.5, store=False)
+        assert answers[0].first_token_s < answers[1].first_token_s
