@@ -144,6 +144,7 @@ def test_the_end_of_a_request_is_in_one_plan_only(engine):
     assert not engine.side.has_work
 
 
+@pytest.mark.alone
 def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine):
     engine.side.saves._timeout_s = 0.2
     request = engine.request("a", text(0, 64))

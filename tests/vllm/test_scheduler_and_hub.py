@@ -108,6 +108,7 @@ def test_an_expired_lease_causes_a_new_lookup():
         engine.close()
 
 
+@pytest.mark.alone
 def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
     lookups = engine.side.lookups
     lookups._wait_s, lookups._timeout_s = 2e-3, 0.3
@@ -172,6 +173,7 @@ def test_a_clear_drops_uncommitted_saves(engine):
     assert engine.found(prompt, exact=True) == set()
 
 
+@pytest.mark.alone
 def test_a_clear_does_not_wait_for_a_frozen_hub(engine):
     with standing_still(engine.hub):
         started = time.monotonic()
