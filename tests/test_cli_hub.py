@@ -301,7 +301,9 @@ def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(tmp_path):
         with HubClient(endpoint, timeout=SOON_S) as client:
             client.stats()
         served.terminate()
-        assert served.wait(SOON_S) == 0 and served.stderr.read() == b""
+        assert served.wait(SOON_S) == 0
+        # Other tests kill hubs meanwhile, whose memory this one removes.
+        assert [line for line in served.stderr if b"removed the shared memory of killed hubs" not in line] == []
     finally:
         served.kill()
         served.wait()

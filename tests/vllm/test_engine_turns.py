@@ -5,7 +5,7 @@ import pytest
 from engine_harness import Engine, disagreement
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.versions]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("in_advance", [True, False], ids=["steps planned in advance", "one step at a time"])

@@ -1,5 +1,7 @@
 """Requests that vLLM would compute wait for earlier ones that are being blended, within bounds."""
 
+import time
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -8,7 +10,7 @@ from vllm import SamplingParams
 from vllm.v1.request import Request
 
 from blendhub.vllm.scheduler.step_budget import Pace
-from blendhub.vllm.scheduler.turns import SPARE_STEPS, Turns
+from blendhub.vllm.scheduler.turns import LEAST_S, SPARE_STEPS, Turns
 
 ENGINE = 100
 """What vLLM computes in a step."""
@@ -21,7 +23,8 @@ def request(number, priority=0):
 
 
 @pytest.fixture
-def turns():
+def turns(monkeypatch):
+    monkeypatch.setattr("blendhub.vllm.scheduler.turns.LEAST_S", 0.0)
     return Turns(ENGINE)
 
 
@@ -66,6 +69,14 @@ def test_nobody_waits_longer_than_recomputation_should_take(turns):
     """The hub, or the copy, may take any time."""
     turns.begin(request(1), 250, PACE)
     assert held_for(turns, request(2)) == 3 + SPARE_STEPS + 1
+
+
+def test_steps_of_an_engine_that_has_nothing_else_to_do_are_not_counted():
+    turns, begun = Turns(ENGINE), time.monotonic()
+    turns.begin(request(1), 250, PACE)
+    while turns.must_wait(request(2), LONG, 0):
+        turns.next_step()
+    assert time.monotonic() - begun >= LEAST_S
 
 
 def test_requests_that_are_blended_together_take_as_long_as_all_of_them(turns):

@@ -1,5 +1,6 @@
 """First come, first served, where vLLM computes some prompts and others are blended."""
 
+import time
 from typing import NamedTuple
 
 from vllm.v1.request import Request
@@ -8,21 +9,24 @@ from blendhub.vllm.scheduler.step_budget import Pace
 
 SPARE_STEPS = 2
 """For the copy, and for a scheduler that plans a step before it knows the result of the last one."""
+LEAST_S = 0.1
+"""Steps of an engine that has nothing else to do take no time, and the copy does."""
 
 
 class Blending(NamedTuple):
     request: Request
     n_tokens: int
     """To recompute."""
-    until: int
-    """The last step in which later requests wait for it."""
+    steps: int
+    seconds: float
+    """Later requests wait for it up to this step, and up to this time."""
 
 
 class Turns:
     """vLLM computes the prompts that it has begun before all others, also before one whose KV has been loaded since.
 
     So a request that came later, and whose prompt takes vLLM several steps, would overtake one that is being blended.
-    It waits instead: for as many steps as recomputation should take, however long that takes in the end.
+    It waits instead: for as many steps as recomputation should take, however many that takes in the end.
     """
 
     def __init__(self, engine_tokens: int) -> None:
@@ -37,8 +41,8 @@ class Turns:
     def begin(self, request: Request, n_tokens: int, pace: Pace) -> None:
         """A request is loaded, and so many of its tokens are recomputed."""
         before = sum(other.n_tokens for other in self._blending.values())
-        until = self._step + SPARE_STEPS + pace.steps_to_recompute(before + n_tokens)
-        self._blending[request.request_id] = Blending(request, n_tokens, until)
+        steps = self._step + SPARE_STEPS + pace.steps_to_recompute(before + n_tokens)
+        self._blending[request.request_id] = Blending(request, n_tokens, steps, time.monotonic() + LEAST_S)
 
     def end(self, request: Request) -> None:
         """The request is loaded, or has ended."""
@@ -48,4 +52,8 @@ class Turns:
         """Whether a request waits of which vLLM would compute so many tokens, after so many of those it has begun."""
         if begun + n_tokens <= self._engine_tokens:
             return False  # vLLM computes it in one step
-        return any(other.request < request and self._step <= other.until for other in self._blending.values())
+        now = time.monotonic()
+        return any(
+            other.request < request and (self._step <= other.steps or now <= other.seconds)
+            for other in self._blending.values()
+        )
