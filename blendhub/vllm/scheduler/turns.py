@@ -17,8 +17,8 @@ class Blending(NamedTuple):
     request: Request
     n_tokens: int
     """To recompute."""
-    steps: int
-    seconds: float
+    last_step: int
+    until: float
     """Later requests wait for it up to this step, and up to this time."""
 
 
@@ -41,8 +41,8 @@ class Turns:
     def begin(self, request: Request, n_tokens: int, pace: Pace) -> None:
         """A request is loaded, and so many of its tokens are recomputed."""
         before = sum(other.n_tokens for other in self._blending.values())
-        steps = self._step + SPARE_STEPS + pace.steps_to_recompute(before + n_tokens)
-        self._blending[request.request_id] = Blending(request, n_tokens, steps, time.monotonic() + LEAST_S)
+        last_step = self._step + SPARE_STEPS + pace.steps_to_recompute(before + n_tokens)
+        self._blending[request.request_id] = Blending(request, n_tokens, last_step, time.monotonic() + LEAST_S)
 
     def end(self, request: Request) -> None:
         """The request is loaded, or has ended."""
@@ -54,6 +54,6 @@ class Turns:
             return False  # vLLM computes it in one step
         now = time.monotonic()
         return any(
-            other.request < request and (self._step <= other.steps or now <= other.seconds)
+            other.request < request and (self._step <= other.last_step or now <= other.until)
             for other in self._blending.values()
         )
