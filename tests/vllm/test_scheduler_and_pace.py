@@ -85,13 +85,16 @@ def turn(engine, request):
     return engine.side.matched(request, 0)[0]
 
 
-def begin_blend(engine, name="blended"):
+def begin_load(engine, prompt):
     """A request whose load has begun, and has not ended."""
-    request = arrived(engine, name, [*text(1, 32), *STORED, *text(2, 9)])
-    n_external = turn(engine, request)
-    engine.side.allocated(request, list(range(1, 42)), n_external)
+    request = arrived(engine, "loading", prompt)
+    engine.side.allocated(request, list(range(1, 42)), turn(engine, request))
     engine.step()
     return request
+
+
+def begin_blend(engine):
+    return begin_load(engine, [*text(1, 32), *STORED, *text(2, 9)])
 
 
 def report_loaded(engine, request, **result):
@@ -143,7 +146,5 @@ def test_requests_are_blended_side_by_side(engine):
 
 
 def test_exact_text_alone_holds_up_nobody(engine):
-    request = arrived(engine, "exact", [*STORED, *text(2, 9)])
-    engine.side.allocated(request, list(range(1, 42)), turn(engine, request))
-    engine.step()
+    begin_load(engine, [*STORED, *text(2, 9)])
     assert turn(engine, arrived(engine, "long", text(3, BUDGET + 1))) == 0

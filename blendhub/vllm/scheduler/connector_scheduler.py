@@ -145,9 +145,9 @@ class ConnectorScheduler:
         if state is None:
             return
         if not state.is_scheduled:
-            begun = self._begun()
             state.scheduled()
-            self._begun_tokens = begun + state.left_to_engine
+            if self._begun_tokens is not None:
+                self._begun_tokens += state.left_to_engine
             self.counters["tokens_settled"] += len(state.settled_span or ())
         if state.decision is None:
             return

@@ -52,7 +52,7 @@ def test_npu_check_reads_the_line_of_the_start_and_compares_moved_text(engine):
     assert start.ok and start.what.startswith(
         "start-up checks passed: text is reused anywhere; embedded hub in a process; arena "
     )
-    assert blend.ok, blend.what
+    assert blend.ok and blend.value < ROUNDING
 
 
 def test_vllm_is_not_patched(engine, texts):
