@@ -21,3 +21,11 @@ def wilson(agreed: float, audits: float, quantile: float = USUAL) -> Interval:
     reach = quantile * math.sqrt(share * (1 - share) / audits + square / (4 * audits * audits)) / (1 + square / audits)
     # With all or none agreed an end is 1 or 0, but for rounding.
     return Interval(0.0 if agreed == 0 else middle - reach, 1.0 if agreed == audits else middle + reach)
+
+
+def audits_needed(agreed: float, target: float) -> int | None:
+    """How many audits show a share above the target if ``agreed`` is the share that agrees; None: no number does."""
+    if agreed <= target:
+        return None
+    # An interval of Wilson's lies above a share if a test of that share says so.
+    return math.ceil(USUAL * USUAL * target * (1 - target) / (agreed - target) ** 2)

@@ -45,20 +45,18 @@ class Measured(msgspec.Struct, frozen=True):
 
 class Advice(msgspec.Struct, frozen=True):
     chosen: Measured | None
-    """None: nothing that was measured holds the agreement."""
-    is_certain: bool
-    """Whether the interval of the agreement lies above the target, too."""
+    """None: nothing that was measured holds the agreement with 95% confidence."""
+    promising: Measured | None = None
+    """Without a choice: what agreed most, where that was above the target, but in too few audits."""
 
 
 def advise(measured: Sequence[Measured], target: float) -> Advice:
-    """What recomputes least among all that certainly hold the target, or else among all that did with these prompts."""
-    for is_certain in (True, False):
-        enough = [
-            one for one in measured if one.audits and (one.interval.low if is_certain else one.agreement) >= target
-        ]
-        if enough:
-            return Advice(min(enough, key=lambda one: (one.ratio, -one.agreement)), is_certain)
-    return Advice(None, False)
+    """What recomputes least among all whose agreement lies above the target with its whole interval."""
+    audited = [one for one in measured if one.audits]
+    if enough := [one for one in audited if one.interval.low >= target]:
+        return Advice(min(enough, key=lambda one: (one.ratio, -one.agreement)))
+    above = [one for one in audited if one.agreement > target]
+    return Advice(None, max(above, key=lambda one: (one.agreement, -one.ratio), default=None))
 
 
 def settings_for(advice: Advice, target: float, given: dict[str, Any]) -> dict[str, Any]:

@@ -1,22 +1,26 @@
 """A process with one vLLM engine that audits every prompt at every ratio: ``python -m blendhub.advice.measure``.
 
-It reads a ``Job`` from standard input, and writes a ``Measured`` for each ratio to the file descriptor that is its
+It reads a ``Job`` from standard input, and writes a ``Part`` for every few prompts to the file descriptor that is its
 argument, a line of JSON each. vLLM's own output stays apart from them.
 """
 
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
-from blendhub.advice.choice import Audited, Measured
-from blendhub.advice.questions import Question, Text
+from blendhub.advice.choice import Audited
+from blendhub.advice.prompts import Prompts
+from blendhub.advice.questions import Question
 
 STORED_WITHIN_S = 30.0
 """How long the last document may take to be found. Documents too short for every matcher never are."""
+
+PART = 16
+"""Prompts that are given to vLLM at a time: enough to keep it busy, few enough to see how it gets on."""
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -28,6 +32,15 @@ class Job(msgspec.Struct, frozen=True):
     selector: str
     ratios: tuple[float, ...]
     questions: list[Question]
+
+
+class Part(msgspec.Struct, frozen=True):
+    """Some of the prompts at one ratio."""
+
+    ratio: float
+    prompts: int
+    audits: tuple[Audited, ...]
+    """Of those of which text was moved."""
 
 
 class Engine:
@@ -42,32 +55,27 @@ class Engine:
             "kv_connector_extra_config": {"blendhub": job.settings},
         }
         self._engine = LLM(job.model, kv_transfer_config=transfer, **job.engine)
-        self._start = self._begin_of_prompt(job)
-        self._prompts = [
-            [*self._start, *(token for text in (*one.documents, one.question) for token in self._tokens(text))]
-            for one in job.questions
-        ]
-        documents = {tuple(self._tokens(text)): None for one in job.questions for text in one.documents}
-        self._documents = [[*self._start, *document] for document in sorted(documents, key=len) if document]
+        is_text = not job.engine.get("skip_tokenizer_init")
+        self._prompts = Prompts(self._engine.get_tokenizer() if is_text else None, job.questions)
 
     def store(self) -> None:
         """Compute each document alone, and wait until the longest, which comes last, is found at another place."""
-        self._ask(self._documents, {"mode": "off"})
+        self._ask(self._prompts.documents, {"mode": "off"})
         until = time.monotonic() + STORED_WITHIN_S
         while time.monotonic() < until:
-            (report,) = self._ask([[*self._documents[-1], *self._documents[-1]]], {"store": False})
+            (report,) = self._ask([[*self._prompts.documents[-1], *self._prompts.documents[-1]]], {"store": False})
             if report.get("moved_tokens"):
                 break
             time.sleep(0.1)
         self._engine.reset_prefix_cache()
 
-    def audits(self, ratio: float) -> list[Audited]:
-        reports = self._ask(self._prompts, {"audit": True, "recompute_ratio": ratio, "store": False})
-        return [
-            Audited(report["audit"]["agrees"], report["audit"]["kl"], report["moved_tokens"])
-            for report in reports
-            if "audit" in report
-        ]
+    def audits(self, ratio: float) -> Iterator[Part]:
+        for at in range(0, len(self._prompts.asked), PART):
+            prompts = self._prompts.asked[at : at + PART]
+            reports = self._ask(prompts, {"audit": True, "recompute_ratio": ratio, "store": False})
+            audited = [one for one in reports if "audit" in one]
+            audits = (Audited(one["audit"]["agrees"], one["audit"]["kl"], one["moved_tokens"]) for one in audited)
+            yield Part(ratio, len(prompts), tuple(audits))
 
     def _ask(self, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> list[dict[str, Any]]:
         """The reports of prompts that all ask the same of BlendHub."""
@@ -83,29 +91,14 @@ class Engine:
         answers = self._engine.generate(given, sampling, use_tqdm=False)
         return [(answer.kv_transfer_params or {}).get("blendhub", {}) for answer in answers]
 
-    def _begin_of_prompt(self, job: Job) -> list[int]:
-        """The token that the tokenizer puts before every text, if it does."""
-        if all(isinstance(text, list) for one in job.questions for text in (*one.documents, one.question)):
-            return []
-        tokenizer: Any = self._engine.get_tokenizer()
-        first = getattr(tokenizer, "bos_token_id", None)
-        return [first] if first is not None and first in tokenizer.encode("a") else []
-
-    def _tokens(self, text: Text) -> list[int]:
-        if not isinstance(text, str):
-            return text
-        tokenizer: Any = self._engine.get_tokenizer()
-        tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
-        return tokens
-
 
 def main(out: int) -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
     engine = Engine(job)
     engine.store()
     for ratio in job.ratios:
-        measured = Measured(job.selector, ratio, tuple(engine.audits(ratio)))
-        os.write(out, msgspec.json.encode(measured) + b"\n")
+        for part in engine.audits(ratio):
+            os.write(out, msgspec.json.encode(part) + b"\n")
 
 
 if __name__ == "__main__":

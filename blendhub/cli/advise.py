@@ -10,19 +10,27 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 
-from blendhub.advice.choice import Advice, Measured, advise, settings_for
-from blendhub.advice.measure import Job
+from blendhub.advice.choice import Advice, Audited, Measured, advise, settings_for
+from blendhub.advice.measure import Job, Part
 from blendhub.advice.questions import SHAPES, read_questions
+from blendhub.agreement import audits_needed
+from blendhub.contracts import Selection, Selector
 from blendhub.errors import BlendHubError, OptionError
 from blendhub.host import PluginHost
+from blendhub.plan import Span
 from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
 from blendhub.vllm.transfer_config import FLAG
 
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+HEADER = f"{'selector':<12} {'ratio':>5} {'audits':>6} {'agree':>6}  {'95% interval':<15} {'median KL':>9}"
 COMPARISONS = ("all", "none", "random")
 """Selectors that only comparisons need."""
 
@@ -33,7 +41,7 @@ def add_parser(commands: Any) -> None:
         help="find the selector and the ratio that hold an agreement on your prompts",
         description="Serve your prompts with your model in vLLM, audit each of them with every selector and ratio, and "
         "print the configuration that recomputes least among those whose first tokens agree with full prefill often "
-        "enough. Exits with 1 if none does.",
+        "enough, with 95% confidence. Exits with 1 if none does, or if the prompts are too few to tell.",
         epilog=f"Shapes of --data, as a JSON list or a line each:\n{SHAPES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -51,33 +59,60 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     host = PluginHost.discover()
     target, ratios = arguments.agreement, _ratios(arguments.ratios)
-    if not 0 < target <= 1:
-        raise OptionError(f"--agreement {target} should be above 0 and at most 1, such as 0.95")
+    if not 0 < target < 1:
+        raise OptionError(f"--agreement {target} should be above 0 and below 1, such as 0.95")
     if arguments.most < 1:
         raise OptionError(f"--most {arguments.most} should be at least 1")
     engine, settings = _mapping("--engine", arguments.engine), _mapping("--settings", arguments.settings)
     if mistakes := mistakes_in_settings({KEY: settings}, host, None):
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
     names = arguments.selectors.split(",") if arguments.selectors else _selectors(host)
-    for name in names:
-        host.spec("selector", name)
+    served = {name: _measured_with(settings, name) for name in names}
+    distinct = {name: distinct_ratios(_selector(host, served[name]), ratios) for name in names}
     questions = read_questions(arguments.data, arguments.most)
-    print(f"{len(questions)} prompts, each audited with {', '.join(names)} at {len(ratios)} ratios", flush=True)
-    print(f"{'selector':<12} {'ratio':>5} {'audits':>6} {'agree':>6}  {'95% interval':<15} {'median KL':>9}")
-    measured: list[Measured] = []
-    for name in names:
-        job = Job(arguments.model, engine, _measured_with(settings, name), name, ratios, questions)
-        for one in _measure(job):
-            measured.append(one)
-            print(_row(one), flush=True)
+    print(f"{len(questions)} prompts, each audited with " + _listed(distinct))
+    if len(questions) < (needed := audits_needed(1, target) or 0):
+        print(f"These are too few to be sure of {target:.0%}, even if all agree: give at least {needed}.")
+    jobs = [Job(arguments.model, engine, served[name], name, distinct[name], questions) for name in names]
+    print(HEADER, flush=True)
+    measured = _measured(jobs)
     advice = advise(measured, target)
-    print(f"\n{_sentence(advice, measured, target)}")
+    print(f"\n{sentence(advice, measured, target)}")
     print(f"\n{_flag(settings_for(advice, target, settings))}")
     return 0 if advice.chosen else 1
 
 
-def _measure(job: Job) -> Iterator[Measured]:
-    """Run one engine; what it has measured comes as it goes on. vLLM's output is shown only if it fails."""
+def _measured(jobs: Sequence[Job]) -> list[Measured]:
+    """Run an engine for each selector, print a row for each ratio when all prompts were audited."""
+    measured = []
+    with _progress() as progress:
+        n_audits = sum(len(job.ratios) * len(job.questions) for job in jobs)
+        task = progress.add_task("", total=n_audits)
+        for job in jobs:
+            progress.update(task, description=f"{job.selector}: starting vLLM")
+            audits: list[Audited] = []
+            asked = 0
+            for part in _run_engine(job):
+                audits += part.audits
+                asked += part.prompts
+                progress.update(task, description=f"{job.selector} at {part.ratio:g}", advance=part.prompts)
+                if asked == len(job.questions):
+                    measured.append(Measured(job.selector, part.ratio, tuple(audits)))
+                    progress.console.print(_row(measured[-1]), highlight=False)
+                    audits, asked = [], 0
+    return measured
+
+
+def _progress() -> "Progress":
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    # An engine's start lies between audits: what is left is judged by more than the last minute.
+    return Progress(*columns, transient=True, speed_estimate_period=600)
+
+
+def _run_engine(job: Job) -> Iterator[Part]:
+    """What one engine measures comes as it goes on. vLLM's output is shown only if it fails."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
         child = subprocess.Popen(
@@ -94,7 +129,7 @@ def _measure(job: Job) -> Iterator[Measured]:
             assert child.stdin
             with child.stdin as given:
                 given.write(msgspec.json.encode(job))
-            yield from (msgspec.json.decode(line, type=Measured) for line in lines)
+            yield from (msgspec.json.decode(line, type=Part) for line in lines)
             code = child.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -114,6 +149,25 @@ def _measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
     given = settings.get("selector", {})
     chosen = given if given.get("name") == selector else {"name": selector}
     return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
+
+
+def _selector(host: PluginHost, settings: dict[str, Any]) -> Selector:
+    selector: Selector = host.create("selector", settings["selector"]["name"], settings["selector"].get("options", {}))
+    return selector
+
+
+def distinct_ratios(selector: Selector, ratios: tuple[float, ...]) -> tuple[float, ...]:
+    """The ratios at which the selector picks differently: one is enough if it goes by a rule without a ratio."""
+    moved = [Span(0, 512), Span(512, 1024)]
+    scores = np.zeros(1024, np.float32) if selector.probe_layer else None
+    picked: dict[tuple[Span, ...], float] = {}
+    for ratio in ratios:
+        picked.setdefault(tuple(selector.select(Selection(moved, ratio, scores=scores))), ratio)
+    return tuple(picked.values())
+
+
+def _listed(distinct: dict[str, tuple[float, ...]]) -> str:
+    return ", ".join(f"{name} at {' '.join(f'{ratio:g}' for ratio in ratios)}" for name, ratios in distinct.items())
 
 
 def _selectors(host: PluginHost) -> list[str]:
@@ -146,16 +200,25 @@ def _row(one: Measured) -> str:
     )
 
 
-def _sentence(advice: Advice, measured: Sequence[Measured], target: float) -> str:
-    chosen = advice.chosen
+def sentence(advice: Advice, measured: Sequence[Measured], target: float) -> str:
     if not any(one.audits for one in measured):
         return "No text of these prompts was moved: only exact reuse was seen, which needs no audit."
-    if chosen is None:
-        return f"Nothing that was measured holds {target:.0%}; exact reuse does, or more of --ratios and --selectors."
-    found = f"{chosen.selector} with recompute_ratio {chosen.ratio:g} agreed in {chosen.agreement:.1%} of the prompts"
-    if advice.is_certain:
-        return f"{found}, and with 95% confidence in more than {target:.0%} of such prompts."
-    return f"{found}. These are too few prompts to be sure of {target:.0%}: hold_agreement follows what is served."
+    if advice.chosen:
+        return (
+            f"{_agreed(advice.chosen)}, and with 95% confidence in more than {target:.0%} of such prompts; "
+            f"agreement is that of the first token."
+        )
+    if advice.promising:
+        return (
+            f"{_agreed(advice.promising)}. That is too few to be sure of {target:.0%}: if as many of the others agree, "
+            f"{audits_needed(advice.promising.agreement, target):,} audits show it (--data, --most). Until then, exact "
+            "reuse is safe:"
+        )
+    return f"Nothing that was measured holds {target:.0%}; exact reuse does, or more of --ratios and --selectors."
+
+
+def _agreed(one: Measured) -> str:
+    return f"{one.selector} with recompute_ratio {one.ratio:g} agreed in {one.agreed} of {len(one.audits)} audits"
 
 
 def _flag(settings: dict[str, Any]) -> str:

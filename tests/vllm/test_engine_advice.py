@@ -1,38 +1,48 @@
 """`blendhub advise` with a real vLLM: it measures, and advises what holds."""
 
 import json
+import random
+import shutil
 
 import pytest
 
 from blendhub.cli import main
 from blendhub.vllm.settings import read_settings
 from engine_harness.engine import ENVIRONMENT
+from tests.benchmarks.word_model import WORDS, make_tokenizer
 from tests.vllm.test_settings import HOST
+
+SPOKEN = list(WORDS)[3:]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm_takes(
-    model, texts, tmp_path, monkeypatch, capsys
+    model, tmp_path, monkeypatch, capsys
 ):
     """With everything recomputed each prompt agrees; with random weights hardly one does with little."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
+    chatting = tmp_path / "model"
+    shutil.copytree(model, chatting)
+    make_tokenizer(chatting, chat_template="{{ bos_token }} user : {{ messages[0]['content'] }} </s> model :")
     data = tmp_path / "data.jsonl"
-    documents = [texts.new(150) for _ in range(4)]
-    prompts = [[documents[n % 4], documents[(n + 1) % 4], documents[(n + 2) % 4]] for n in range(6)]
-    data.write_text("\n".join(json.dumps({"documents": one, "question": texts.new(9)}) for one in prompts))
-    engine = {"skip_tokenizer_init": True, "dtype": "float32", "enforce_eager": True, "max_model_len": 1024}
-    engine["distributed_executor_backend"] = "uni"
+    words = random.Random(1)
+    documents = [" ".join(words.choices(SPOKEN, k=150)) for _ in range(4)]
+    prompts = [[documents[n % 4], documents[(n + 1) % 4], documents[(n + 2) % 4]] for n in range(10)]
+    questions = [{"documents": one, "question": " ".join(words.choices(SPOKEN, k=9))} for one in prompts]
+    data.write_text("\n".join(map(json.dumps, questions)))
+    engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "distributed_executor_backend": "uni"}
     settings = {"hub": {"arena_gib": 0.25}, "selector": {"name": "first_k", "options": {"k": 4}}}
-    measured = ["--selectors", "first_k", "--ratios", "0.05,1", "--agreement", "0.7"]
+    measured = ["--selectors", "first_k", "--ratios", "0.05,0.1,1", "--agreement", "0.7"]
     with_ = ["--engine", json.dumps(engine), "--settings", json.dumps(settings)]
-    code = main(["advise", "--model", str(model), "--data", str(data), *measured, *with_])
+    code = main(["advise", "--model", str(chatting), "--data", str(data), *measured, *with_])
     printed = capsys.readouterr().out
+    assert "10 prompts, each audited with first_k at 0.05 1\n" in printed and "too few" not in printed
     rows = [line.split() for line in printed.splitlines() if line.startswith("first_k ") and "%" in line]
-    assert [(row[1], row[2]) for row in rows[:2]] == [("0.05", "6"), ("1", "6")], printed
+    assert [(row[1], row[2]) for row in rows[:2]] == [("0.05", "10"), ("1", "10")], printed
     assert rows[1][3] == "100.0%" and rows[0][3] != "100.0%", printed
-    assert code == 0 and "first_k with recompute_ratio 1 agreed in 100.0% of the prompts" in printed
+    assert code == 0 and "first_k with recompute_ratio 1 agreed in 10 of 10 audits" in printed
     (flag,) = [line for line in printed.splitlines() if line.startswith("--kv-transfer-config")]
     config = json.loads(flag.removeprefix("--kv-transfer-config '").removesuffix("'"))
     settings = read_settings(config["kv_connector_extra_config"], HOST, "cpu")
