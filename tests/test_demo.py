@@ -41,6 +41,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(sys, "argv", ["examples.demo", "--prompts", "3", "--questions", "9", "--out", str(out)])
         runpy.run_module("examples.demo", run_name="__main__", alter_sys=True)
     assert all(what in said.getvalue() for what in ("full prefill", "exact prefix", "reused as is", "right answers"))
+    assert "vLLM answered 27 questions" in said.getvalue() and "times sooner" in said.getvalue()
     return out
 
 

@@ -38,6 +38,7 @@ def run(module: str, description: str, out: Path, measure: Callable[[Workload, P
     from examples.demo import plot  # not at the top: it needs matplotlib, which may be what is missing
 
     plot.draw(result, options.out / "plan.png")
+    console.print(f"\n{report.in_words(result)}\n", highlight=False)
     console.print(report.as_table(result))
     print(f"{options.out}/plan.png shows what became of each token, {options.out}/report.json has the figures.")
 
@@ -57,7 +58,7 @@ def step(progress: Progress, what: str) -> Iterator[None]:
 def _arguments(module: str, description: str, out: Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
     parser.add_argument("--prompts", type=_count, default=6, metavar="N", help="how many there are (default 6)")
-    parser.add_argument("--questions", type=_count, default=24, metavar="N", help="to each prompt (default 24)")
+    parser.add_argument("--questions", type=_count, default=12, metavar="N", help="to each prompt (default 12)")
     parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=f"default {out}")
     return parser.parse_args()
 

@@ -80,6 +80,22 @@ def write(report: Report, file: Path) -> None:
     file.write_bytes(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
 
 
+def in_words(report: Report) -> str:
+    """What the demo showed, in a few sentences."""
+    full, blended, as_is = (report.ways[name] for name in ("full", "blended", "moved"))
+    n_tokens = sum(blended.tokens.values())
+    found = 1 - (blended.tokens[Fate.HOLE] + blended.tokens[Fate.COMPUTED]) / n_tokens
+    again = blended.tokens[Fate.RECOMPUTED] / n_tokens
+    ours, theirs = 1e3 * blended.first_token_s, 1e3 * full.first_token_s
+    return (
+        f"vLLM answered {report.n_questions} questions about documents that it had seen before, in other prompts and "
+        f"in another order, so its own prefix cache found nothing. BlendHub brought back the KV of {found:.0%} of the "
+        f"tokens and recomputed {again:.0%}: the first token came {blended.speed_up:.1f} times sooner ({ours:.0f} ms, "
+        f"not {theirs:.0f}), and {blended.right_answers:.0%} of the answers were right. With nothing recomputed it "
+        f"would be {as_is.right_answers:.0%}."
+    )
+
+
 def as_table(report: Report) -> Table:
     ways = report.ways.values()
     table = Table(
