@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-import msgspec
-
 from blendhub.contracts import Dropped, Published, SharedStore, StoredRun
 from blendhub.errors import BlendHubError, Busy, CursorLost
 from blendhub.hub.index import Chunk, NamespaceIndex, Run, Saved, content_of
@@ -126,7 +124,9 @@ class Follower:
     def _checked(self, stored: StoredRun) -> list[Arrival]:
         try:
             return [Arrival(stored, described(stored), as_tokens(stored.tokens))]
-        except (msgspec.MsgspecError, BlendHubError) as error:
+        except (
+            Exception
+        ) as error:  # whatever it is, it would be the same again, and the hub is to follow what comes after
             self._refused(stored, error)
             return []
 
@@ -171,7 +171,7 @@ class Follower:
         """What a matcher refuses would be refused again: the hub goes on behind it."""
         try:
             await self._add(arrival)
-        except BlendHubError as error:
+        except Exception as error:
             self._refused(arrival.stored, error)
 
     async def _add(self, arrival: Arrival) -> None:

@@ -7,14 +7,18 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
 
-from blendhub.contracts import Store
+from blendhub.contracts import RunKey, Store
+from blendhub.errors import InvalidInput
 from blendhub.hub.cache import Cache
 from blendhub.hub.index import Chunk, Saved
 from blendhub.hub.notes import Notes
 from blendhub.hub.pools import run_in
+from blendhub.plan import Span
 
 READERS = 2
+Wanted: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
 
 
 class Loads:
@@ -96,6 +100,19 @@ class Loads:
                 chunk.run.index.drop(chunk)
 
     def _read(self, batch: dict[Chunk, list[memoryview]]) -> tuple[list[bool], list[bytes | None]]:
-        found = self._store.load_chunks([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
+        found = self._load_each([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
         notes = [self._notes.read(chunk) if whole else None for chunk, whole in zip(batch, found, strict=True)]
         return found, notes
+
+    def _load_each(self, wanted: Wanted) -> list[bool]:
+        """Whether each chunk is whole. One that the store has in other sizes than its namespace's can never be used:
+        it is discarded, and costs none of the others.
+        """
+        try:
+            return self._store.load_chunks(wanted)
+        except InvalidInput as error:
+            if len(wanted) > 1:
+                return [whole for one in wanted for whole in self._load_each([one])]
+            self._failed("load", error)
+            self._store.discard(*wanted[0][:2])
+            return [False]

@@ -2,8 +2,10 @@
 
 import time
 
+import msgspec
 import numpy as np
 import pytest
+from blendhub_fleet.records import decode_record, encode_record, encode_spans
 from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, namespace, tokens
 
@@ -208,6 +210,23 @@ def test_what_is_no_hub_s_run_is_skipped_and_counted(fleet, two):
     fleet.until(lambda: count(other, "fleet_refused_runs") == 1, "the odd run comes")
     store(one, one.join())
     fleet.until(lambda: known(other) == 3, "what comes after it is taken")
+
+
+def test_a_record_of_other_sizes_costs_its_own_chunk_and_is_dropped_for_all(fleet, two, shared_server):
+    one, other = two
+    store(one, one.join())
+    fleet.until_each_knows(3)
+    redis = shared_server.client()
+    (run,) = redis.scan_iter(f"blendhub:{{{fleet.group}}}:run:*")
+    record = decode_record(redis.hget(run, encode_spans([Span(0, CHUNK)])))
+    bad = msgspec.structs.replace(record, sizes=(4,))
+    redis.hset(run, encode_spans([Span(0, CHUNK)]), encode_record(bad))
+    member = other.join()
+    assert read(member) == 2 * CHUNK
+    fleet.until(lambda: known(other) == 2, "the reader forgets it")
+    (index,) = one.state.indexes
+    fleet.until(lambda: Saved.NO in [chunk.saved for chunk in index.chunks()], "the writer hears of it")
+    assert read(member) == 2 * CHUNK and count(other, "store_failures") == 1
 
 
 def test_other_models_of_the_group_are_kept_apart(fleet, two):

@@ -1,5 +1,6 @@
 """The catalogue: runs and their chunks in Redis, and the log of what changed."""
 
+import logging
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -8,7 +9,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from blendhub.contracts import RunKey, StoredRun
-from blendhub.errors import CursorLost, StoreFailed
+from blendhub.errors import CursorLost, InvalidInput
 from blendhub.plan import Span
 from blendhub_fleet import scripts
 from blendhub_fleet.link import BLOCK_S, Link
@@ -21,6 +22,8 @@ CHANGES_AT_ONCE = 64
 RUNS_AT_ONCE = 8
 """Few: the hub's loop has Python's lock while the next ones are on their way."""
 SCAN_COUNT = 1000
+MOST_CHANGE_BYTES = 8 * scripts.MOST_CHUNKS
+log = logging.getLogger(__name__)
 
 
 class Cursor(msgspec.Struct, frozen=True, array_like=True):
@@ -50,6 +53,8 @@ class Catalogue:
         self.mine: set[str] = set()
         self.hubs = self.nbytes = self.seq = self.behind = 0
         """What Redis said last: the hubs that live, the bytes that are catalogued, and the last change."""
+        self.skipped = 0
+        """Runs and changes that no hub has written so."""
         self._prefix = f"blendhub:{{{options.group}}}:"
         self._options = options
         self._scripts: dict[str, Any] = {}
@@ -68,13 +73,15 @@ class Catalogue:
             raise CursorLost(f"{self.link.place} has not all changes after {cursor.seq}, up to {self.seq}")
         entries = []
         reached = cursor.seq
-        for id, fields in answer[4]:
+        for id, writer, kind, name, spans in answer[4]:
             reached += 1
             if id != b"%d-0" % reached:
                 raise CursorLost(f"change {reached} is missing in the log of {self.link.place}")
-            entry = dict(zip(fields[::2], fields[1::2], strict=True))
-            spans = tuple(decode_spans(entry[b"s"]))
-            entries.append(Entry(entry[b"w"].decode(errors="replace"), entry[b"k"] == b"p", entry[b"r"], spans))
+            entry = Entry(writer.decode(errors="replace"), kind == b"p", name, tuple(decode_spans(spans)))
+            if kind in (b"p", b"d") and entry.spans and decode_name(name):
+                entries.append(entry)
+            else:
+                self._skip(f"change {reached} of the log")
         self.behind = self.seq - reached
         return entries, Cursor(cursor.life, reached)
 
@@ -103,39 +110,30 @@ class Catalogue:
     def runs(self, names: Iterable[bytes]) -> Iterator[tuple[bytes, StoredRun]]:
         """The runs of these names that are catalogued, with all their chunks."""
         names = iter(names)
-        while some := list(islice(names, RUNS_AT_ONCE)):
-            answers = iter(self.link.do("read", lambda redis, some=some: self._ask_for_runs(redis, some)))
-            for name, fields, about, tokens in zip(some, answers, answers, answers, strict=False):
-                spans = sorted(span for field in fields if len(field) == 8 for span in decode_spans(field))
-                chunks = tuple(span for span in spans if tokens and 4 * span.end <= len(tokens))
-                key = decode_name(name)
-                if key and chunks and about is not None:
-                    yield name, StoredRun(key, tokens, about, chunks)
+        most = (4 * scripts.MOST_TOKENS, scripts.MOST_CHUNKS, scripts.MOST_DESCRIPTION_BYTES)
+        asked: list[bytes] = []
+        while asked := asked or list(islice(names, RUNS_AT_ONCE)):
+            answers = self._run("RUNS", "read", *most, scripts.MOST_ANSWERED_BYTES, *asked)
+            for name, found in zip(asked, answers, strict=False):
+                run = _run_of(name, found)
+                if run:
+                    yield name, run
+                elif found or decode_name(name) is None:
+                    self._skip(f"the run {name[:100]!r}")
+            asked = asked[len(answers) :]
 
-    def _ask_for_runs(self, redis: Any, names: Sequence[bytes]) -> Any:
-        asking = redis.pipeline(transaction=False)
-        for name in names:
-            asking.hkeys(self._key("run:", name))
-            asking.hget(self._key("run:", name), "a")
-            asking.get(self._key("tok:", name))
-        return asking.execute()
+    def _skip(self, what: str) -> None:
+        if not self.skipped:
+            log.warning(
+                "%s in the catalogue in %s is not as a hub writes it, so it is skipped, and further ones are without "
+                "a line here: figures count them; what else writes to %s*?", what, self.link.place, self._prefix,
+            )  # fmt: skip
+        self.skipped += 1
 
     def records(self, wanted: Sequence[tuple[RunKey, Span]]) -> list[bytes | None]:
         """The records of chunks; None for those that are not catalogued. This is a use of their runs."""
-        names = [encode_name(key) for key, _ in wanted]
-
-        def ask(redis: Any) -> Any:
-            asking = redis.pipeline(transaction=False)
-            for name, (_, span) in zip(names, wanted, strict=True):
-                asking.hget(self._key("run:", name), encode_spans([span]))
-            asking.zadd(self._prefix + "runs", dict.fromkeys(names, self.seq), xx=True, gt=True)
-            # The last answer is that of the use, which a full Redis refuses: that costs the order of use alone.
-            return asking.execute(raise_on_error=False)[:-1]
-
-        found: list[bytes | None] = self.link.do("read", ask)
-        for answer in found:
-            if isinstance(answer, Exception):
-                raise StoreFailed(f"{self.link.place} failed to read: {answer}") from answer
+        pairs = [part for key, span in wanted for part in (encode_name(key), encode_spans([span]))]
+        found: list[bytes | None] = self._run("RECORDS", "read", self.seq, scripts.MOST_RECORD_BYTES, *pairs)
         return found
 
     def publish(self, incarnation: str, run: StoredRun | None, key: RunKey, chunks: dict[Span, bytes]) -> list[bytes]:
@@ -163,7 +161,7 @@ class Catalogue:
 
     def _follow(self, cursor: Cursor) -> Any:
         """What Redis has after a cursor. A hub that is not among those that live joins them, under a new name."""
-        known = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S))
+        known = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S), MOST_CHANGE_BYTES)
         answer = self._run("FOLLOW", "read", self.incarnation, 0, *known, rests=False) if self.incarnation else None
         if answer is None or answer[0] == b"fenced":
             incarnation = secrets.token_hex(8)
@@ -181,5 +179,22 @@ class Catalogue:
 
         return self.link.do(doing, run, rests=rests)
 
-    def _key(self, kind: str, name: bytes) -> bytes:
-        return f"{self._prefix}{kind}".encode() + name
+
+def check_bounds(run: StoredRun) -> None:
+    """Raise InvalidInput for a run that is larger than what the hubs of a fleet read."""
+    tokens, about = len(run.tokens) // 4, len(run.description)
+    if tokens > scripts.MOST_TOKENS or about > scripts.MOST_DESCRIPTION_BYTES:
+        raise InvalidInput(
+            f"{run.key} has {tokens} tokens and a description of {about} bytes; a run that is shared has at most "
+            f"{scripts.MOST_TOKENS} and {scripts.MOST_DESCRIPTION_BYTES}, so this one stays with its hub"
+        )
+
+
+def _run_of(name: bytes, found: list[bytes]) -> StoredRun | None:
+    """None unless it is as a hub writes it."""
+    key = decode_name(name)
+    if key is None or len(found) != 3:
+        return None
+    about, tokens, spans = found
+    chunks = tuple(sorted(span for span in decode_spans(spans) if 4 * span.end <= len(tokens)))
+    return StoredRun(key, tokens, about, chunks) if chunks else None

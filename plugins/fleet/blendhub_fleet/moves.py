@@ -22,6 +22,7 @@ class Fetched(Enum):
     WHOLE = "whole"
     GONE = "gone"
     OTHER = "other than they were saved"
+    UNKNOWN = "catalogued with a record that no hub has written"
 
 
 class Moves:

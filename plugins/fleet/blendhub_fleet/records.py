@@ -19,8 +19,8 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
 
     name: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     """Random, and new each time that a chunk is saved."""
-    sizes: tuple[int, ...]
-    sums: tuple[bytes, ...]
+    sizes: tuple[Annotated[int, Meta(ge=0)], ...]
+    sums: tuple[Annotated[bytes, Meta(min_length=16, max_length=16)], ...]
 
     def keys(self, group: str) -> list[str]:
         """Of the shards that have bytes."""
@@ -32,8 +32,12 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(text: bytes) -> Record:
-    """Raises ValueError or MsgspecError for what is no record."""
-    return msgspec.msgpack.decode(text[text.index(b":") + 1 :], type=Record)
+    """Raises ValueError, of which MsgspecError is one, for what no hub has written."""
+    nbytes, _, packed = text.partition(b":")
+    record = msgspec.msgpack.decode(packed, type=Record)
+    if len(record.sizes) != len(record.sums) or sum(record.sizes) != int(nbytes):
+        raise ValueError(f"{record} has not one checksum for each of its sizes, or other sizes than {nbytes!r} bytes")
+    return record
 
 
 def encode_name(key: RunKey) -> bytes:

@@ -12,7 +12,7 @@ from blendhub.contracts import ArenaFile, Changes, Dropped, Published, RunKey, S
 from blendhub.errors import InvalidInput, StoreFailed
 from blendhub.plan import Span
 from blendhub_fleet.bytes import Bytes
-from blendhub_fleet.catalogue import Catalogue, Cursor, Entry
+from blendhub_fleet.catalogue import Catalogue, Cursor, Entry, check_bounds
 from blendhub_fleet.moves import Fetched, Moves
 from blendhub_fleet.options import FleetOptions
 from blendhub_fleet.records import Record, decode_name, decode_record, encode_name, encode_record
@@ -65,6 +65,7 @@ class FleetStore(SharedStore):
             "sent_bytes": self._sent,
             "gone_chunks": self._gone,
             "catalogue_failures": self._catalogue.link.failures,
+            "skipped_entries": self._catalogue.skipped,
             **(self._moves.stats() if self._moves else {}),
         }
 
@@ -86,6 +87,7 @@ class FleetStore(SharedStore):
 
     def write_run(self, run: StoredRun) -> list[tuple[RunKey, Span]]:
         self._check_open()
+        check_bounds(run)
         stored = next((found.chunks for _, found in self._catalogue.runs([encode_name(run.key)])), ())
         if stored and 4 * stored[-1].end > len(run.tokens):
             raise InvalidInput(f"{run.key} has {stored[-1]} stored, but its new tokens end before; pass all")
@@ -115,7 +117,7 @@ class FleetStore(SharedStore):
             moves.remove(records)
             raise
         moves.remove([record for record, whole in zip(records, stored, strict=True) if not whole])
-        moves.remove(_decoded(replaced))
+        moves.remove(filter(None, map(_decoded, replaced)))
         with self._lock:
             self._sent += sum(sum(record.sizes) for record in kept.values())
         return [(run, span) for span in spans if span not in kept]
@@ -152,36 +154,37 @@ class FleetStore(SharedStore):
     def read_chunks(self, wanted: Sequence[tuple[RunKey, Span, Sequence[memoryview]]]) -> list[bool]:
         moves = self._attached()
         texts = self._catalogue.records([(key, span) for key, span, _ in wanted])
-        places, records = [], []
-        for place, text in enumerate(texts):
-            for record in _decoded([text] if text else []):
-                _check_sizes(record, *wanted[place])
-                places.append(place)
-                records.append(record)
-        fetched = moves.get(records, [wanted[place][2] for place in places])
-        whole = {place for place, how in zip(places, fetched, strict=True) if how is Fetched.WHOLE}
-        for place, how in zip(places, fetched, strict=True):
-            if how is not Fetched.WHOLE:
-                self._drop(*wanted[place][:2], texts[place] or b"", how)
+        records = {place: _decoded(text) for place, text in enumerate(texts) if text is not None}
+        known = {place: record for place, record in records.items() if record}
+        for place, record in known.items():
+            _check_sizes(record, *wanted[place])
+        fetched = moves.get(list(known.values()), [wanted[place][2] for place in known])
+        fates = dict.fromkeys(records, Fetched.UNKNOWN) | dict(zip(known, fetched, strict=True))
+        for place, fate in fates.items():
+            if fate is not Fetched.WHOLE:
+                self._drop(*wanted[place][:2], texts[place] or b"", fate)
+        whole = [fates.get(place) is Fetched.WHOLE for place in range(len(wanted))]
         with self._lock:
-            self._fetched += sum(
-                sum(record.sizes) for place, record in zip(places, records, strict=True) if place in whole
-            )
-        return [place in whole for place in range(len(wanted))]
+            self._fetched += sum(sum(record.sizes) for place, record in known.items() if whole[place])
+        return whole
 
     def _drop(self, run: RunKey, span: Span, text: bytes, how: Fetched) -> None:
         """Drop a chunk for all. Where Redis does not take that, another hub finds out by itself."""
         with self._lock:
             self._gone += how is Fetched.GONE
-            self._corrupted += how is Fetched.OTHER
-        if how is Fetched.OTHER:
+            self._corrupted += how is not Fetched.GONE
+        if how is not Fetched.GONE:
             log.warning("the bytes of %s of %s are %s; the chunk is dropped for all hubs", span, run, how.value)
         with contextlib.suppress(StoreFailed):
-            self._attached().remove(_decoded(self._catalogue.drop(run, {span: text})))
+            self._forget(run, span, text)
 
     def discard(self, run: RunKey, span: Span) -> None:
-        moves = self._attached()
-        moves.remove(_decoded(self._catalogue.drop(run, {span: b""})))
+        self._attached()
+        self._forget(run, span, b"")
+
+    def _forget(self, run: RunKey, span: Span, text: bytes) -> None:
+        dropped = self._catalogue.drop(run, {span: text})
+        self._attached().remove(filter(None, map(_decoded, dropped)))
 
     # Notes: each hub learns by itself.
 
@@ -236,11 +239,12 @@ class FleetStore(SharedStore):
             raise StoreFailed(f"the store with the catalogue in {self._catalogue.link.place} is closed; open it again")
 
 
-def _decoded(texts: Iterable[bytes]) -> Iterator[Record]:
-    """The records that are as a hub writes them."""
-    for text in texts:
-        with contextlib.suppress(ValueError, msgspec.MsgspecError):
-            yield decode_record(text)
+def _decoded(text: bytes) -> Record | None:
+    """None for what no hub has written."""
+    try:
+        return decode_record(text)
+    except ValueError:
+        return None
 
 
 def _check_sizes(record: Record, run: RunKey, span: Span, into: Sequence[memoryview]) -> None:
