@@ -56,6 +56,10 @@ class StoreFailed(BlendHubError):
     """A store could not write or read for a reason outside it, such as a full disk."""
 
 
+class StoreAway(StoreFailed):
+    """A store, or what it needs, does not answer now; the same call may be tried again later."""
+
+
 class CursorLost(StoreFailed):
     """A shared store does not know any more, all that happened after a cursor; take a new snapshot."""
 

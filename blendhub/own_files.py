@@ -4,28 +4,37 @@ import errno
 import os
 import stat
 
-_FOREIGN = {errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENXIO, errno.EISDIR}
+_NO_FILES = {errno.ELOOP, errno.ENXIO, errno.EISDIR}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM}
 
 
 class NotOurs(Exception):
     """A file is not one that this user's process has written; the message says what it is."""
 
 
-def open_own(path: str | os.PathLike[str], flags: int) -> int:
+class NoFile(NotOurs):
+    """What has the name is no regular file, so nobody has written it as one."""
+
+
+def open_own(path: str | os.PathLike[str], flags: int, *, owner: int | None = None, group: int | None = None) -> int:
     """A descriptor of a regular file of this user. Never waits, as for the other end of a FIFO, and follows no link.
 
-    Raises NotOurs, or OSError if there is no such file or no file can be opened.
+    ``owner`` is the uid that a file system shows for this user's files, if it is another one. With ``group``, files of
+    that group are as good. Raises NotOurs, or OSError if there is no such file or no file can be opened.
     """
     try:
         fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError as error:
-        if error.errno in _FOREIGN:
+        if error.errno in _NO_FILES:
+            raise NoFile(f"it cannot be opened as a file ({error.strerror})") from error
+        if error.errno in _NOT_ALLOWED:
             raise NotOurs(f"it cannot be opened ({error.strerror})") from error
         raise
     found = os.fstat(fd)
-    if stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid():
+    ours = found.st_uid == (os.geteuid() if owner is None else owner) or found.st_gid == group
+    if stat.S_ISREG(found.st_mode) and ours:
         return fd
     os.close(fd)
     if not stat.S_ISREG(found.st_mode):
-        raise NotOurs("it is not a regular file")
+        raise NoFile("it is not a regular file")
     raise NotOurs(f"it belongs to uid {found.st_uid}")

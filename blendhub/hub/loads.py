@@ -51,7 +51,9 @@ class Loads:
         return end
 
     async def close(self) -> None:
-        """Finish what was begun."""
+        """Finish the batches that are under way, and begin no others."""
+        while self._waiting:
+            self._ends.pop(self._waiting.popleft()).set_result(None)
         await asyncio.gather(*self._workers, return_exceptions=True)
         self._pool.shutdown()
 

@@ -38,3 +38,18 @@ class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 class DirectoryOptions(FleetOptions, frozen=True, kw_only=True, forbid_unknown_fields=True):
     path: Annotated[str, Meta(description="the directory, by which every hub of the group reaches the same files")] = ""
+    unix_group: Annotated[
+        str,
+        Meta(
+            description="a Unix group, by name or number, whose members may use the files: for hubs that run as "
+            "different users; empty: only this hub's user may"
+        ),
+    ] = ""
+    transfer_deadline_s: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=60,
+            description="how long the directory may take for a step, such as to open a file or to copy a MiB",
+        ),
+    ] = 5.0

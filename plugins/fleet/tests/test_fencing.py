@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blendhub_fleet.directory import DirectoryBytes
+from blendhub_fleet.directory import DirectoryBytes, Folder
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
 
@@ -39,7 +39,7 @@ class Fleet:
 
     def join(self) -> Member:
         def open_bytes(arena: ArenaFile) -> SlowBytes:
-            return SlowBytes(self.place, arena)
+            return SlowBytes(Folder(self.place, None), arena, 30.0)
 
         self.members.append(Member(FleetStore(self.options, open_bytes)))
         return self.members[-1]

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from blendhub_fleet.directory import DirectoryBytes
+from blendhub_fleet.directory import DirectoryBytes, Folder
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
 
@@ -113,7 +113,7 @@ def suite_of(made: type[FleetStore], server: RedisServer) -> SharedStoreSuite:
             )
 
             def open_bytes(arena: ArenaFile) -> DirectoryBytes:
-                return DirectoryBytes(place, arena)
+                return DirectoryBytes(Folder(place, None), arena, 30.0)
 
             return made(options, open_bytes)
 

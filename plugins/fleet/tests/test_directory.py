@@ -1,0 +1,197 @@
+"""The shared directory: what stands in place of its files, who may read them, and a mount that hangs."""
+
+import contextlib
+import grp
+import os
+import stat
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from blendhub_fleet.directory import open_store
+from blendhub_fleet.options import DirectoryOptions
+
+from benchmarks.fleet import mount
+from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from blendhub.errors import OptionError, StoreAway, StoreFailed
+from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
+
+pytestmark = [pytest.mark.skipif(BINARY is None, reason=MISSING), pytest.mark.timeout(60)]
+
+NOBODY = 65534
+SILENCE_S = 0.3
+Join = Callable[..., Member]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """Not below a folder that other users may not enter."""
+    with tempfile.TemporaryDirectory(prefix="blendhub-place-") as folder:
+        os.chmod(folder, 0o711)
+        yield Path(folder, "place")
+
+
+@pytest.fixture
+def join(redis_server: RedisServer, place: Path) -> Iterator[Join]:
+    members: list[Member] = []
+    socket = Path(redis_server.url.removeprefix("unix://"))
+    os.chmod(socket.parent, 0o711)
+    os.chmod(socket, 0o777)
+
+    def open_one_more(**options: Any) -> Member:
+        options = {"path": str(place), "transfer_deadline_s": SILENCE_S, "deadline_s": 20.0, **options}
+        store = open_store(DirectoryOptions(catalogue=redis_server.url, group=place.parent.name, **options))
+        members.append(Member(store))
+        return members[-1]
+
+    yield open_one_more
+    for member in members:
+        member.close()
+
+
+def files(place: Path) -> list[Path]:
+    return list(place.rglob("*.kv"))
+
+
+@contextlib.contextmanager
+def as_user(uid: int, gid: int) -> Iterator[None]:
+    if os.geteuid():
+        pytest.skip("needs root, to become another user")
+    before = os.getgroups()
+    os.setgroups([gid])
+    os.setegid(gid)
+    os.seteuid(uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+        os.setgroups(before)
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, os.mkdir, lambda path: os.symlink("/etc/passwd", path)])
+def test_what_is_no_file_is_a_miss_at_once_and_dropped_for_all(
+    join: Join, place: Path, put: Callable[..., None]
+) -> None:
+    writer, reader = join(), join()
+    writer.save_batch("a", {0: 1, 1: 2})
+    for file in files(place):
+        file.unlink()
+        put(file)
+    began = time.monotonic()
+    assert reader.load("a", 0) is None and reader.load("a", 1) is None
+    assert time.monotonic() - began < SILENCE_S
+    writer.follow()
+    assert writer.known == {}
+
+
+def test_nobody_else_can_read_what_a_hub_stores(join: Join, place: Path) -> None:
+    folder = place / place.parent.name
+    folder.mkdir(parents=True)
+    os.chmod(folder, 0o755)  # as earlier releases made it
+    before = os.umask(0)
+    try:
+        one = join()
+        one.save("a", 0, 1)
+    finally:
+        os.umask(before)
+    (file,) = files(place)
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (file, file.parent, folder)] == [0o600, 0o700, 0o700]
+    with as_user(NOBODY, NOBODY), pytest.raises(StoreFailed, match="unix_group"):
+        other = join()
+        other.load("a", 0)
+    assert one.load("a", 0) == [content(1)], "what another user cannot read is not dropped"
+
+
+def test_hubs_of_different_users_share_what_belongs_to_their_group(join: Join, place: Path) -> None:
+    group = grp.getgrnam("games")
+    one = join(unix_group=group.gr_name)
+    one.save("a", 0, 1)
+    with as_user(NOBODY, group.gr_gid):
+        other = join(unix_group=str(group.gr_gid))
+        assert other.load("a", 0) == [content(1)]
+        other.save("b", 0, 2)
+    one.follow()
+    assert one.load("b", 0) == [content(2)]
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files(place)} == {0o640}
+    assert {file.stat().st_uid for file in files(place)} == {0, NOBODY}
+    folders = {stat.S_IMODE(file.parent.stat().st_mode) for file in files(place)}
+    assert folders == {0o2770}
+
+
+def test_a_group_that_does_not_exist_is_refused_at_once() -> None:
+    with pytest.raises(OptionError, match="unix_group: this machine has no group 'nosuch'"):
+        open_store(DirectoryOptions(path="/mnt/kv", unix_group="nosuch"))
+
+
+def test_a_write_that_fails_leaves_nothing(join: Join, place: Path) -> None:
+    place.mkdir()
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=32k", "tmpfs", place], check=False).returncode
+    ):
+        pytest.skip("needs root, to mount a small file system")
+    try:
+        one = join()
+        one.save("a", 0, 1)
+        (kept,) = files(place)
+        with pytest.raises(StoreFailed, match="No space left"):
+            one.save_batch("b", {index: index for index in range(8)})
+        assert files(place) == [kept] and not list(place.rglob("*.draft"))
+    finally:
+        subprocess.run(["umount", place], check=True)
+
+
+@pytest.fixture
+def mounted(place: Path, request: pytest.FixtureRequest) -> Iterator[mount.Mount]:
+    if mount.BINARY is None:
+        pytest.skip(mount.MISSING)
+    try:
+        with mount.Mount(place.with_name("behind"), place, *getattr(request, "param", ())) as mounted:
+            yield mounted
+    except OSError as error:
+        pytest.skip(f"{mount.MISSING}: {error}")
+
+
+@pytest.mark.parametrize("mounted", [["--force-user=nobody"]], indirect=True)
+def test_a_server_may_show_another_owner(join: Join, mounted: mount.Mount) -> None:
+    """As NFS does with root_squash."""
+    one = join()
+    one.save("a", 0, 1)
+    assert [file.stat().st_uid for file in files(mounted.place)] == [NOBODY]
+    assert one.load("a", 0) == join().load("a", 0) == [content(1)]
+
+
+def test_calls_of_a_mount_that_hangs_end_and_write_nothing_later(join: Join, mounted: mount.Mount) -> None:
+    one = join()
+    one.save("a", 0, 1)
+    one.store.save_run(run("b"))
+    slot = one.slot(3)
+    mounted.hang()
+    began = time.monotonic()
+    with pytest.raises(StoreAway, match=r"did nothing for 0\.3 s; does its server run"):
+        one.store.load(key("a"), chunk(0), [slot])
+    assert SILENCE_S <= time.monotonic() - began < SILENCE_S + 1
+    with pytest.raises(StoreAway):
+        one.store.save(key("b"), chunk(0), [one.slot(0)])
+    for _ in range(4):
+        with pytest.raises(StoreAway):
+            one.store.load(key("a"), chunk(0), [one.slot(4)])
+    began = time.monotonic()
+    with pytest.raises(StoreAway, match=r"4 calls of .* are under way or hang"):
+        one.store.load(key("a"), chunk(0), [one.slot(4)])
+    assert time.monotonic() - began < SILENCE_S / 2
+    assert one.store.figures()["directory_hung_calls"] == 4
+    slot[:] = content(7)
+    mounted.go_on()
+    for thread in threading.enumerate():
+        if thread.name == "blendhub-files":
+            thread.join(20)
+    assert bytes(slot) == content(7), "a call that was left wrote into what is another chunk's now"
+    assert one.load("a", 0) == [content(1)]
+    assert len(files(mounted.place)) == 1, "what was not published is removed"
