@@ -22,6 +22,7 @@ from blendhub.hub.saves import RunDescription
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier, described
 from blendhub.plan import Span
+from blendhub.recurring import RecurringWarnings
 from blendhub.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ class Follower:
         """Whether the last call of the store was answered."""
         assert isinstance(tier.store, SharedStore)
         self._store = tier.store
+        self._warnings = RecurringWarnings(log)
         self._state = state
         self._tier = tier
         self._generation = 0
@@ -124,15 +126,13 @@ class Follower:
     def _checked(self, stored: StoredRun) -> list[Arrival]:
         try:
             return [Arrival(stored, described(stored), as_tokens(stored.tokens))]
-        except (
-            Exception
-        ) as error:  # whatever it is, it would be the same again, and the hub is to follow what comes after
+        except Exception as error:  # it would come again, and the hub is to follow what comes after
             self._refused(stored, error)
             return []
 
     def _refused(self, stored: StoredRun, error: Exception) -> None:
         self.refused += 1
-        log.warning("the hub skips %s of the shared store: %s", stored.key, error)
+        self._warnings.warn(type(error).__name__, f"the hub skips {stored.key} of the shared store: {error}", error)
 
     def _wait_for(self, work: Awaitable[None]) -> None:
         async def done() -> None:

@@ -5,7 +5,6 @@ All state is changed on the event loop; only the store's methods run in threads.
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
@@ -22,11 +21,10 @@ from blendhub.hub.pools import run_in
 from blendhub.hub.saves import RunDescription, Saves
 from blendhub.layout import Namespace
 from blendhub.plan import Span
+from blendhub.recurring import RecurringWarnings
 from blendhub.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
-LOG_AGAIN_S = 10.0
-"""A store that is away fails often, and always for the same reason."""
 
 
 class Tier:
@@ -37,7 +35,7 @@ class Tier:
         self.failures = 0
         self._cache = cache
         self._indexes = indexes
-        self._logged: dict[str, float] = {}
+        self._warnings = RecurringWarnings(log)
         self.saves = Saves(store, cache, self._failed, self.forget)
         self.notes = Notes(store, partial(run_in, self.saves.pool), self._failed)
         self.saves.on_saved = self.notes.write_soon
@@ -109,14 +107,9 @@ class Tier:
 
     def _failed(self, doing: str, error: Exception) -> None:
         self.failures += 1
-        text, now = f"the store could not {doing} a chunk: {error}", time.monotonic()
-        if now - self._logged.get(text, -LOG_AGAIN_S) < LOG_AGAIN_S:
-            return
-        if len(self._logged) > 100:
-            self._logged.clear()
-        self._logged[text] = now
-        expected = isinstance(error, BlendHubError)
-        log.warning("%s", text, exc_info=None if expected else error)
+        # The same failure has another text for each chunk, which names its file, and a cause in the system that tells.
+        kind = (doing, type(error), getattr(error.__cause__, "errno", None))
+        self._warnings.warn(kind, f"the store could not {doing} a chunk: {error}", error)
 
     def _quietly(self, work: Callable[[], object]) -> None:
         try:

@@ -275,7 +275,7 @@ def test_a_restarted_hub_has_everything_on_disk(tmp_path):
     hub.kill()
 
 
-def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
+def test_a_full_disk_is_said_once_and_counted_and_the_hub_goes_on(tmp_path, caplog):
     choice = StoreChoice(options={"path": str(tmp_path / "store")})
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     with embedded_hub(HubConfig(arena_gib=0.01, store=choice, metrics="")) as hub, hub.connect() as client:
@@ -288,6 +288,8 @@ def test_a_full_disk_is_counted_and_the_hub_goes_on(tmp_path):
             until(lambda: client.stats().counters["store_failures"] >= 5)
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        (said,) = [record.message for record in caplog.records if "could not save" in record.message]
+        assert "File too large" in said and "ulimit -f" in said and str(tmp_path) in said
         assert all(check(client, tokens(seed, 96)) == 96 for seed in range(5))
         store(client, tokens(9, 96))
         until(lambda: client.stats().counters["store_saves"] >= 3)

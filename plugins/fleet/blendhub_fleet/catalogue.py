@@ -11,6 +11,7 @@ import msgspec
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.errors import CursorLost, InvalidInput
 from blendhub.plan import Span
+from blendhub.recurring import RecurringWarnings
 from blendhub_fleet import scripts
 from blendhub_fleet.link import BLOCK_S, Link
 from blendhub_fleet.options import FleetOptions
@@ -58,6 +59,7 @@ class Catalogue:
         self._prefix = f"blendhub:{{{options.group}}}:"
         self._options = options
         self._scripts: dict[str, Any] = {}
+        self._warnings = RecurringWarnings(log)
 
     # Following.
 
@@ -123,12 +125,12 @@ class Catalogue:
             asked = asked[len(answers) :]
 
     def _skip(self, what: str) -> None:
-        if not self.skipped:
-            log.warning(
-                "%s in the catalogue in %s is not as a hub writes it, so it is skipped, and further ones are without "
-                "a line here: figures count them; what else writes to %s*?", what, self.link.place, self._prefix,
-            )  # fmt: skip
         self.skipped += 1
+        self._warnings.warn(
+            "skipped",
+            f"{what} in {self.link.place} is not as a hub writes it, so it is skipped; what else writes to "
+            f"{self._prefix}*?",
+        )
 
     def records(self, wanted: Sequence[tuple[RunKey, Span]]) -> list[bytes | None]:
         """The records of chunks; None for those that are not catalogued. This is a use of their runs."""

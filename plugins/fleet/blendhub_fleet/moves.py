@@ -21,7 +21,7 @@ class Fetched(Enum):
 
     WHOLE = "whole"
     GONE = "gone"
-    OTHER = "other than they were saved"
+    OTHER = "not what was saved"
     UNKNOWN = "catalogued with a record that no hub has written"
 
 
