@@ -60,7 +60,8 @@ class Store(ABC):
     of use survives a restart, at least roughly. A write that fails (a full disk) changes nothing else.
 
     *Errors.* Bad input raises InvalidInput and changes nothing. StoreFailed says what the store could not
-    do, where, and what a person can do about it. A closed store answers everything with StoreFailed.
+    do, where, and what a person can do about it; StoreAway, that it does not answer now: then a save is
+    tried again later. A closed store answers everything with StoreFailed.
 
     *One owner.* A place that another live store object holds is refused with StoreFailed when opened. Where hubs are
     to use one place together, a plugin implements :class:`blendhub.contracts.SharedStore`.

@@ -26,7 +26,8 @@ AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""
 
 MOST_WAITING_SAVES = 2**16
-"""Chunks that wait for the store. One more is not saved: it is lost when it is evicted, and counted."""
+"""Chunks that wait for the store, and those that wait until it is there again. With one more, one is not saved: it is
+lost when it is evicted, and counted."""
 
 CHUNKS_A_PIECE = 16
 """Chunks of another hub that become matchable before other requests have their turn."""

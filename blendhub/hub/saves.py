@@ -15,7 +15,7 @@ from typing import TypeAlias
 import msgspec
 
 from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
-from blendhub.errors import InvalidInput
+from blendhub.errors import InvalidInput, StoreAway
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
@@ -25,6 +25,8 @@ from blendhub.plan import Span
 from blendhub.tokens import Tokens
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
+TRY_AGAIN_S = 1.0
+"""After the store was away."""
 OF_ARENA = 4
 """Chunks that wait for a shared store take at most this part of the arena: they are not evicted, and it may be away."""
 
@@ -68,6 +70,9 @@ class Saves:
         self._of_run: Counter[Run] = Counter()
         """How many of them belong to each run. A run keeps its tokens for them."""
         self._saving: asyncio.Task[None] | None = None
+        self._later: deque[Chunk] = deque()
+        """What the store was away for, the oldest first. It can be evicted: then it is not saved."""
+        self._trying_again: asyncio.TimerHandle | None = None
         self._closing = False
         self._progress = asyncio.Event()
         """Set when chunks were saved, and then replaced."""
@@ -76,6 +81,11 @@ class Saves:
     def waiting(self) -> int:
         """Chunks that are being saved, or wait for it."""
         return len(self._to_save)
+
+    @property
+    def later(self) -> int:
+        """Chunks that wait until the store is there again."""
+        return len(self._later)
 
     def offer(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
         """Chunks of a run are new. ``tokens`` are the run's, from position 0."""
@@ -100,32 +110,41 @@ class Saves:
     async def close(self) -> None:
         """Finish what waits. What a shared store takes slowly on purpose is not waited for."""
         self._closing = True
+        if self._trying_again:
+            self._trying_again.cancel()
         if self._saving:
             await asyncio.gather(self._saving, return_exceptions=True)
 
     def _queue(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
         for chunk in chunks:
-            size = slot_bytes(chunk)
-            if len(self._to_save) >= MOST_WAITING_SAVES or self._bytes + size > self._most_bytes:
+            if not self._has_room_for(chunk):
                 self.skipped += 1
                 continue
             chunk.saved = Saved.WAITING
             self._cache.pin(chunk)
             self._to_save.append(chunk)
-            self._bytes += size
+            self._bytes += slot_bytes(chunk)
             self._of_run[run] += 1
             run.tokens = tokens
         if self._to_save and self._saving is None:
             self._saving = asyncio.get_running_loop().create_task(self._save_all())
 
+    def _has_room_for(self, chunk: Chunk) -> bool:
+        return len(self._to_save) < MOST_WAITING_SAVES and self._bytes + slot_bytes(chunk) <= self._most_bytes
+
     async def _save_all(self) -> None:
         while self._to_save:
             batch = self._next_batch()
-            kept = await self._save(batch)
+            try:
+                kept = await self._save(batch)
+            except StoreAway:
+                self._put_off()
+                break
             for chunk in batch:
                 self._to_save.popleft()
                 self._end(chunk, Saved.YES if chunk in kept else Saved.NO)
             self.saved += len(kept)
+            self._take_up()
             if kept:
                 batch[0].run.listed = self.generation
             self.on_saved([chunk for chunk in batch if chunk in kept])
@@ -134,6 +153,40 @@ class Saves:
             if self._pace:
                 await self._rest(sum(map(slot_bytes, kept)) / self._pace)
         self._saving = None
+
+    def _put_off(self) -> None:
+        """The store is away: what waits for it gives way to other chunks in the arena, and is tried again."""
+        while self._to_save:
+            chunk = self._to_save.popleft()
+            self._of_run[chunk.run] += 1
+            self._later.append(chunk)
+            self._end(chunk, Saved.NO)
+        while self._later and (self._closing or len(self._later) > MOST_WAITING_SAVES):
+            self.skipped += self._end_waiting(queue=False)
+        self._progress.set()
+        self._progress = asyncio.Event()
+        if self._later and self._trying_again is None:
+            self._trying_again = asyncio.get_running_loop().call_later(TRY_AGAIN_S, self._try_again)
+
+    def _try_again(self) -> None:
+        self._trying_again = None
+        self._take_up()
+
+    def _take_up(self) -> None:
+        """Queue more of what was put off: a batch, if so much may wait at a time."""
+        n_queued = 0
+        while self._later and n_queued < self._store.at_once and self._has_room_for(self._later[0]):
+            n_queued += self._end_waiting(queue=True)
+
+    def _end_waiting(self, *, queue: bool) -> bool:
+        """The oldest chunk that was put off waits no longer; returns whether it is still to be saved."""
+        chunk = self._later.popleft()
+        tokens = chunk.run.tokens
+        is_left = chunk.saved is Saved.NO and chunk.offset is not None and tokens is not None
+        if queue and is_left and tokens is not None:
+            self._queue(chunk.run, tokens, [chunk])
+        self._release_tokens(chunk.run)
+        return is_left
 
     async def _rest(self, seconds: float) -> None:
         """Wait, as often as the pace asks for it, unless the hub ends: what waits then is not saved."""
@@ -157,18 +210,27 @@ class Saves:
     def _end(self, chunk: Chunk, saved: Saved) -> None:
         chunk.saved = saved
         self._bytes -= slot_bytes(chunk)
-        self._of_run[chunk.run] -= 1
-        if not self._of_run[chunk.run]:
-            del self._of_run[chunk.run]
-            if not self._when_reused:
-                chunk.run.tokens = None
+        self._release_tokens(chunk.run)
         self._cache.unpin(chunk)
 
+    def _release_tokens(self, run: Run) -> None:
+        """One chunk of the run less needs them."""
+        self._of_run[run] -= 1
+        if not self._of_run[run]:
+            del self._of_run[run]
+            if not self._when_reused:
+                run.tokens = None
+
     async def _save(self, batch: list[Chunk]) -> set[Chunk]:
-        """The chunks of the batch that the store has afterwards. Whatever goes wrong costs these chunks alone."""
+        """The chunks of the batch that the store has afterwards. Raises StoreAway; whatever else goes wrong costs these
+        chunks alone.
+        """
         run = batch[0].run
         try:
             gone = await run_in(self.pool, self._write, run, [(one.span, self._cache.shards(one)) for one in batch])
+        except StoreAway as error:
+            self._failed("save", error)
+            raise
         except Exception as error:
             self._failed("save", error)
             return set()

@@ -56,6 +56,7 @@ def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
         "write_leases": len(state.writes.leases),
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.waiting if tier else 0,
+        "store_later_chunks": tier.saves.later if tier else 0,
     }
 
 

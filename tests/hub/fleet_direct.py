@@ -75,4 +75,5 @@ def read(member, text=TEXT):
 
 
 def count(hub, name):
-    return hub.service.stats().counters[name]
+    stats = hub.service.stats()
+    return stats.counters[name] if name in stats.counters else stats.gauges[name]

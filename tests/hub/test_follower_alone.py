@@ -8,6 +8,7 @@ from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, tokens
 
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
+from blendhub.hub import saves
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 
@@ -41,8 +42,11 @@ def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, ser
     after = tokens(4, 2 * CHUNK)
     store(one, members[0], after)
     fleet.until(lambda: read(members[1], after) == 2 * CHUNK, "what came after is found")
-    # Redis remembered nothing, so what only the fleet had is forgotten; what is in an arena is not.
-    fleet.until(lambda: known(other) in (4, 5), "the other hub forgets the three chunks from before")
+    # Redis remembered nothing, so what only the fleet had is forgotten; what is in an arena is not, and what was stored
+    # meanwhile is sent now: the text that both have, one more chunk, and what came after.
+    fleet.until(lambda: known(other) == 2 + 2 + 1 + 2, "the other hub forgets the three chunks from before")
+    assert read(members[1], tokens(3, CHUNK)) == CHUNK
+    assert count(one, "store_later_chunks") == 0
     assert read(members[0]) == len(TEXT)
     assert count(other, "fleet_snapshots") >= 2
     for hub in (one, other):
@@ -74,7 +78,41 @@ def test_a_hub_may_start_before_redis(make_hub, server, tmp_path):
     server.start()
     fleet.until(lambda: one.follower.hubs == 1, "the hub joins")
     store(one, member, tokens(2, CHUNK))
-    assert len(fleet.files()) == 1
+    fleet.until(lambda: len(fleet.files()) == 4, "what was stored before is sent as well")
+
+
+def test_what_is_sent_later_has_a_bound_and_is_in_no_other_s_way(make_hub, server, tmp_path, monkeypatch):
+    monkeypatch.setattr(saves, "MOST_WAITING_SAVES", 5)
+    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
+    one, other = fleet.hub(n_slots=8), fleet.hub()
+    member = one.join()
+    fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
+    server.kill()
+    texts = [tokens(seed, CHUNK) for seed in range(12)]
+    for text in texts:
+        assert store(one, member, text).lease is not None, "what waits for Redis is evicted like anything else"
+    assert one.tier.saves.later == 5
+    left = [text for text in texts[-5:] if member.lookup(text, acquire=False).matches]
+    assert 0 < len(left) <= 5 and count(one, "store_skipped") > 0
+    one.state.check_integrity()
+    server.start()
+    fleet.until(lambda: known(other) == len(left), "what was put off, and is still in the arena, comes")
+    reader = other.join()
+    assert [read(reader, text) for text in left] == [CHUNK] * len(left)
+    one.settle()
+    assert one.tier.saves.later == 0
+    assert all(run.tokens is None for index in one.state.indexes for run in index.runs.values())
+
+
+def test_a_hub_that_ends_does_not_wait_for_redis(make_hub, server, tmp_path):
+    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=0.5)
+    one = fleet.hub()
+    fleet.until(lambda: one.follower.hubs == 1, "the hub has joined")
+    server.kill()
+    store(one, one.join())
+    began = time.monotonic()
+    one.close()
+    assert time.monotonic() - began < 3.0
 
 
 def test_a_frozen_redis_delays_no_request(make_hub, server, tmp_path):

@@ -8,7 +8,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from blendhub.errors import InvalidInput, OptionError, StoreFailed
+from blendhub.errors import InvalidInput, OptionError, StoreAway, StoreFailed
 
 T = TypeVar("T")
 Doing = Literal["read", "write"]
@@ -23,7 +23,8 @@ class Link:
 
     def __init__(self, url: str, deadline_s: float) -> None:
         self.failures = 0
-        self._rests_until: dict[Doing, float] = {"read": 0.0, "write": 0.0}
+        self._rests: dict[Doing, tuple[float, type[StoreFailed]]] = {}
+        """Until when calls of a kind are not tried, and how they fail."""
         try:
             self._redis = _client(url, deadline_s, deadline_s)
             self._blocked = _client(url, deadline_s, deadline_s + BLOCK_S)
@@ -35,7 +36,8 @@ class Link:
     def do(self, doing: Doing, work: Callable[[Any], T], *, rests: bool = True) -> T:
         """The result of work with Redis.
 
-        Raises StoreFailed if Redis does not do it, or, unless ``rests`` is false, if it failed a moment ago.
+        Raises StoreFailed if Redis does not do it, or, unless ``rests`` is false, if it failed a moment ago; where it
+        does not answer, that is StoreAway.
         """
         if rests:
             self.check(doing)
@@ -47,8 +49,9 @@ class Link:
 
     def check(self, doing: Doing) -> None:
         """Raise StoreFailed if Redis failed to do so a moment ago."""
-        if time.monotonic() < self._rests_until[doing]:
-            raise StoreFailed(f"{self.place} failed to {doing} a moment ago; the hub tries it again soon")
+        until, kind = self._rests.get(doing, (0.0, StoreFailed))
+        if time.monotonic() < until:
+            raise kind(f"{self.place} failed to {doing} a moment ago; the hub tries it again soon")
 
     def close(self) -> None:
         self._redis.close()
@@ -59,7 +62,7 @@ class Link:
             result = work(client)
         except redis.RedisError as error:
             raise self._error(doing, error) from error
-        self._rests_until[doing] = 0.0
+        self._rests.pop(doing, None)
         return result
 
     def _error(self, doing: Doing, error: redis.RedisError) -> Exception:
@@ -68,11 +71,12 @@ class Link:
             return InvalidInput("the run is not in the catalogue any more; call save_run first")
         self.failures += 1
         if "FENCED" in text:
-            return StoreFailed("the fleet took this hub for dead, so what it began before is not published")
+            return StoreAway("the fleet took this hub for dead, so what it began before is not published")
         away = isinstance(error, redis.ConnectionError | redis.TimeoutError)
         kinds: tuple[Doing, ...] = ("read", "write") if away else (doing,)
-        self._rests_until.update(dict.fromkeys(kinds, time.monotonic() + REST_S))
-        return StoreFailed(f"{self.place} failed to {doing}: {type(error).__name__}: {text}")
+        failure = StoreAway if away else StoreFailed
+        self._rests.update(dict.fromkeys(kinds, (time.monotonic() + REST_S, failure)))
+        return failure(f"{self.place} failed to {doing}: {type(error).__name__}: {text}")
 
 
 def _client(url: str, connect_s: float, answer_s: float) -> Any:

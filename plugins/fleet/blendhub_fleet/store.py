@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from blendhub.contracts import ArenaFile, Changes, Dropped, Published, RunKey, Share, SharedStore, StoredRun
-from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.plan import Span
+from blendhub.recurring import RecurringWarnings
 from blendhub_fleet.bytes import Bytes
 from blendhub_fleet.catalogue import Catalogue, Cursor, Entry, check_bounds
 from blendhub_fleet.moves import Fetched, Moves
@@ -37,6 +38,7 @@ class FleetStore(SharedStore):
         self._lock = threading.Lock()
         """Guards the two above, and the counters below."""
         self._corrupted = self._fetched = self._sent = self._gone = 0
+        self._warnings = RecurringWarnings(log)
         self._closed = False
 
     @property
@@ -107,7 +109,7 @@ class FleetStore(SharedStore):
         # Before the bytes move: a hub that is taken for dead meanwhile publishes nothing of this.
         incarnation = self._catalogue.incarnation
         if not incarnation:
-            raise StoreFailed("the hub has not joined the fleet yet, so it publishes nothing; does Redis run?")
+            raise StoreAway("the hub has not joined the fleet yet, so it publishes nothing; does Redis run?")
         self._catalogue.link.check("write")
         records, stored = moves.put([shards for _, shards in chunks])
         kept = {span: record for span, record, whole in zip(spans, records, stored, strict=True) if whole}
@@ -174,7 +176,7 @@ class FleetStore(SharedStore):
             self._gone += how is Fetched.GONE
             self._corrupted += how is not Fetched.GONE
         if how is not Fetched.GONE:
-            log.warning("the bytes of %s of %s are %s; the chunk is dropped for all hubs", span, run, how.value)
+            self._warnings.warn(how, f"{span} of {run} is {how.value}; it is dropped for all hubs")
         with contextlib.suppress(StoreFailed):
             self._forget(run, span, text)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from blendhub_fleet.bytes import Bytes, Extent
 
-from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub_mooncake.codes import Outcome, of_get, of_put
 from blendhub_mooncake.frames import Call, Setup
 from blendhub_mooncake.process import MooncakeProcess
@@ -111,16 +111,16 @@ class MooncakeBytes(Bytes):
             self._changed.wait_for(lambda: self._is_ready or self._reason, self._deadline_s)
             process = self._process if self._is_ready else None
         if process is None:
-            raise self._failure(call, self._reason or "its process has not started yet")
+            raise self._failure(call, self._reason or "its process has not started yet", StoreAway)
         try:
             return process, process.call(call, deadline)
         except StoreFailed as error:
-            raise self._failure(call, str(error)) from error
+            raise self._failure(call, str(error), StoreAway) from error
 
-    def _failure(self, call: Call, reason: str) -> StoreFailed:
+    def _failure(self, call: Call, reason: str, kind: type[StoreFailed] = StoreFailed) -> StoreFailed:
         with self._changed:
             self._counts[f"{call.what}_failures"] += 1
-        return StoreFailed(f"Mooncake could not {call.what} {len(call.keys)} keys: {reason}")
+        return kind(f"Mooncake could not {call.what} {len(call.keys)} keys: {reason}")
 
     def _check(self, call: Call) -> None:
         if len(call.keys) != len(call.extents) or len(set(call.keys)) != len(call.keys):
