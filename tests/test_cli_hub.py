@@ -19,7 +19,7 @@ import pytest
 
 from blendhub import PluginHost
 from blendhub.arena_view import SHM
-from blendhub.cli import main
+from blendhub.cli import READER_GONE, main
 from blendhub.client import HubClient
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Span
@@ -92,6 +92,19 @@ def top(*flags: str, **environment: str) -> dict[str, str]:
     )
     assert done.returncode == 0, done.stderr
     return dict(line.split(None, 1) for line in done.stdout.splitlines())
+
+
+@pytest.mark.slow
+def test_a_reader_that_has_enough_is_no_fault(serve):
+    """As ``| head`` leaves a pipe, before the command has written to it."""
+    served = serve()
+    for command in (["top", "--once"], ["top"], ["serve", "--print-config"], ["plugins", "--json"]):
+        endpoint = ["--endpoint", served.rows["endpoint"]] if command[0] == "top" else []
+        reader, writer = os.pipe()
+        os.close(reader)
+        done = subprocess.run([*BLENDHUB, *command, *endpoint], stdout=writer, stderr=subprocess.PIPE, timeout=SOON_S)
+        os.close(writer)
+        assert done.stderr == b"" and done.returncode in (0, READER_GONE), (command, done)
 
 
 def store_a_chunk(endpoint: str) -> None:

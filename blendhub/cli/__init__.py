@@ -6,7 +6,11 @@ from collections.abc import Sequence
 
 import blendhub
 from blendhub.cli import advise, analyze, check, conformance, doctor, explain, keys, plugins, serve, top
+from blendhub.cli.serve import stop_printing
 from blendhub.errors import BlendHubError
+
+READER_GONE = 141
+"""The exit code that shells know for a program whose output nobody reads any more, as behind ``| head``."""
 
 COMMANDS = (serve, top, doctor, explain, check, analyze, advise, keys, plugins, conformance)
 
@@ -19,8 +23,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for command in COMMANDS:
         command.add_parser(commands)
     chosen = parser.parse_args(arguments)
+    code = READER_GONE
     try:
-        return int(chosen.run(chosen))
+        code = int(chosen.run(chosen))
+        sys.stdout.flush()
     except BlendHubError as error:
         print(f"blendhub: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:
+        stop_printing()
+    return code

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from blendhub.cli.serve import stop_printing
 from blendhub.config import PolicyName
 from blendhub.errors import BlendHubError, InvalidInput, OptionError
 from blendhub.host import PluginHost
@@ -46,7 +45,7 @@ def add_parser(commands: Any) -> None:
     add("--prefill-ms-per-1k", type=float, metavar="MS", help="your prefill's time for 1,000 tokens, for times in ms")
     add("--separator", metavar="TEXT", help="try the matcher separator with this; default: the likeliest token")
     add("--show-text", action="store_true", help="show how reused texts and system prompts begin")
-    add("--report", type=Path, default=Path("report.html"), metavar="FILE", help="the page (default report.html)")
+    add("--report", type=Path, metavar="FILE", help="the page (default report.html; with --json none)")
     add("--json", action="store_true", help="print what was found for programs")
     parser.set_defaults(run=run)
 
@@ -97,12 +96,11 @@ def run(arguments: argparse.Namespace) -> int:
     )
     tried = analyzer.what_if.tried(host)
     found = collect(analyzer, tried, logs.broken, about, encoder.decode if arguments.show_text else None)
-    _write(arguments.report, as_page(found))
+    page = arguments.report or (None if arguments.json else Path("report.html"))
+    if page:
+        _write(page, as_page(found))
     as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
-    try:
-        print(as_json if arguments.json else f"{as_text(found)}\n\nthe same with plots: {arguments.report}", flush=True)
-    except BrokenPipeError:
-        stop_printing()
+    print(as_json if arguments.json else f"{as_text(found)}\n\nthe same with plots: {page}", flush=True)
     return INTERRUPTED if interruption.happened else 0
 
 

@@ -14,7 +14,6 @@ import msgspec
 
 from blendhub.agreement import wilson
 from blendhub.cli.json_object import read_object
-from blendhub.cli.serve import stop_printing
 from blendhub.errors import HubError, OptionError, TransportError
 from blendhub.host import PluginHost
 from blendhub.places import default_endpoint
@@ -50,11 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.once:
         _show_once(hub)
         return 0
-    try:
-        with _interrupted() as interrupted:
-            _show_on(hub, arguments.interval, interrupted)
-    except BrokenPipeError:
-        stop_printing()
+    with _interrupted() as interrupted:
+        _show_on(hub, arguments.interval, interrupted)
     return 0
 
 

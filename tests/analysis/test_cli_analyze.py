@@ -95,7 +95,7 @@ def test_the_page_loads_nothing_and_has_its_plots(analyze):
 def test_texts_are_shown_only_where_that_is_asked_for(analyze):
     secret = "zebra <script>alert(1)</script> "
     log = "".join(json.dumps({"prompt": f"{secret * 30}{number}"}) + "\n" for number in range(5))
-    for arguments in (("--bytes",), ("--bytes", "--json")):
+    for arguments in (("--bytes",), ("--bytes", "--json", "--report", "report.html")):
         _, shown, _ = analyze(log, *arguments)
         assert "zebra" not in shown and "zebra" not in Path("report.html").read_text()
     _, shown, _ = analyze(log, "--bytes", "--show-text")
@@ -225,4 +225,4 @@ def test_ctrl_c_prints_what_was_seen(tmp_path, output):
         assert found.about.interrupted and found.shares.requests >= 256 and found.shares.anywhere > 0.5
     else:
         assert "interrupted: this is what was seen until then" in shown and "BlendHub would" in shown
-    assert (tmp_path / "report.html").exists()
+    assert (tmp_path / "report.html").exists() == (output != "json")
