@@ -23,6 +23,7 @@ from blendhub.cli import READER_GONE, main
 from blendhub.client import HubClient
 from blendhub.layout import KVLayout, Namespace
 from blendhub.plan import Span
+from blendhub.served_vllm import server_command
 from blendhub.vllm.settings import read_settings
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -51,11 +52,11 @@ class Served:
         lines = []
         for line in self.process.stdout:
             lines.append(line)
-            if line.startswith("vllm serve "):
+            if "--kv-transfer-config" in line:
                 break
         self.screen = "".join(lines)
         self.rows = dict(re.findall(r"^([a-z]+) +(.*)$", self.screen, re.M))
-        assert lines and lines[-1].startswith("vllm serve "), f"it did not start: {self.screen}"
+        assert lines and lines[-1].startswith(server_command()), f"it did not start: {self.screen}"
 
     @property
     def segment(self) -> Path:
@@ -130,7 +131,7 @@ def page(served: Served, path: str) -> str:
 def test_serve_is_seen_by_top_and_leaves_nothing_when_it_is_stopped(serve, tmp_path, number):
     served = serve()
     endpoint = f"ipc://{tmp_path}/hub.sock"
-    assert served.rows["endpoint"] == endpoint and f'{{"blendhub":{{"endpoint":"{endpoint}"}}}}' in served.screen
+    assert served.rows["endpoint"] == endpoint and f'{{"blendhub": {{"endpoint": "{endpoint}"}}}}' in served.screen
     assert served.rows["arena"].startswith("0.01 GiB, ") and "rolling_hash" in served.rows["matchers"]
     store_a_chunk(endpoint)
     rows = top("--endpoint", endpoint)
@@ -343,4 +344,4 @@ def test_in_a_terminal_both_are_in_colour_and_nothing_is_cut(serve, tmp_path):
         served.wait()
         os.close(theirs)
         os.close(ours)
-    assert "\x1b[" in shown and f'"endpoint":"{endpoint}"' in shown and "0 of 0 engines" in shown
+    assert "\x1b[" in shown and f'"endpoint": "{endpoint}"' in shown and "0 of 0 engines" in shown

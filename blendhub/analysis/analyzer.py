@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from blendhub.analysis import first_token
+from blendhub.analysis.first_token import MEASURED, Costs, Ratios
 from blendhub.analysis.played_hub import MOST_SLOTS, PlayedArena, PlayedHub
 from blendhub.analysis.requests import Prompt
 from blendhub.analysis.tallies import HEAD_TOKENS, Groups, Share, Stretches, Texts, name_of
@@ -28,7 +28,12 @@ class Sizes(msgspec.Struct, frozen=True):
 
 class Analyzer:
     def __init__(
-        self, host: PluginHost, sizes: Sizes, policy: PolicyName = "lru", separator: Sequence[int] | None = None
+        self,
+        host: PluginHost,
+        sizes: Sizes,
+        policy: PolicyName = "lru",
+        separator: Sequence[int] | None = None,
+        costs: Costs = MEASURED,
     ) -> None:
         slots = sorted({*(size for size in sizes.arenas if size < MOST_SLOTS), MOST_SLOTS})
         cache = min(sizes.vllm_cache or MOST_SLOTS, MOST_SLOTS)
@@ -42,7 +47,8 @@ class Analyzer:
         self.systems = Groups()
         self.stretches = Stretches()
         self.texts = Texts()
-        self.ratios = first_token.Ratios()
+        self.costs = costs
+        self.ratios = Ratios()
         self.what_if = WhatIf(separator)
         self.first: float | None = None
         self.last: float | None = None
@@ -61,7 +67,7 @@ class Analyzer:
             self.first = prompt.time if self.first is None else min(self.first, prompt.time)
             self.last = prompt.time if self.last is None else max(self.last, prompt.time)
             self.days.add(datetime.fromtimestamp(prompt.time, UTC).strftime("%Y-%m-%d"), share, place, tokens)
-        self.ratios.add(first_token.ratio(len(tokens), reused.exact, reused.moved))
+        self.ratios.add(self.costs.ratio(len(tokens), reused.exact, reused.moved))
         for match in played.matches:
             self.stretches.add(len(match.span))
             self.texts.add(match, tokens, self.hub.places.get(match.run, place))

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from blendhub.analysis import advice, first_token
+from blendhub.analysis import advice
 from blendhub.analysis.analyzer import Analyzer
 from blendhub.analysis.broken import BrokenLines
 from blendhub.analysis.findings import (
@@ -90,20 +90,21 @@ def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
     largest = seen.hub.arenas[-1], seen.prefix_arena(seen.hub.arenas[-1].slots)
     for arena in seen.hub.arenas:
         prefix = seen.prefix_arena(arena.slots)
-        found.append(_arena(seen.total.tokens, arena, prefix, kv_bytes))
+        found.append(_arena(seen, arena, prefix, kv_bytes))
         if all(one.reused == best.reused for one, best in zip((arena, prefix), largest, strict=True)):
             break
     return found
 
 
-def _arena(tokens: int, arena: PlayedArena, prefix: PlayedArena, kv_bytes: int) -> ArenaFound:
+def _arena(seen: Analyzer, arena: PlayedArena, prefix: PlayedArena, kv_bytes: int) -> ArenaFound:
+    tokens = seen.total.tokens
     return ArenaFound(
         tokens=arena.slots * CHUNK_TOKENS,
         gib=arena.slots * CHUNK_TOKENS * kv_bytes / 2**30,
         prefix=prefix.reused.exact / tokens,
         exact=arena.reused.exact / tokens,
         anywhere=sum(arena.reused) / tokens,
-        first_token_ratio=first_token.ratio(tokens, *arena.reused),
+        first_token_ratio=seen.costs.ratio(tokens, *arena.reused),
         evictions=arena.evictions,
     )
 
@@ -112,12 +113,12 @@ def _first_token(seen: Analyzer, ms_per_1k: float | None) -> FirstToken:
     """Of all prompts together, but for the quantiles, which are of prompts."""
     total = seen.total
     prefix_cache = 1 - total.prefix / (total.tokens or 1)
-    mean = first_token.ratio(total.tokens, total.exact, total.moved)
+    mean = seen.costs.ratio(total.tokens, total.exact, total.moved)
     quantiles = seen.ratios.quantile(0.5), seen.ratios.quantile(0.9)
     if ms_per_1k is None:
-        return FirstToken(prefix_cache, mean, *quantiles)
+        return FirstToken(seen.costs, prefix_cache, mean, *quantiles)
     full = ms_per_1k * total.tokens / max(total.requests, 1) / 1000
-    return FirstToken(prefix_cache, mean, *quantiles, full, full * prefix_cache, full * mean)
+    return FirstToken(seen.costs, prefix_cache, mean, *quantiles, full, full * prefix_cache, full * mean)
 
 
 def _change(tried: Tried, seen: Analyzer) -> Change:

@@ -4,6 +4,8 @@ from typing import Any
 
 import msgspec
 
+from blendhub.analysis.first_token import Costs
+
 
 class Shares(msgspec.Struct, frozen=True):
     """Prompts, and the shares of their tokens that could be reused."""
@@ -56,8 +58,9 @@ class TextFound(msgspec.Struct, frozen=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Times to the first token by those of full prefills, and in milliseconds where the speed of prefill is given."""
+    """Times to the first token relative to full prefills, and in milliseconds where the speed of prefill is given."""
 
+    costs: Costs
     prefix_cache: float
     mean: float
     median: float

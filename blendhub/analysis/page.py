@@ -1,12 +1,12 @@
 """The findings as a page: one file without scripts, which loads nothing."""
 
-import json
 from collections.abc import Iterable, Sequence
 from html import escape
 
 from blendhub.analysis import charts
 from blendhub.analysis.advice import advised_arena
 from blendhub.analysis.findings import Findings, NamedShares, TextFound
+from blendhub.served_vllm import server_command
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #24292f; --faint: #57606a; --line: #d0d7de; --box: #f6f8fa }
@@ -60,8 +60,7 @@ def _parts(found: Findings) -> Iterable[str]:
     yield _texts(found)
     yield _changes(found)
     yield _broken(found)
-    command = f"vllm serve MODEL --kv-transfer-config '{json.dumps(found.config)}'"
-    yield f"<h2>To serve such prompts</h2>\n<pre>{escape(command)}</pre>"
+    yield f"<h2>To serve such prompts</h2>\n<pre>{escape(server_command(found.config))}</pre>"
 
 
 def _about(found: Findings) -> str:
@@ -82,7 +81,7 @@ def _tiles(found: Findings) -> str:
         (f"{shares.prefix:.1%}", "reused as a prefix, by a prefix cache"),
         (f"{shares.exact:.1%}", "reused exactly, by the hub"),
         (f"{shares.anywhere:.1%}", "reused anywhere, by the hub"),
-        (f"{found.first_token.mean:.2f} x", "time to the first token, by full prefill's"),
+        (f"{found.first_token.mean:.2f} x", "time to the first token, relative to full prefill"),
     )
     inside = "".join(f'<div class="tile"><b>{value}</b>{escape(name)}</div>' for value, name in tiles)
     return f'<div class="tiles">{inside}</div>'
@@ -106,7 +105,7 @@ def _first_token_said(found: Findings) -> str:
     first = found.first_token
     return (
         f"Half of the prompts have at most {first.median:.2f} x, nine of ten at most {first.ninetieth:.2f} x of a full "
-        "prefill's time. Computed from ratios that were measured with another model and prompts of 3,830 tokens."
+        f"prefill's time: {first.costs.sentence()}."
     )
 
 

@@ -1,10 +1,10 @@
 """The findings in a terminal."""
 
-import json
 from collections.abc import Iterator, Sequence
 
 from blendhub.analysis.advice import advised_arena
 from blendhub.analysis.findings import Findings, NamedShares
+from blendhub.served_vllm import server_command
 
 MOST_DAYS = 14
 BAR = 24
@@ -93,7 +93,8 @@ def _curve(found: Findings) -> Iterator[str]:
 
 def _first_token(found: Findings) -> Iterator[str]:
     first = found.first_token
-    yield "expected time to the first token, by full prefill's (from the ratios in docs/measurements.md)"
+    yield "expected time to the first token, relative to full prefill"
+    yield f"  ({first.costs.sentence()})"
     yield (
         f"  prefix cache {first.prefix_cache:.2f} x, BlendHub {first.mean:.2f} x: half of the prompts at most "
         f"{first.median:.2f} x, nine of ten at most {first.ninetieth:.2f} x"
@@ -143,7 +144,7 @@ def _broken(found: Findings) -> Iterator[str]:
 def _config(found: Findings) -> Iterator[str]:
     yield "to serve such prompts:"
     yield ""
-    yield f"vllm serve MODEL --kv-transfer-config '{json.dumps(found.config)}'"
+    yield server_command(found.config)
 
 
 def _speed(found: Findings) -> Iterator[str]:

@@ -15,6 +15,7 @@ from blendhub.errors import BlendHubError, InvalidInput, OptionError
 from blendhub.host import PluginHost
 
 if TYPE_CHECKING:
+    from blendhub.analysis.first_token import Costs
     from blendhub.analysis.logs import Logs
     from blendhub.analysis.tokenizing import Encoder
 
@@ -43,6 +44,7 @@ def add_parser(commands: Any) -> None:
     add("--policy", choices=get_args(PolicyName), default="lru", help="which chunk is evicted (default lru)")
     add("--vllm-cache-tokens", type=int, metavar="N", help="of vLLM's own cache, as its log says; default: the largest")
     add("--prefill-ms-per-1k", type=float, metavar="MS", help="your prefill's time for 1,000 tokens, for times in ms")
+    add("--token-costs", metavar="E,M", help="of exact and moved tokens on your server, relative to a computed one")
     add("--separator", metavar="TEXT", help="try the matcher separator with this; default: the likeliest token")
     add("--show-text", action="store_true", help="show how reused texts and system prompts begin")
     add("--report", type=Path, metavar="FILE", help="the page (default report.html; with --json none)")
@@ -74,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     separator = encoder.separator(_unescaped(arguments.separator)) if arguments.separator else None
     host = PluginHost.discover()
-    analyzer = Analyzer(host, sizes, arguments.policy, separator)
+    analyzer = Analyzer(host, sizes, arguments.policy, separator, _costs(arguments.token_costs))
     interruption = Interruption()
     with interruption.expected(), _progress(logs) as progress:
         seconds = play(logs, encoder, analyzer, interruption, progress)
@@ -139,6 +141,20 @@ def _gib(text: str) -> list[float]:
     if not sizes or not all(0 < size < math.inf for size in sizes):
         raise OptionError(f"--arena-gib {text!r} should be numbers above 0 with commas between, such as {ARENAS_GIB}")
     return sizes
+
+
+def _costs(text: str | None) -> "Costs":
+    from blendhub.analysis.first_token import MEASURED, Costs
+
+    if text is None:
+        return MEASURED
+    try:
+        exact, moved = map(float, text.split(","))
+    except ValueError:
+        exact = moved = -1.0
+    if not all(0 <= cost < math.inf for cost in (exact, moved)):
+        raise OptionError(f"--token-costs {text!r} should be two numbers from 0 with a comma between, such as 0.03,0.3")
+    return Costs(exact, moved)
 
 
 def _unescaped(text: str) -> str:

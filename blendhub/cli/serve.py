@@ -21,6 +21,7 @@ from blendhub.errors import OptionError
 from blendhub.host import PluginHost
 from blendhub.options import parse_options
 from blendhub.places import default_endpoint
+from blendhub.served_vllm import server_command
 
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
@@ -205,7 +206,7 @@ def _how_to_serve_models(endpoint: str, listen: Listen, host: PluginHost) -> str
     if options:
         named = " and ".join(f"{file} ({option})" for option, file in options.items())
         intro = f"a client needs {named}; copy them to its machine, and name them there:"
-    return f"{intro}\n\nvllm serve MODEL --kv-transfer-config '{msgspec.json.encode(given).decode()}'"
+    return f"{intro}\n\n{server_command(given)}"
 
 
 def _shown(rows: list[Row]) -> str:

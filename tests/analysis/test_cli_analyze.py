@@ -55,6 +55,17 @@ def test_a_log_of_chats_from_end_to_end(analyze):
     assert mistakes_in_transfer_config(found.config, PluginHost.discover(), "cpu") == []
 
 
+def test_times_are_those_of_the_users_server_if_its_costs_are_given(analyze):
+    for costs, moved, source in (((), 0.26, "as measured with another model"), (("0.5,2",), 2, "as you measured")):
+        given = ["--bytes", *(part for cost in costs for part in ("--token-costs", cost))]
+        _, shown, _ = analyze(as_lines(60), *given)
+        assert f"a moved token {moved:.2f}, {source}" in shown
+        assert f"a moved token {moved:.2f}, {source}" in Path("report.html").read_text()
+    found = msgspec.json.decode(analyze(as_lines(60), *given, "--json")[1], type=Findings)
+    shares = found.shares
+    assert found.first_token.mean == pytest.approx(1 - 0.5 * shares.exact + shares.anywhere - shares.exact)
+
+
 class Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
@@ -149,6 +160,8 @@ def test_broken_lines_do_not_stop_an_analysis(analyze):
         ("x\n", ["--bytes", "--sample", "nan"], "--sample nan should be above 0"),
         ("x\n", ["--bytes", "--arena-gib", "4,x"], "--arena-gib '4,x' should be numbers"),
         ("x\n", ["--bytes", "--arena-gib", "0"], "--arena-gib '0' should be numbers above 0"),
+        ("x\n", ["--bytes", "--token-costs", "0.3"], "--token-costs '0.3' should be two numbers"),
+        ("x\n", ["--bytes", "--token-costs", "0,nan"], "--token-costs '0,nan' should be two numbers"),
         ("x\n", ["--bytes", "--kv-bytes-per-token", "0"], "--kv-bytes-per-token 0 should be above 0"),
         ("x\n", ["--bytes", "--chat-template", "t"], "--chat-template is for a tokenizer"),
         ("x\n", ["--bytes", "--report", "missing/r.html"], "cannot write missing/r.html"),

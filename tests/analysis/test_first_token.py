@@ -25,9 +25,10 @@ def test_the_ratios_are_those_in_the_document():
 def test_the_measured_prompts_take_as_long_as_measured():
     n, question = first_token.PROMPT, first_token.QUESTION
     documents = first_token.DOCUMENTS * first_token.DOCUMENT
-    assert first_token.ratio(n, n - question, 0) == pytest.approx(first_token.EXACT)
-    assert first_token.ratio(n, 0, documents) == pytest.approx(first_token.MOVED)
-    assert first_token.ratio(n, 0, 0) == 1
+    costs = first_token.MEASURED
+    assert costs.ratio(n, n - question, 0) == pytest.approx(first_token.EXACT)
+    assert costs.ratio(n, 0, documents) == pytest.approx(first_token.MOVED)
+    assert costs.ratio(n, 0, 0) == 1
 
 
 def test_quantiles_of_ratios():

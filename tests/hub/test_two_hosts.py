@@ -142,7 +142,7 @@ def far_engine(hosts: Hosts, tmp_path: Path) -> Iterator[FarEngine]:
     )
     hub = hosts.start(hosts.hub, sys.executable, "-m", "blendhub.cli", "serve", "--config", f"{tmp_path}/hub.toml")
     assert hub.stdout
-    assert any(line.startswith("vllm serve") for line in hub.stdout), "the hub did not start"
+    assert any("--kv-transfer-config" in line for line in hub.stdout), "the hub did not start"
     options = {"secret_key": f"{keys}/client.secret", "server_key": f"{keys}/server.public", "heartbeat_s": 0.3}
     engine = FarEngine(hosts, options)
     yield engine

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from blendhub.errors import Unsupported
-from blendhub.vllm.versions import SERVED
+from blendhub.served_vllm import SERVED
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")

