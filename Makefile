@@ -19,12 +19,16 @@ OTHER := build/vllm-$(VERSION)
 # What one version keeps in its cache, another cannot read.
 ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
 
+# What both runs of pytest report, of which the last lines say which tests were skipped for want of what.
+REPORTS := build/test-report-
+
 # Arguments: this target, the target it needs, which tests run beside others, which run one after the other.
 define TIMED
-start=$$(date +%s); result=passed; \
+start=$$(date +%s); result=passed; rm -f $(REPORTS)*; \
 if $(MAKE) --no-print-directory $(2); then \
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(3)" || result=FAILED; \
-	$(BIN)/python -m pytest -m "$(4)" $$(grep -rl "mark\.alone" --include="test_*.py" tests plugins) || result=FAILED; \
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder --junitxml=$(REPORTS)1 -m "$(3)" || result=FAILED; \
+	$(BIN)/python -m pytest --junitxml=$(REPORTS)2 -m "$(4)" $$(grep -rl "mark\.alone" --include="test_*.py" tests plugins) || result=FAILED; \
+	$(BIN)/python -m tests.missing_parts $(REPORTS)*; \
 else result=FAILED; fi; \
 seconds=$$(($$(date +%s) - start)); \
 echo "make $(1): $$result in $$((seconds / 60)) min $$((seconds % 60)) s"; \

@@ -104,7 +104,7 @@ def test_the_settings_to_paste_keep_what_was_given():
     ],
 )
 def test_what_cannot_be_measured_is_one_line_and_exit_code_2(tmp_path, capsys, flags, complaint):
-    pytest.importorskip("blendhub_selectors", reason="needs a selector to choose from")
+    pytest.importorskip("blendhub_selectors", reason="needs a selector to choose from; `make setup` installs it")
     (tmp_path / "data.jsonl").write_text("\n")
     assert main(["advise", "--model", "m", "--data", str(tmp_path / "data.jsonl"), *flags]) == 2
     error = capsys.readouterr().err

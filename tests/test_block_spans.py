@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from blendhub import Span
 from blendhub.contracts import Segment
 
-devices = pytest.importorskip("blendhub.devices", reason="needs torch")
+devices = pytest.importorskip("blendhub.devices", reason="pages are tensors: pip install torch")
 
 
 def tokens_of(spans):

@@ -149,7 +149,7 @@ def test_a_prompt_of_which_nothing_is_stored(explain, tmp_path):
 
 @pytest.mark.slow
 def test_a_prompt_in_words_is_tokenized_as_the_engine_does(explain, tmp_path):
-    transformers = pytest.importorskip("transformers", reason="it comes with vLLM")
+    transformers = pytest.importorskip("transformers", reason="it comes with vLLM; `make setup` installs it")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(2000)}, unk_token="w0"))

@@ -9,8 +9,8 @@ from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.plan import Span
 from blendhub.testing.devices.device_harness import Rotary, Setup
 
-torch = pytest.importorskip("torch", reason="pages are tensors of torch")
-devices = pytest.importorskip("blendhub.devices", reason="needs torch")
+torch = pytest.importorskip("torch", reason="pages are tensors: pip install torch")
+devices = pytest.importorskip("blendhub.devices", reason="pages are tensors: pip install torch")
 
 SETUP = Setup()
 

@@ -6,12 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
+from blendhub_mooncake.availability import probe
+
+from benchmarks.fleet.servers import BINARY, MISSING
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(BINARY is None, reason=MISSING)
 def test_a_machine_reuses_documents_that_only_another_has_seen(tmp_path):
+    if missing := probe():
+        pytest.skip(f"{missing.reason}: {missing.command}")
     pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
     sizes = ["--prompts", "2", "--questions", "3"]
     command = [sys.executable, "-m", "examples.fleet_demo", *sizes, "--out", str(tmp_path)]

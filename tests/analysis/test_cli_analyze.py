@@ -182,7 +182,7 @@ def test_without_transformers_it_says_what_to_install(analyze, monkeypatch):
 
 
 def test_a_tokenizer_and_a_chat_template(analyze):
-    transformers = pytest.importorskip("transformers", reason="only --tokenizer needs it")
+    transformers = pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
     template = Path("template.jinja")
     template.write_text(
         "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
@@ -202,7 +202,7 @@ def test_a_tokenizer_and_a_chat_template(analyze):
 
 
 def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze):
-    pytest.importorskip("transformers", reason="only --tokenizer needs it")
+    pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
     template = Path("template.jinja")
     template.write_text("{% for m in messages %}{% for c in m.tool_calls %}{{ c.function.arguments.city }}{% endfor %}")
     template.write_text(template.read_text() + "{% endfor %}")
@@ -215,7 +215,7 @@ def test_arguments_of_tools_are_objects_for_the_template_as_in_vllm(analyze):
 
 
 def test_a_chat_without_a_template_says_what_to_name(analyze):
-    pytest.importorskip("transformers", reason="only --tokenizer needs it")
+    pytest.importorskip("transformers", reason="only --tokenizer needs it: pip install transformers")
     code, _, error = analyze(json.dumps({"messages": [{"role": "user", "content": "x"}]}), "--tokenizer", TOKENIZER)
     assert code == 2 and "log:1 is a chat" in error and "--chat-template FILE" in error
 

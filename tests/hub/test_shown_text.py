@@ -244,7 +244,7 @@ def test_few_tokenizers_are_kept(running, monkeypatch):
 
 @pytest.mark.slow
 def test_a_tokenizer_is_loaded_from_the_model_s_files(tmp_path: Path, running):
-    transformers = pytest.importorskip("transformers", reason="it comes with vLLM")
+    transformers = pytest.importorskip("transformers", reason="it comes with vLLM; `make setup` installs it")
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     made = Tokenizer(models.WordLevel({f"w{n}": n for n in range(2000)}, unk_token="w0"))

@@ -86,7 +86,7 @@ class Hosts:
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     if not shutil.which("unshare"):
-        pytest.skip("needs unshare: apt install util-linux")
+        pytest.skip("needs unshare: apt-get install util-linux")
     try:
         with Network() as network:
             subprocess.run([*ELSEWHERE, WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
