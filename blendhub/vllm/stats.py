@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 COUNTERS: dict[str, str] = {
     "requests_blended": "Requests for which moved text or settled KV was loaded.",
     "requests_exact": "Requests for which only exact text was reused.",
+    "requests_with_holes": "Requests for which tokens between reused ones were computed.",
     "loads_failed": "Requests whose stored KV could not be loaded, so vLLM computed it.",
     "tokens_exact": "Tokens reused at the position where they were computed.",
     "tokens_settled": "Tokens reused as they were blended before, behind the same text.",

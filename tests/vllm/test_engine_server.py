@@ -110,6 +110,7 @@ def test_counters_are_on_the_metrics_endpoint(server, texts):
     expected = Counter(
         {
             "requests_blended": 2,
+            "requests_with_holes": 2,
             "tokens_moved": 600,
             "tokens_recomputed": 150,
             "tokens_in_holes": 140,

@@ -337,6 +337,7 @@ class ConnectorScheduler:
         self.counters["tokens_exact"] += total(state.decision.exact)
         self.counters["tokens_moved"] += total(moved)
         self.counters["tokens_recomputed"] += total(result.recomputed)
+        self.counters["requests_with_holes"] += result.holes > 0
         self.counters["tokens_in_holes"] += result.holes
         self.counters["blend_microseconds"] += round((result.probe_seconds + result.recompute_seconds) * 1e6)
         self.counters["load_microseconds"] += round(result.load_seconds * 1e6)
