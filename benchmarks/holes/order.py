@@ -1,9 +1,14 @@
-"""Which documents are the holes of a prompt, and where they stand: pure."""
+"""Which documents are the holes of a prompt, where they stand, and what is computed before: pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from benchmarks.quality.workload import Case, Question, Tokens
+
+Place = int | str
+"""A number from 0 on, or one of these names; -1 is the middle, too, as in the published benchmark."""
+NAMES = ("first", "middle", "last")
 
 
 class Prompt(NamedTuple):
@@ -14,54 +19,88 @@ class Prompt(NamedTuple):
     holes: set[int]
     """The numbers of those that nothing computes before the query."""
     question: Question
+    separator: Tokens
+    """Stands behind the header, and behind each document."""
 
     @property
     def tokens(self) -> Tokens:
-        return [*self.header, *(token for document in self.documents for token in document), *self.question.tokens]
+        parts = (part for document in self.documents for part in (*document, *self.separator))
+        return [*self.head, *parts, *self.question.tokens]
 
     @property
-    def known(self) -> list[Tokens]:
-        return [document for number, document in enumerate(self.documents) if number not in self.holes]
+    def head(self) -> Tokens:
+        return [*self.header, *self.separator]
+
+    @property
+    def missing(self) -> set[tuple[int, ...]]:
+        """The texts of the holes."""
+        return {tuple(self.documents[number]) for number in self.holes}
 
 
-def with_holes(case: Case, others: Sequence[Tokens], ids: Sequence[int], positions: Sequence[int]) -> Prompt:
-    """The case's documents and ``others`` behind them, of which those with these numbers are holes.
+def make_prompts(
+    cases: Sequence[Case],
+    ids: Sequence[Place],
+    positions: Sequence[Place],
+    inflate: int = 0,
+    separator: Sequence[int] = (),
+) -> list[Prompt]:
+    """A prompt of each case, with so many documents of other cases behind its own.
 
-    The n-th hole stands at the n-th position of the prompt's documents; -1 is the middle.
+    The own documents with these numbers are holes; the n-th of them stands at the n-th position among all documents. No
+    prompt takes a text that is a hole anywhere: it would be computed before.
     """
-    documents = [*case.documents, *others]
-    check(len(documents), ids, positions)
-    places = {len(documents) // 2 if place < 0 else place: hole for place, hole in zip(positions, ids, strict=True)}
-    if len(places) < len(ids):
-        raise ValueError(f"hole positions {list(positions)} name one place twice, of {len(documents)} documents")
-    rest = iter([number for number in range(len(documents)) if number not in ids])
-    order = [places[place] if place in places else next(rest) for place in range(len(documents))]
-    return Prompt(case.header, [documents[number] for number in order], set(places), case.questions[0])
-
-
-def check(documents: int, ids: Sequence[int], positions: Sequence[int]) -> None:
-    """Raises ValueError unless each hole has a position, and the prompt has them all."""
     if len(ids) != len(positions):
         raise ValueError(f"{len(ids)} hole ids and {len(positions)} hole positions; give one position for each hole")
-    if len(set(ids)) < len(ids):
-        raise ValueError(f"hole ids {list(ids)} name one document twice")
-    for name, given, least in (("id", ids, 0), ("position", positions, -1)):
-        for number in given:
-            if not least <= number < documents:
-                raise ValueError(
-                    f"hole {name} {number} is out of range: a prompt has {documents} documents, so {least} to "
-                    f"{documents - 1} are possible"
-                )
+    chosen, reserved = list[list[int]](), set[tuple[int, ...]]()
+    for at, case in enumerate(cases):
+        chosen.append(_numbers(ids, len(case.documents), f"hole ids of query {at}"))
+        reserved |= {tuple(case.documents[number]) for number in chosen[at]}
+    prompts = []
+    for at, (case, holes) in enumerate(zip(cases, chosen, strict=True)):
+        others = list(islice(_of_others(cases, at, reserved), inflate))
+        if len(others) < inflate:
+            raise ValueError(
+                f"{inflate} documents of other queries were asked for, but query {at} finds {len(others)} that are no "
+                "holes; ask for fewer, or use more queries"
+            )
+        documents = [*case.documents, *others]
+        places = dict(zip(_numbers(positions, len(documents), f"hole positions of query {at}"), holes, strict=True))
+        rest = iter([number for number in range(len(documents)) if number not in holes])
+        order = [places[place] if place in places else next(rest) for place in range(len(documents))]
+        documents = [documents[number] for number in order]
+        prompts.append(Prompt(case.header, documents, set(places), case.questions[0], list(separator)))
+    return prompts
 
 
-def inflated(cases: Sequence[Case], number: int, at: int) -> list[Tokens]:
-    """So many documents of the queries that follow this one, one of each in turn."""
-    others: list[Tokens] = []
-    for step in range(number):
-        # Round after round through the other queries, each time with the next of its documents.
-        turn, which = divmod(step, max(1, len(cases) - 1))
-        other = cases[(at + 1 + which) % len(cases)]
-        if len(cases) == 1 or turn >= len(other.documents):
-            raise ValueError(f"{number} documents of other queries were asked for, but query {at} finds {len(others)}")
-        others.append(other.documents[turn])
-    return others
+def before(prompts: Sequence[Prompt], behind_header: bool = False) -> list[Tokens]:
+    """What is computed before the queries, each once: the headers, and every text that is no hole of any query."""
+    reserved = {text for prompt in prompts for text in prompt.missing}
+    units: dict[tuple[int, ...], None] = {}
+    for prompt in prompts:
+        units[tuple(prompt.head)] = None
+        for document in prompt.documents:
+            if tuple(document) not in reserved:
+                units[(*(prompt.head if behind_header else ()), *document, *prompt.separator)] = None
+    return [list(unit) for unit in units if unit]
+
+
+def _of_others(cases: Sequence[Case], at: int, reserved: set[tuple[int, ...]]) -> Iterator[Tokens]:
+    """Round after round through the queries that follow this one, each time the next document of each."""
+    for turn in range(max(len(case.documents) for case in cases)):
+        for other in (cases[(at + further) % len(cases)] for further in range(1, len(cases))):
+            if turn < len(other.documents) and tuple(other.documents[turn]) not in reserved:
+                yield other.documents[turn]
+
+
+def _numbers(places: Sequence[Place], documents: int, what: str) -> list[int]:
+    named = {"first": 0, "middle": documents // 2, -1: documents // 2, "last": documents - 1}
+    numbers = [named.get(place, place) for place in places]
+    for place, number in zip(places, numbers, strict=True):
+        if not (isinstance(number, int) and 0 <= number < documents):
+            raise ValueError(
+                f"{what}: {place} is out of range; there are {documents} documents, so 0 to {documents - 1}, "
+                f"-1 for the middle, or {', '.join(NAMES)} are possible"
+            )
+    if len(set(numbers)) < len(numbers):
+        raise ValueError(f"{what}: {' '.join(map(str, places))} name one of {documents} documents twice")
+    return [int(number) for number in numbers]

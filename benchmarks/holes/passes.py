@@ -1,32 +1,35 @@
-"""The procedure: documents are computed, vLLM's own cache is emptied, one pass fills the holes, one only reuses."""
+"""The procedure: documents are computed, vLLM's own cache is emptied, one pass fills the holes, the next only reuse."""
 
-import statistics
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
-import numpy as np
 
-from benchmarks.holes.order import Prompt
-from benchmarks.quality.measure import Answering
-from benchmarks.report import Row, row
+from benchmarks.holes.figures import PHASES, Found, Measured, Query
+from benchmarks.holes.order import Prompt, before
+from benchmarks.quality.measure import Answering, reported
+from benchmarks.quality.workload import Tokens
 from engine_harness import Answer, Engine
 
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
 Submit: TypeAlias = Literal["all", "one"]
-PHASES = ("lookup", "load", "probe", "recompute", "save")
 Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]
 
 
-class Procedure(msgspec.Struct, frozen=True):
+class Way(msgspec.Struct, frozen=True):
+    """One way to ask."""
+
     method: Method
     ratio: float
-    submit: Submit
-    answering: Answering
+
+    @property
+    def label(self) -> str:
+        return f"{self.method}_{100 * self.ratio:g}" if self.method in ("blend", "contiguous") else self.method
 
     def asked(self, salt: str) -> dict[str, Any]:
-        """What each request says. ``salt`` keeps what one repetition stores from the next."""
+        """What each request says. ``salt`` keeps what one repetition stores from the next, and ways from each other."""
+        salt = f"{salt}, {self.label}"
         if self.method == "full":
             return {"mode": "off", "store": False, "cache_salt": salt}
         mode = "contiguous" if self.method == "contiguous" else "blend"
@@ -35,107 +38,74 @@ class Procedure(msgspec.Struct, frozen=True):
         return {"mode": mode, "recompute_ratio": ratio, "settled": False, "cache_salt": salt}
 
 
-class Measured(msgspec.Struct):
-    """One pass over all queries."""
-
-    f1: float
-    rouge_l: float
-    hit_rate: float
-    """The share of the prompts' tokens that were reused."""
-    computed: float
-    """The share of the prompts' tokens that were computed."""
-    first_token_s: list[float]
-    between_tokens_s: list[float]
-    ended_s: list[float]
-    phase_s: dict[str, float]
-    """Of all queries together."""
+def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
+    """Each method at each ratio, where that makes a difference, and each once."""
+    ways = [Way(method, ratio) for method in methods for ratio in ratios]
+    return list({way.label: way for way in ways}.values())
 
 
-def run(
-    engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, repeats: int, steps: Steps
-) -> list[list[Measured]]:
-    """For each repetition what both passes measured."""
-    found = []
-    for repeat in range(repeats):
-        asked = procedure.asked(f"repetition {repeat}")
-        for prompt in steps(prompts, f"phase 1, repetition {repeat + 1}"):
-            for document in prompt.known:
-                engine.one(document, mode="exact", cache_salt=asked["cache_salt"])
-        passes = []
-        for number in (1, 2):
-            engine.forget()
-            passes.append(
-                _measured(engine, prompts, procedure, asked, steps, f"pass {number}, repetition {repeat + 1}")
-            )
-        found.append(passes)
+class Procedure(msgspec.Struct, frozen=True):
+    ways: Sequence[Way]
+    submit: Submit
+    answering: Answering
+    text: Callable[[Tokens], str]
+    """Of an answer."""
+    passes: int = 2
+    repeats: int = 1
+    behind_header: bool = False
+    """Whether documents are computed behind the header, and not alone."""
+
+
+def run(engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, steps: Steps) -> Found:
+    """All ways in turn, each with nothing stored at its begin, as often as they are repeated."""
+    found: Found = {way.label: [] for way in procedure.ways}
+    for repeat in range(procedure.repeats):
+        for way in procedure.ways:
+            asked = way.asked(f"repetition {repeat}")
+            said = f"{way.label}, repetition {repeat + 1}"
+            # A full prefill reads nothing that was stored.
+            units = [] if way.method == "full" else before(prompts, procedure.behind_header)
+            for unit in steps(units, f"{said}: what is computed before"):
+                engine.one(unit, mode="exact", cache_salt=asked["cache_salt"])
+            passes = []
+            for number in range(1, procedure.passes + 1):
+                engine.forget()
+                passes.append(_pass(engine, prompts, procedure, asked, steps, f"{said}: pass {number}"))
+            found[way.label].append(passes)
     return found
 
 
-def _measured(
+def _pass(
     engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, asked: dict[str, Any], steps: Steps, what: str
 ) -> Measured:
-    before = engine.call("counts")
+    counted = engine.call("counts")
     tokens = [prompt.tokens for prompt in prompts]
     if procedure.submit == "all":
         (answers,) = (procedure.answering.all(engine, together, asked) for together in steps([tokens], what))
     else:
         answers = [procedure.answering.one(engine, one, asked) for one in steps(tokens, what)]
     spent = Counter(engine.call("counts"))
-    spent.subtract(before)
-    return measured_of(prompts, answers, {name: spent[f"{name}_microseconds"] / 1e6 for name in PHASES})
-
-
-def measured_of(prompts: Sequence[Prompt], answers: Sequence[Answer], phases: dict[str, float]) -> Measured:
-    tokens = sum(len(prompt.tokens) for prompt in prompts)
-    reports = [answer.report for answer in answers]
-    reused = sum(one["engine_tokens"] + one["exact_tokens"] + one["moved_tokens"] for one in reports)
-    scores = [prompt.question.score(answer.tokens) for prompt, answer in zip(prompts, answers, strict=True)]
-    f1, rouge_l = (statistics.mean(score or 0.0 for score in column) for column in zip(*scores, strict=True))
+    spent.subtract(counted)
     return Measured(
-        f1,
-        rouge_l,
-        reused / tokens,
-        (tokens - reused + sum(one["recomputed_tokens"] for one in reports)) / tokens,
-        [answer.first_token_s for answer in answers],
-        [(one.ended_s - one.first_token_s) / max(1, len(one.tokens) - 1) for one in answers],
-        [answer.ended_s for answer in answers],
-        phases,
+        [query_of(prompt, answer, procedure.text) for prompt, answer in zip(prompts, answers, strict=True)],
+        spent["requests_with_holes"],
+        {name: spent[f"{name}_microseconds"] / 1e6 for name in PHASES},
     )
 
 
-def rows(found: Sequence[Sequence[Measured]], queries: int) -> list[Row]:
-    """Of each pass; the median of the repetitions, which are the spread."""
-    made = []
-    for number, passes in enumerate(zip(*found, strict=True), 1):
-        made += [
-            row(f"pass_{number}_{id}", f"pass {number}: {what}", unit, [value(one) for one in passes], None, better)
-            for id, what, unit, value, better in FIGURES
-        ]
-        made += [
-            row(
-                f"pass_{number}_{phase}",
-                f"pass {number}: time of {phase} for a query",
-                "s",
-                [one.phase_s[phase] / queries for one in passes],
-                None,
-                "lower",
-            )
-            for phase in PHASES
-        ]
-    return made
-
-
-FIGURES: list[tuple[str, str, str, Callable[[Measured], float], Literal["higher", "lower"]]] = [
-    ("f1", "F1", "share", lambda one: one.f1, "higher"),
-    ("rouge_l", "ROUGE-L", "share", lambda one: one.rouge_l, "higher"),
-    ("hit_rate", "share of the prompt that was reused", "share", lambda one: one.hit_rate, "higher"),
-    ("computed", "share of the prompt that was computed", "share", lambda one: one.computed, "lower"),
-    ("ttft_mean", "time to first token, mean", "s", lambda one: statistics.mean(one.first_token_s), "lower"),
-    ("ttft_p90", "time to first token, 90th percentile", "s", lambda one: _p90(one.first_token_s), "lower"),
-    ("tbt", "time between tokens, mean", "s", lambda one: statistics.mean(one.between_tokens_s), "lower"),
-    ("e2e", "end to end, mean", "s", lambda one: statistics.mean(one.ended_s), "lower"),
-]
-
-
-def _p90(values: Sequence[float]) -> float:
-    return float(np.quantile(values, 0.9))
+def query_of(prompt: Prompt, answer: Answer, text: Callable[[Tokens], str]) -> Query:
+    report = reported(answer)
+    f1, rouge_l = prompt.question.score(answer.tokens)
+    return Query(
+        f1 or 0.0,
+        rouge_l or 0.0,
+        len(prompt.tokens),
+        report["engine_tokens"] + report["exact_tokens"] + report["moved_tokens"],
+        report["recomputed_tokens"],
+        report["hole_tokens"],
+        answer.first_token_s,
+        answer.ended_s,
+        (answer.ended_s - answer.first_token_s) / max(1, len(answer.tokens) - 1),
+        text(answer.tokens),
+        list(prompt.question.right),
+    )

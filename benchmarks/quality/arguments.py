@@ -1,10 +1,22 @@
 """The arguments of the benchmarks that ask questions: the small reader, or any model and a file of questions."""
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.quality.reader import CHECKPOINT
 from blendhub.advice.questions import SHAPES
+
+
+def at_least(least: int) -> Callable[[str], int]:
+    """The type of an argument."""
+
+    def number(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a number of {least} or more, got {text!r}")
+        return int(text)
+
+    return number
 
 
 class Parser(argparse.ArgumentParser):
@@ -22,10 +34,10 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="another one of the reader")
         self.add_argument("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
         self.add_argument("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
-        self.add_argument("--until", type=int, metavar="N", help="only the first questions")
+        self.add_argument("--until", type=at_least(1), metavar="N", help="only the first questions")
 
-    def parse(self) -> argparse.Namespace:
-        given = self.parse_args()
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        given = self.parse_args(arguments)
         if bool(given.model) != bool(given.data):
             self.error("--model and --data belong together")
         return given

@@ -93,11 +93,16 @@ def measure(engine: Engine, cases: Sequence[Case], asked: Asked, answering: Answ
     return outcome
 
 
-def _checked(case: Case, answer: Answer, asked: Asked, least_found: float) -> int:
-    """How many tokens were moved."""
+def reported(answer: Answer) -> dict[str, Any]:
+    """The report; ends the benchmark if there is none of reuse."""
     if "moved_tokens" not in answer.report:
         raise SystemExit(f"BlendHub serves this model without reuse: {answer.report.get('reason')}")
-    moved: int = answer.report["moved_tokens"]
+    return answer.report
+
+
+def _checked(case: Case, answer: Answer, asked: Asked, least_found: float) -> int:
+    """How many tokens were moved."""
+    moved: int = reported(answer)["moved_tokens"]
     found, expected = moved + int(answer.report["exact_tokens"]), case.stored_tokens(asked.hole)
     if asked.mode != "off" and found < expected * least_found:
         raise SystemExit(f"{found} tokens were reused of {expected} that were stored: {answer.report}")

@@ -42,19 +42,23 @@ def make_prompts(questions: int, block_tokens: int) -> Iterator[tuple[Prompt, Ca
 
 
 def make_text_cases(number: int) -> list[Case]:
-    """So many test prompts with one question each, whose answers are scored as text: by F1 and ROUGE-L."""
+    """So many test prompts with one question each, whose answers are scored as text: by F1 and ROUGE-L.
+
+    The first word counts: answers have one, and the reader has not learned to stop.
+    """
     cases = []
     for seed in range(number):
         prompt = make_prompt(seed, "test")
         asked = random.Random(seed).choice(prompt.questions)
-        score_text = partial(score, _text, (f1, rouge_l), [WORDS[asked.answer]])
-        cases.append(Case(prompt.header, prompt.documents, [Question(asked.tokens, score_text)]))
+        right = WORDS[asked.answer]
+        score_text = partial(score, _first_word, (f1, rouge_l), [right])
+        cases.append(Case(prompt.header, prompt.documents, [Question(asked.tokens, score_text, (right,))]))
     return cases
 
 
-def _text(answer: Tokens) -> str:
+def _first_word(answer: Tokens) -> str:
     """Models may have more tokens than there are words."""
-    return " ".join(WORDS[token] for token in answer if token < len(WORDS))
+    return "".join(WORDS[token] for token in answer[:1] if token < len(WORDS))
 
 
 def headers(seed: int) -> Iterator[Tokens]:

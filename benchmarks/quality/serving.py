@@ -28,7 +28,7 @@ class Serving:
         self._site.mkdir()
         oracle.install(self._site)
         # Chunks of 256 tokens are not all full.
-        self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes / 2**30)
+        self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes(str(options.get("dtype"))) / 2**30)
         self._endpoint = f"ipc://{place}/hub.sock"
 
     def storing(self) -> contextlib.AbstractContextManager[Engine]:
@@ -65,8 +65,11 @@ class Shape:
         self.longest = int(config.max_position_embeddings)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        self.token_bytes = 2 * self.layers * kv_heads * width * 4
-        """At most: of 32-bit floats."""
+        self._token_items = 2 * self.layers * kv_heads * width
+
+    def token_bytes(self, dtype: str) -> int:
+        """``auto`` is a kind of 16-bit floats."""
+        return self._token_items * (4 if dtype == "float32" else 2)
 
 
 def usual_dtype() -> str:

@@ -34,7 +34,7 @@ class Writer:
 
     @property
     def header(self) -> Tokens:
-        return self._tokens(self._before + INSTRUCTION, add_special_tokens=not self._before)
+        return self.tokens(self._before + INSTRUCTION, add_special_tokens=not self._before)
 
     @property
     def stop(self) -> tuple[int, ...]:
@@ -46,17 +46,18 @@ class Writer:
         if not read.answers or not all(isinstance(text, str) for text in (*read.documents, read.question)):
             raise InvalidInput(f"the question {read.question!r} should be text, and have an answer to compare with")
         asked = f"\n\nQuestion: {read.question}\nAnswer:{self._behind}"
+        score_text = partial(score, self.text, self._measures, read.answers)
         return Case(
             self.header,
-            [self._tokens(f"{document}\n\n") for document in read.documents],
-            [Question(self._tokens(asked), partial(score, self._text, self._measures, read.answers))],
+            [self.tokens(f"{document}\n\n") for document in read.documents],
+            [Question(self.tokens(asked), score_text, tuple(read.answers))],
         )
 
-    def _tokens(self, text: str, add_special_tokens: bool = False) -> Tokens:
+    def tokens(self, text: str, add_special_tokens: bool = False) -> Tokens:
         tokens: Tokens = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return tokens
 
-    def _text(self, answer: Tokens) -> str:
+    def text(self, answer: Tokens) -> str:
         text: str = self._tokenizer.decode(answer, skip_special_tokens=True)
         return text
 

@@ -17,6 +17,8 @@ class Question:
     tokens: Tokens
     score: Callable[[Tokens], Scores]
     """Of an answer."""
+    right: tuple[str, ...] = ()
+    """The right answers, where they are text."""
 
 
 @dataclass(frozen=True)

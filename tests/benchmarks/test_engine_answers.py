@@ -1,21 +1,19 @@
 """Both benchmarks of answers from begin to end, with small random models: what they report is nonsense, but whole."""
 
 import json
-from operator import le
+import random
+import re
+import sys
 
 import pytest
 
 pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup` installs it")
 
-from benchmarks.holes.__main__ import COLUMNS, measure
-from benchmarks.holes.order import with_holes
-from benchmarks.holes.passes import PHASES, Procedure, rows
+from benchmarks.holes import __main__ as holes
+from benchmarks.holes.figures import FIGURES, PHASES
 from benchmarks.quality import reader_run, report, text_run
 from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.measure import Answering
 from benchmarks.quality.rows import rows_of_reader, rows_of_texts
-from benchmarks.quality.text_cases import Writer
-from blendhub.advice.questions import read_questions
 from engine_harness.tiny_model import make_tiny_model
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
@@ -31,15 +29,13 @@ def model(tmp_path_factory):
     return str(make_tokenizer(folder))
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    """Three questions to four documents of a hundred words each, all different."""
+def write_questions(file, questions):
+    """So many questions to four documents of a hundred words each, all different."""
     words = list(WORDS)[3:]
     entries = []
-    for number in range(3):
-        texts = [[words[(n * n * (7 * number + 3 * at + 1) + n) % len(words)] for n in range(100)] for at in range(4)]
+    for number in range(questions):
+        texts = [random.Random(f"{number} {at}").choices(words, k=100) for at in range(4)]
         entries.append({"question": "Where ?", "answer": "Rome", "documents": [" ".join(text) for text in texts]})
-    file = tmp_path_factory.mktemp("data") / "data.json"
     file.write_text(json.dumps(entries))
     return file
 
@@ -62,7 +58,8 @@ def test_the_reader_is_asked_in_every_way(tmp_path):
     assert all((tmp_path / "out" / name).stat().st_size > 1000 for name in ("by_compute.png", "by_time.png"))
 
 
-def test_any_model_and_file_of_questions_are_measured_alike(model, data, tmp_path):
+def test_any_model_and_file_of_questions_are_measured_alike(model, tmp_path):
+    data = write_questions(tmp_path / "data.json", 3)
     found = text_run.found(list(text_run.run(model, data, None, True, COMPARED)))
     assert [len(one.scores) for one in found.all.values()] == [3] * len(found.all)
     warm = found.get("combined", 0.15)
@@ -71,20 +68,39 @@ def test_any_model_and_file_of_questions_are_measured_alike(model, data, tmp_pat
     assert "| combined warm |" in (tmp_path / "report.md").read_text()
 
 
-def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, data):
-    from transformers import AutoTokenizer
-
-    writer = Writer(AutoTokenizer.from_pretrained(model), COLUMNS)
-    prompts = [with_holes(writer.case(one), [], [0], [1]) for one in read_questions(data)]
-    found = {}
-    for method, submit in (("blend", "all"), ("contiguous", "one")):
-        procedure = Procedure(method, 0.3, submit, Answering(8, writer.stop))
-        ((first, second),) = found[method] = measure(model, prompts, procedure, 1, "first_k", {})
-        assert 0 < first.hit_rate < second.hit_rate
-        assert second.phase_s["lookup"] > 0 and second.phase_s["load"] > 0 and second.phase_s["recompute"] > 0
-        assert first.phase_s["save"] > 0
-        assert all(map(le, first.first_token_s, first.ended_s)) and min(second.between_tokens_s) > 0
-        ids = {row.id for row in rows(found[method], len(prompts))}
-        assert ids >= {f"pass_{number}_{name}" for number in (1, 2) for name in ("f1", "tbt", "e2e", *PHASES)}
+def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, tmp_path, monkeypatch):
+    file = write_questions(tmp_path / "data.json", 6)
+    said = (
+        "--quick --hole-ids first --hole-positions 1 --inflate 1 --separator ? --method blend contiguous --submit all"
+    )
+    said += f" --selector first_k --recompute-ratio 0.3 --model {model} --data {file} --json {tmp_path}/holes.json"
+    monkeypatch.setattr(sys, "argv", ["holes", *said.split()])
+    holes.main()
+    written = json.loads((tmp_path / "holes.json").read_text())
+    rows = {row["id"]: row["value"] for row in written["rows"]}
+    ids = {f"{way}_pass_{number}_{name}" for way in ("blend_30", "contiguous_30") for number in (1, 2)
+           for name in (*FIGURES, *PHASES)}  # fmt: skip
+    assert rows.keys() == ids
+    for way in ("blend_30", "contiguous_30"):
+        assert 0 < rows[f"{way}_pass_1_hit_rate"] < rows[f"{way}_pass_2_hit_rate"]
+        assert all(rows[f"{way}_pass_2_{phase}"] > 0 for phase in ("lookup", "load", "recompute"))
+        assert rows[f"{way}_pass_1_save"] > 0
     # The hole is the second document: without holes only the first one is reused.
-    assert found["contiguous"][0][0].hit_rate < 0.5 < found["blend"][0][0].hit_rate
+    assert rows["contiguous_30_pass_1_hit_rate"] < 0.5 < rows["blend_30_pass_1_hit_rate"]
+    assert (rows["blend_30_pass_1_with_holes"], rows["blend_30_pass_1_with_holes_share"]) == (4, 1.0)
+    assert rows["contiguous_30_pass_1_with_holes"] == 0
+    # What is not stored behind the first pass are a few tokens at the end of some prompt's hole.
+    assert rows["blend_30_pass_2_in_holes"] < 0.01 < 0.15 < rows["blend_30_pass_1_in_holes"] < 0.25
+    (((first, second),), _) = written["details"].values()
+    assert len(first["queries"]) == 4
+    for query in [*first["queries"], *second["queries"]]:
+        assert query["first_token_s"] <= query["ended_s"] and query["between_tokens_s"] > 0
+        assert query["right"] == ["Rome"]
+    assert (tmp_path / "holes.png").stat().st_size > 10_000
+
+
+def test_prompts_longer_than_the_model_takes_are_refused_before_an_engine_starts(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["holes", "--quick", "--inflate", "20"])
+    with pytest.raises(SystemExit):
+        holes.main()
+    assert re.search(r"tokens with its answer, and .* takes 2304: ask for less with --inflate", capsys.readouterr().err)

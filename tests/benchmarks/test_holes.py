@@ -1,14 +1,21 @@
-"""Which documents are holes and where they stand, and what a pass reports."""
+"""Which documents are holes and where they stand, what is computed before, what is reported, and what may be asked."""
+
+import re
+from pathlib import Path
 
 import pytest
 
-from benchmarks.holes import published
-from benchmarks.holes.order import inflated, with_holes
-from benchmarks.holes.passes import Measured, Procedure, measured_of, rows
-from benchmarks.quality.measure import Answering
+from benchmarks.holes import plot
+from benchmarks.holes.arguments import parsed
+from benchmarks.holes.figures import FIGURES, PHASES, Measured, Query, rows
+from benchmarks.holes.order import before, make_prompts
+from benchmarks.holes.passes import Way, query_of, ways_of
+from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED, published_rows
+from benchmarks.quality.reader_cases import make_text_cases
 from benchmarks.quality.workload import Case, Question
 
-QUESTION = Question([9], lambda answer: [float(answer == [5]), 0.5])
+QUESTION = Question([9], lambda answer: [float(answer == [5]), 0.5], ("five",))
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def case(number, documents=4):
@@ -23,42 +30,68 @@ def case(number, documents=4):
         ([0], [3], [101, 102, 103, 100]),
         ([0], [-1], [101, 102, 100, 103]),
         ([3, 1], [0, -1], [103, 100, 101, 102]),
+        ([-1], [0], [102, 100, 101, 103]),
+        (["last"], ["first"], [103, 100, 101, 102]),
+        (["middle"], ["last"], [100, 101, 103, 102]),
         ([0, 1], [1, 0], [101, 100, 102, 103]),
     ],
 )
 def test_holes_stand_where_they_are_asked_for_and_the_others_keep_their_order(ids, positions, expected):
-    prompt = with_holes(case(1), [], ids, positions)
+    (prompt,) = prompts = make_prompts([case(1)], ids, positions)
     assert [tokens for (tokens,) in prompt.documents] == expected
     assert prompt.tokens == [0, *expected, 9]
-    assert [token for (token,) in prompt.known] == [token for token in expected if token - 100 not in ids]
+    numbers = {{-1: 2, "middle": 2, "last": 3}.get(place, place) for place in ids}
+    assert before(prompts) == [[0], *([token] for token in expected if token - 100 not in numbers)]
 
 
 @pytest.mark.parametrize(
     "ids, positions, complaint",
     [
         ([1], [], "1 hole ids and 0 hole positions"),
-        ([4], [0], "hole id 4 is out of range: a prompt has 4 documents, so 0 to 3"),
-        ([-1], [0], "hole id -1 is out of range"),
-        ([0], [4], "hole position 4 is out of range: .* so -1 to 3"),
-        ([0], [-2], "hole position -2 is out of range"),
-        ([1, 1], [0, 2], "name one document twice"),
-        ([0, 1], [2, -1], "name one place twice, of 4 documents"),
+        ([4], [0], "hole ids of query 0: 4 is out of range; there are 4 documents, so 0 to 3"),
+        ([-2], [0], "hole ids of query 0: -2 is out of range"),
+        ([0], [6], "hole positions of query 0: 6 is out of range; there are 6 documents, so 0 to 5, -1 for the middle"),
+        ([0], [-2], "hole positions of query 0: -2 is out of range"),
+        ([1, 1], [0, 2], "hole ids of query 0: 1 1 name one of 4 documents twice"),
+        ([0, 1], [3, -1], "hole positions of query 0: 3 -1 name one of 6 documents twice"),
     ],
 )
 def test_holes_that_the_prompt_cannot_have_are_refused(ids, positions, complaint):
     with pytest.raises(ValueError, match=complaint):
-        with_holes(case(1), [], ids, positions)
+        make_prompts([case(1), case(2)], ids, positions, inflate=2)
 
 
 def test_documents_of_other_queries_make_the_prompt_longer():
     cases = [case(1), case(2), case(3, 2)]
-    assert inflated(cases, 4, 1) == [[300], [100], [301], [101]]
-    assert inflated(cases, 3, 0) == [[200], [300], [201]]
-    assert inflated(cases, 0, 0) == []
-    prompt = with_holes(cases[0], inflated(cases, 2, 0), [5], [0])
-    assert [token for (token,) in prompt.documents] == [300, 100, 101, 102, 103, 200]
-    with pytest.raises(ValueError, match="9 documents of other queries were asked for, but query 0 finds 5"):
-        inflated(cases, 9, 0)
+
+    def others(number, at):
+        return [token for (token,) in make_prompts(cases, [], [], number)[at].documents[len(cases[at].documents) :]]
+
+    assert others(4, 1) == [300, 100, 301, 101]
+    assert others(3, 0) == [200, 300, 201]
+    assert others(0, 0) == []
+    with pytest.raises(ValueError, match=r"9 documents .* but query 0 finds 6 that are no holes; ask for fewer"):
+        others(9, 0)
+    (first, *_) = make_prompts(cases, [1], ["last"], 2)
+    assert [token for (token,) in first.documents] == [100, 102, 103, 200, 300, 101]
+
+
+def test_no_hole_of_any_query_is_computed_before():
+    """Documents that were borrowed were holes of other queries, and phase 1 filled all of them."""
+    prompts = make_prompts(make_text_cases(150), [0], [0], inflate=20)
+    computed = {tuple(unit) for unit in before(prompts)}
+    assert len(prompts) == 150 and all(len(prompt.documents) >= 28 for prompt in prompts)
+    assert not any(prompt.missing & computed for prompt in prompts)
+    # Two queries may have one document in common.
+    twin = Case([0], [[7], [100]], [QUESTION])
+    assert [100] not in before(make_prompts([case(1), twin], [0], [0]))
+
+
+def test_the_header_is_computed_too_and_separators_stand_behind_every_part():
+    prompts = make_prompts([case(1, 2), case(2, 2)], [1], [0], separator=[7, 7])
+    assert prompts[0].tokens == [0, 7, 7, 101, 7, 7, 100, 7, 7, 9]
+    assert before(prompts) == [[0, 7, 7], [100, 7, 7], [200, 7, 7]]
+    assert before(prompts, behind_header=True) == [[0, 7, 7], [0, 7, 7, 100, 7, 7], [0, 7, 7, 200, 7, 7]]
 
 
 @pytest.mark.parametrize(
@@ -71,41 +104,121 @@ def test_documents_of_other_queries_make_the_prompt_longer():
     ],
 )
 def test_each_method_is_a_way_to_ask(method, expected):
-    assert Procedure(method, 0.3, "all", Answering()).asked("salt") == expected | {"cache_salt": "salt"}
+    way = Way(method, 0.3)
+    assert way.asked("salt") == expected | {"cache_salt": f"salt, {way.label}"}
+
+
+def test_ratios_make_ways_of_their_own_where_they_matter():
+    ways = ways_of(["full", "blend", "contiguous", "reuse"], [0.15, 0.3])
+    assert [way.label for way in ways] == ["full", "blend_15", "blend_30", "contiguous_15", "contiguous_30", "reuse"]
 
 
 class Told:
     def __init__(self, tokens, first_token_s, ended_s, **report):
         self.tokens, self.first_token_s, self.ended_s = tokens, first_token_s, ended_s
-        zeros = ("engine_tokens", "exact_tokens", "moved_tokens", "recomputed_tokens")
+        zeros = ("engine_tokens", "exact_tokens", "moved_tokens", "recomputed_tokens", "hole_tokens")
         self.report = dict.fromkeys(zeros, 0) | report
 
 
-def test_a_pass_reports_scores_shares_and_times():
-    prompts = [with_holes(case(number), [], [], []) for number in (1, 2)]
+def test_a_pass_reports_scores_shares_times_and_answers():
+    prompts = make_prompts([case(1), case(2)], [], [])
     answers = [
-        Told([5], 0.2, 0.2, exact_tokens=1, moved_tokens=3, recomputed_tokens=2),
+        Told([5], 0.2, 0.2, exact_tokens=1, moved_tokens=3, recomputed_tokens=2, hole_tokens=1),
         Told([4, 4, 4], 0.4, 1.0, engine_tokens=1, reason="nothing is stored"),
     ]
-    found = measured_of(prompts, answers, {"lookup": 0.1})
-    assert (found.f1, found.rouge_l) == (0.5, 0.5)
+    queries = [query_of(*pair, text=str) for pair in zip(prompts, answers, strict=True)]
+    found = Measured(queries, 1, {})
+    assert (found.mean("f1"), found.mean("rouge_l")) == (0.5, 0.5)
     assert found.hit_rate == pytest.approx(5 / 12) and found.computed == pytest.approx(9 / 12)
-    assert found.between_tokens_s == pytest.approx([0.0, 0.3])
-    assert found.ended_s == [0.2, 1.0]
+    assert found.in_holes == pytest.approx(1 / 12)
+    assert found.all("between_tokens_s") == pytest.approx([0.0, 0.3])
+    assert found.all("ended_s") == [0.2, 1.0]
+    assert [(one.answer, one.right) for one in queries] == [("[5]", ["five"]), ("[4, 4, 4]", ["five"])]
+    with pytest.raises(SystemExit, match="without reuse: keys cannot be moved"):
+        unused = Told([5], 0.2, 0.2)
+        unused.report = {"reason": "keys cannot be moved"}
+        query_of(prompts[0], unused, str)
 
 
-def test_rows_are_medians_of_repetitions_and_phases_are_for_one_query():
-    phases = dict.fromkeys(("lookup", "load", "probe", "recompute", "save"), 0.0)
-    first, second = (Measured(f1, 0, 0, 0, [0.1 * n for n in range(11)], [0.0], [1.0], phases | {"load": 3.0})
-                     for f1 in (0.2, 0.4))  # fmt: skip
-    made = {row.id: row for row in rows([[first, second], [second, second]], 6)}
-    assert made["pass_1_f1"].value == pytest.approx(0.3) and made["pass_1_f1"].spread == (0.2, 0.4)
-    assert made["pass_2_f1"].value == 0.4
-    assert made["pass_1_ttft_p90"].value == pytest.approx(0.9) and made["pass_1_ttft_mean"].value == pytest.approx(0.5)
-    assert made["pass_2_load"].value == 0.5
+def measured(f1, first_token_s=0.1, with_holes=3, **phases):
+    queries = [Query(f1, 0, 10, 5, 1, 2, first_token_s * n, n, n / 10, "", []) for n in range(11)]
+    return Measured(queries, with_holes, dict.fromkeys(PHASES, 0.0) | phases)
 
 
-def test_published_figures_stand_beside_ours_without_a_bar():
-    made = published.rows()
-    assert {row.spread for row in made if row.id.endswith("f1_0_holes_50")} == {(0.352, 0.366)}
-    assert all(row.bar is None and row.spread[0] <= row.value <= row.spread[1] for row in made)
+def test_rows_are_medians_of_repetitions_and_phases_are_for_one_query(tmp_path):
+    first, second = measured(0.2, load=5.5), measured(0.4, load=5.5)
+    found = {
+        "blend_15": [[first, second, second], [second] * 3],
+        "full": [[measured(1.0, 0.2)] * 3, [measured(1.0, 0.4)] * 3],
+    }
+    made = {row.id: row for row in rows(found)}
+    assert made["blend_15_pass_1_f1"].value == pytest.approx(0.3) and made["blend_15_pass_1_f1"].spread == (0.2, 0.4)
+    assert made["blend_15_pass_3_f1"].value == 0.4
+    values = {"ttft_mean": 0.5, "ttft_p90": 0.9, "tbt_p90": 0.9, "e2e_p90": 9.0, "load": 0.5, "with_holes": 3}
+    assert {id: made[f"blend_15_pass_1_{id}"].value for id in values} == pytest.approx(values)
+    assert made["blend_15_pass_1_with_holes_share"].value == pytest.approx(3 / 11)
+    by_full = made["blend_15_pass_2_ttft_by_full"]
+    assert by_full.value == pytest.approx(0.375) and by_full.spread == pytest.approx((0.25, 0.5))
+    assert "full_pass_1_ttft_by_full" not in made
+    plot.draw(found, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 10_000
+
+
+def test_a_file_of_options_stands_between_a_preset_and_the_command_line(tmp_path):
+    file = tmp_path / "options.yaml"
+    file.write_text(
+        "preset: two_holes_r50\nrecompute_ratio: 0.25\nbehind_header: true\nuntil: null\nhole_ids: [-1, last]\n"
+    )
+    _, given = parsed(["--options", str(file), "--until", "7"])
+    assert (given.recompute_ratio, given.behind_header, given.until) == ([0.25], True, 7)
+    assert (given.hole_ids, given.hole_positions, given.separator) == ([-1, "last"], [4, 7], "# #")
+
+
+@pytest.mark.parametrize(
+    "text, complaint",
+    [
+        ("hole_id: 3", "has the keys hole_id, which are no options; behind_header, checkpoint, data, hole_ids"),
+        ("hole_ids: [", "cannot read .*options.yaml: "),
+        ("", "it should have options as its keys, as in hole_ids: .2."),
+        ("inflate: -1", "argument --inflate: expected a number of 0 or more, got '-1'"),
+        ("recompute_ratio: 1.5", "argument --recompute-ratio: expected a number from 0 to 1, got '1.5'"),
+        ("passes: 0", "argument --passes: expected a number of 1 or more, got '0'"),
+        ("hole_ids: [second]", "argument --hole-ids: expected a number, or first, middle, last, got 'second'"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused(tmp_path, capsys, text, complaint):
+    file = tmp_path / "options.yaml"
+    file.write_text(text)
+    with pytest.raises(SystemExit):
+        parsed(["--options", str(file)])
+    assert re.search(complaint, capsys.readouterr().err)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_are_options_that_can_be_asked(name):
+    _, given = parsed(["--preset", name])
+    assert all(getattr(given, option) == value for option, value in PRESETS[name].items())
+    assert make_prompts(make_text_cases(30), given.hole_ids, given.hole_positions, given.inflate)
+
+
+def test_published_figures_stand_beside_ours_with_what_was_run():
+    made = {row.id: row for row in published_rows("hole_at_3_r50")}
+    assert made["published_pass_2_f1"].value == 0.3499 and made["published_pass_1_hit_rate"].value == 0.9261
+    assert made["published_pass_1_e2e"].what == (
+        "published, document 2 missing, at position 3, ratio 0.5, pass 1: end to end, mean"
+    )
+    assert all(row.bar is None and row.id.split("_", 3)[3] in FIGURES for row in made.values())
+    assert published_rows(None) == published_rows("middle") == []
+
+
+def test_every_preset_is_documented_with_what_was_published():
+    page = (DOCS / "ascend.md").read_text()
+
+    def both(figures, name):
+        return ", ".join(f"{figures[id]:g}" for id in (f"pass_1_{name}", f"pass_2_{name}") if id in figures)
+
+    for name, (what, _, figures) in PUBLISHED.items():
+        cells = [f"`{name}`", what, *(both(figures, figure) for figure in ("f1", "hit_rate", "e2e"))]
+        assert f"| {' | '.join(cells)} |" in page
+    measurements = (DOCS / "measurements.md").read_text()
+    assert all(f"--preset {name}" in measurements for name in OWN)
