@@ -17,11 +17,14 @@ HubPlacement: TypeAlias = Literal["thread", "process"]
 """Where an embedded hub runs: in a thread of its owner, or in a child process."""
 
 
+DEFAULT_TRANSPORT = PluginChoice("zmq")
+
+
 class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """An endpoint at which the hub listens."""
 
     endpoint: Annotated[str, Meta(min_length=1, description="where clients connect, as the transport writes it")]
-    transport: Annotated[str, Meta(description="a transport by name")] = "zmq"
+    transport: Annotated[str, Meta(description="a transport by name")] = DEFAULT_TRANSPORT.name
     options: Annotated[dict[str, Any], Meta(description="the transport's options")] = {}
 
 

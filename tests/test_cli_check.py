@@ -220,8 +220,9 @@ def oracle(given) -> bool:
     """The long way: the whole structure converted, then each plugin found and its options converted."""
     try:
         read = msgspec.convert({} if given is None else given, Settings)
-        named = [("transport", read.transport), ("selector", read.selector), *(("matcher", m) for m in read.matchers)]
-        named += [("device", read.device)] * bool(read.device) + [("store", read.hub.store)] * bool(read.hub.store)
+        named = [("selector", read.selector), *(("matcher", m) for m in read.matchers)]
+        for kind, one in (("transport", read.transport), ("device", read.device), ("store", read.hub.store)):
+            named += [(kind, one)] * bool(one)
         for kind, one in named:
             msgspec.convert(one.options, HOST.offered(kind, one.name).options)
         for door in read.hub.listen:

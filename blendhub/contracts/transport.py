@@ -151,6 +151,14 @@ class Transport(ABC):
     def connect(self, endpoint: str, codec: Codec) -> Connection:
         """A connection to a server, which need not run yet. ``codec`` decodes replies, encodes requests."""
 
+    def private_endpoint(self, directory: Path) -> str:
+        """An endpoint that needs no keys. ``directory`` is empty, and only this user can enter it.
+
+        The default is for a transport whose first scheme is followed by a path. One that has only ports answers with a
+        loopback address and port 0.
+        """
+        return f"{self.schemes[0]}{directory}/hub.sock"
+
     def make_keys(self, directory: Path) -> KeyFiles:
         """Write keys for a server and its clients into ``directory``; existing files are never overwritten.
 

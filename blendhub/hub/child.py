@@ -1,8 +1,8 @@
 """A hub in a child process: ``python -P -m blendhub.hub.child FD``, where ``FD`` is its end of a socket to its owner.
 
-The owner sends the configuration in one line, and gets the hub's addresses or an error in one line. The hub serves
-until the owner closes its end, or dies. ``multiprocessing`` would run the owner's script again, and refuses to start a
-process from its own daemons.
+The owner sends the configuration and the transport of its own endpoint in one line, and gets the hub's addresses or an
+error in one line. The hub serves until the owner closes its end, or dies. ``multiprocessing`` would run the owner's
+script again, and refuses to start a process from its own daemons.
 """
 
 import asyncio
@@ -17,6 +17,7 @@ from blendhub.config import HubConfig
 from blendhub.errors import HubError
 from blendhub.hub.hub import Hub
 from blendhub.hub.process_tuning import tune_process
+from blendhub.plugin_choice import PluginChoice
 from blendhub.processes import importing_the_same, python_module
 
 
@@ -31,7 +32,7 @@ class Answer(msgspec.Struct, frozen=True):
 class ChildHub:
     """The owner's end."""
 
-    def __init__(self, config: HubConfig, timeout_s: float) -> None:
+    def __init__(self, config: HubConfig, private: PluginChoice, timeout_s: float) -> None:
         self._line, child_end = socket.socketpair()
         with child_end:
             self._process = subprocess.Popen(
@@ -43,7 +44,7 @@ class ChildHub:
                 env=importing_the_same(),
             )
         try:
-            answer = self._ask(config, timeout_s)
+            answer = self._ask(config, private, timeout_s)
         except BaseException:
             self.close(timeout_s)
             raise
@@ -58,12 +59,12 @@ class ChildHub:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, config: HubConfig, timeout_s: float) -> Answer:
+    def _ask(self, config: HubConfig, private: PluginChoice, timeout_s: float) -> Answer:
         # ``config`` may have its owner's keys beside the hub's.
         fields = {name: getattr(config, name) for name in HubConfig.__struct_fields__}
         self._line.settimeout(timeout_s)
         try:
-            self._line.sendall(msgspec.json.encode(fields) + b"\n")
+            self._line.sendall(msgspec.json.encode((fields, private)) + b"\n")
             reply = self._line.makefile("rb").readline()
         except TimeoutError:
             raise HubError(f"the hub did not start: its process did not answer in {timeout_s:g} s") from None
@@ -77,12 +78,12 @@ class ChildHub:
         return answer
 
 
-async def _serve(line: socket.socket, config: HubConfig) -> None:
+async def _serve(line: socket.socket, config: HubConfig, private: PluginChoice) -> None:
     is_over, loop = asyncio.Event(), asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGTERM, is_over.set)
     # The owner sends nothing more, so its end is closed when there is something to read.
     loop.add_reader(line.fileno(), is_over.set)
-    async with Hub(config) as hub:
+    async with Hub(config, private=private) as hub:
         line.sendall(msgspec.json.encode(Answer(hub.endpoints[0], hub.metrics_address)) + b"\n")
         await is_over.wait()
 
@@ -90,9 +91,9 @@ async def _serve(line: socket.socket, config: HubConfig) -> None:
 def main() -> None:
     tune_process()
     with socket.socket(fileno=int(sys.argv[1])) as line:
-        config = msgspec.json.decode(line.makefile("rb").readline(), type=HubConfig)
+        given = msgspec.json.decode(line.makefile("rb").readline(), type=tuple[HubConfig, PluginChoice])
         try:
-            asyncio.run(_serve(line, config))
+            asyncio.run(_serve(line, *given))
         except Exception as error:
             line.sendall(msgspec.json.encode(Answer(error=str(error))) + b"\n")
 

@@ -8,10 +8,11 @@ from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
 from blendhub.client import HubClient
-from blendhub.config import HubConfig, HubPlacement
+from blendhub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
 from blendhub.host import PluginHost
 from blendhub.hub.child import ChildHub
 from blendhub.hub.hub import Hub
+from blendhub.plugin_choice import PluginChoice
 
 T = TypeVar("T")
 START_TIMEOUT_S = 120.0
@@ -21,7 +22,7 @@ class EmbeddedHub(ABC):
     """A running hub. Close it, or use it as a context manager; closing removes its arena, sockets and threads."""
 
     endpoint: str
-    """A Unix socket, for the other processes of this user."""
+    """For the other processes of this user: a Unix socket, unless another transport was chosen for it."""
 
     metrics_address: str
     """HOST:PORT of /metrics and /healthz; empty if they are not served."""
@@ -42,16 +43,24 @@ class EmbeddedHub(ABC):
 
 
 def embedded_hub(
-    config: HubConfig | None = None, where: HubPlacement = "thread", host: PluginHost | None = None
+    config: HubConfig | None = None,
+    where: HubPlacement = "thread",
+    host: PluginHost | None = None,
+    transport: PluginChoice = DEFAULT_TRANSPORT,
 ) -> EmbeddedHub:
-    """Start a hub in a thread of this process or in a child process, and wait until it serves."""
-    return (HubInThread if where == "thread" else HubInProcess)(config or HubConfig(), host)
+    """Start a hub in a thread of this process or in a child process, and wait until it serves.
+
+    ``transport`` is that of ``EmbeddedHub.endpoint``; endpoints of the configuration come on top.
+    """
+    return (HubInThread if where == "thread" else HubInProcess)(config or HubConfig(), host, transport)
 
 
 class HubInThread(EmbeddedHub):
     """A hub with an event loop in a thread; clients of this process exchange objects with it."""
 
-    def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
+    def __init__(
+        self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
+    ) -> None:
         self.inproc_endpoint = f"inproc://blendhub-{secrets.token_hex(8)}"
         """The same hub for clients of this process, without a socket."""
         self._host = host or PluginHost.discover()
@@ -59,7 +68,7 @@ class HubInThread(EmbeddedHub):
         self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)
         self._thread.start()
         try:
-            self.hub = self._run(self._start(config))
+            self.hub = self._run(self._start(config, transport))
         except BaseException:
             self._stop_loop()
             raise
@@ -74,8 +83,8 @@ class HubInThread(EmbeddedHub):
             self._run(self.hub.__aexit__())
             self._stop_loop()
 
-    async def _start(self, config: HubConfig) -> Hub:
-        hub = await Hub(config, self._host).__aenter__()
+    async def _start(self, config: HubConfig, transport: PluginChoice) -> Hub:
+        hub = await Hub(config, self._host, transport).__aenter__()
         await hub.serve_also("inproc", self.inproc_endpoint)
         return hub
 
@@ -91,13 +100,15 @@ class HubInThread(EmbeddedHub):
 class HubInProcess(EmbeddedHub):
     """A hub in a child process, which ends when this process does, even if this process is killed."""
 
-    def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
-        self._host = host
-        self._child = ChildHub(config, START_TIMEOUT_S)
+    def __init__(
+        self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
+    ) -> None:
+        self._host, self._transport = host, transport
+        self._child = ChildHub(config, transport, START_TIMEOUT_S)
         self.endpoint, self.metrics_address = self._child.endpoint, self._child.metrics_address
 
     def connect(self) -> HubClient:
-        return HubClient(self.endpoint, host=self._host)
+        return HubClient(self.endpoint, self._transport.name, self._transport.options, host=self._host)
 
     def close(self) -> None:
         self._child.close(START_TIMEOUT_S)

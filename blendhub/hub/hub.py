@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 from blendhub.arena_view import HEADER_BYTES, SHM
-from blendhub.config import HubConfig, Listen
-from blendhub.contracts import ArenaFile, Server, SharedStore
+from blendhub.config import DEFAULT_TRANSPORT, HubConfig, Listen
+from blendhub.contracts import ArenaFile, Server, SharedStore, Transport
 from blendhub.errors import HubError
 from blendhub.host import PluginHost
 from blendhub.hub.arena import Arena
@@ -27,6 +27,7 @@ from blendhub.hub.shown_text import ShownText
 from blendhub.hub.state import HubState
 from blendhub.hub.tiers import Tier
 from blendhub.layout import DEFAULT_MATCHERS
+from blendhub.plugin_choice import PluginChoice
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2
@@ -35,9 +36,12 @@ TICK_S = 0.2
 class Hub:
     """``async with Hub(config):`` serves on the running event loop."""
 
-    def __init__(self, config: HubConfig, host: PluginHost | None = None) -> None:
+    def __init__(self, config: HubConfig, host: PluginHost | None = None, private: PluginChoice | None = None) -> None:
+        """``private``: the transport of an endpoint for this user alone, before those of the configuration. By default
+        there is one if the configuration names no endpoint."""
         self.config = config
         self._host = host or PluginHost.discover()
+        self._private = private or (None if config.listen else DEFAULT_TRANSPORT)
         self._resources = contextlib.AsyncExitStack()
         self.service: HubService
         self.endpoints: tuple[str, ...] = ()
@@ -86,7 +90,8 @@ class Hub:
         follower = self._follow(state, tier) if tier and isinstance(tier.store, SharedStore) else None
         self.service = HubService(self.config, state, tier, time.monotonic, follower)
         resources.callback(self.service.close)
-        for listen in self.config.listen or (self._private_socket(),):
+        private = (self._private_endpoint(self._private),) if self._private else ()
+        for listen in (*private, *self.config.listen):
             server = await self._serve(listen)
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
@@ -133,11 +138,12 @@ class Hub:
         for choice in DEFAULT_MATCHERS:
             self._host.create("matcher", choice.name, choice.options)
 
-    def _private_socket(self) -> Listen:
-        """A Unix socket in a directory that only this user can enter."""
+    def _private_endpoint(self, choice: PluginChoice) -> Listen:
+        """An endpoint of this transport, with a directory that only this user can enter."""
         folder = Path(tempfile.mkdtemp(prefix="blendhub-"))
         self._resources.callback(shutil.rmtree, folder, ignore_errors=True)
-        return Listen(endpoint=f"ipc://{folder}/hub.sock")
+        transport: Transport = self._host.create("transport", choice.name, choice.options)
+        return Listen(endpoint=transport.private_endpoint(folder), transport=choice.name, options=choice.options)
 
     async def _serve(self, listen: Listen) -> Server:
         transport = self._host.create("transport", listen.transport, listen.options)

@@ -26,17 +26,16 @@ from vllm.platforms import current_platform
 
 from blendhub.hookspecs import EngineInfo
 from blendhub.host import PluginHost
-from blendhub.hub.embedded import EmbeddedHub, HubInThread, embedded_hub
+from blendhub.hub.embedded import EmbeddedHub, embedded_hub
 from blendhub.layout import Namespace
 from blendhub.observers import Observers
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks, RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts
-from blendhub.vllm.settings import read_settings
+from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.worker_start import WorkerStart
@@ -67,6 +66,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._settings = read_settings(
             self._kv_transfer_config.kv_connector_extra_config, self._host, current_platform.device_type
         )
+        self._transport = choose_transport(self._settings, self._host, _is_one_process(vllm_config))
         # vLLM computes what cannot be loaded; by default it would fail the request.
         self._kv_transfer_config.kv_load_failure_policy = "recompute"
         self._engine_id = str(self._kv_transfer_config.engine_id)
@@ -272,13 +272,10 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     def _reach_hub(self) -> HubAddress:
         if self._settings.endpoint:
-            return HubAddress(self._settings.endpoint, self._settings.transport)
+            return HubAddress(self._settings.endpoint, self._transport)
         assert self._settings.hub.embedded
-        self._hub = embedded_hub(self._settings.hub, self._settings.hub.embedded, self._host)
-        is_alone = self._vllm_config.parallel_config.world_size == 1 and _worker_runs_in_this_process(self._vllm_config)
-        if isinstance(self._hub, HubInThread) and is_alone:
-            return HubAddress(self._hub.inproc_endpoint, PluginChoice("inproc"))
-        return HubAddress(self._hub.endpoint, PluginChoice("zmq"))
+        self._hub = embedded_hub(self._settings.hub, self._settings.hub.embedded, self._host, self._transport)
+        return HubAddress(self._hub.endpoint, self._transport)
 
     # In both.
 
@@ -303,6 +300,6 @@ def _log_where_vllm_logs() -> None:
     ours.setLevel(theirs.level)
 
 
-def _worker_runs_in_this_process(config: VllmConfig) -> bool:
+def _is_one_process(config: VllmConfig) -> bool:
     """Whether the only worker runs in the scheduler's process."""
-    return config.parallel_config.distributed_executor_backend == "uni"
+    return config.parallel_config.world_size == 1 and config.parallel_config.distributed_executor_backend == "uni"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from blendhub.config import HubConfig, HubPlacement, Listen, StoreChoice
+from blendhub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
 from blendhub.errors import BlendHubError, OptionError, PluginError
 from blendhub.host import PluginHost
 from blendhub.layout import DEFAULT_MATCHERS
@@ -52,7 +52,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     endpoint: Annotated[
         str, Meta(description="the hub's endpoint, as `blendhub serve` prints it; empty: a hub embedded in this engine")
     ] = ""
-    transport: Annotated[PluginChoice, Meta(description="how to reach the endpoint")] = PluginChoice("zmq")
+    transport: Annotated[
+        PluginChoice | None,
+        Meta(description="how this engine's processes reach the hub; default: zmq, or by reference within one process"),
+    ] = None
     hub: Annotated[EmbeddedHubConfig, Meta(description="the embedded hub: the keys of hub.toml")] = EmbeddedHubConfig()
     matchers: Annotated[
         tuple[PluginChoice, ...], Meta(min_length=1, max_length=8, description="how reuse is found, by name")
@@ -165,6 +168,21 @@ def read_settings(extra: Mapping[str, Any], host: PluginHost, device: str) -> Se
     )
 
 
+def choose_transport(settings: Settings, host: PluginHost, is_one_process: bool) -> PluginChoice:
+    """How this engine's processes reach its hub. ``is_one_process``: vLLM's scheduler and its only worker share one.
+
+    Raises OptionError for a transport that cannot leave a process where the hub or a worker is in another.
+    """
+    within = is_one_process and not settings.endpoint and settings.hub.embedded == "thread"
+    choice = settings.transport or (PluginChoice("inproc") if within else DEFAULT_TRANSPORT)
+    if not within and "one_process" in host.spec("transport", choice.name).capabilities:
+        raise OptionError(
+            f"{OWNER}.transport: {choice.name!r} works within one process, but the hub or a worker of this engine runs "
+            f"in another one; name another transport, or leave it out for {DEFAULT_TRANSPORT.name!r}"
+        )
+    return choice
+
+
 def mistakes_in_settings(extra: Any, host: PluginHost, device: str | None) -> list[BlendHubError]:
     """All mistakes in ``kv_connector_extra_config``. Whether the plugins can run on this machine is not checked here.
 
@@ -200,7 +218,8 @@ class NamedPlugin(NamedTuple):
 
 def named_plugins(given: Any, device: str | None) -> Iterator[NamedPlugin]:
     """Every plugin that the settings name, even where the rest of the settings is invalid."""
-    settings = _with_defaults(given, Settings(device=PluginChoice(name=device) if device else None))
+    defaults = Settings(device=PluginChoice(name=device) if device else None, transport=DEFAULT_TRANSPORT)
+    settings = _with_defaults(given, defaults)
     hub = _with_defaults(settings["hub"], EmbeddedHubConfig())
     named = [(f"{OWNER}.{key}", key, settings[key]) for key in ("transport", "device", "selector")]
     named += [(f"{OWNER}.matchers[{n}]", "matcher", one) for n, one in enumerate(_items(settings["matchers"]))]
@@ -208,16 +227,13 @@ def named_plugins(given: Any, device: str | None) -> Iterator[NamedPlugin]:
         named.append((f"{OWNER}.hub.store", "store", _with_defaults(hub["store"], StoreChoice())))
     for number, listen in enumerate(_items(hub["listen"])):
         if isinstance(listen, Mapping):
-            choice = {"name": listen.get("transport", DEFAULT_TRANSPORT), "options": listen.get("options", {})}
+            choice = {"name": listen.get("transport", DEFAULT_TRANSPORT.name), "options": listen.get("options", {})}
             named.append((f"{OWNER}.hub.listen[{number}]", "transport", choice))
     for key, kind, choice in named:
         # Anything but a mapping with a name is reported as a wrong value.
         if isinstance(choice, Mapping) and isinstance(name := choice.get("name"), str):
             options = choice.get("options")
             yield NamedPlugin(key, kind, name, options if isinstance(options, Mapping) else {})
-
-
-DEFAULT_TRANSPORT = Listen(endpoint="any").transport
 
 
 def _with_defaults(given: Any, defaults: msgspec.Struct) -> dict[str, Any]:

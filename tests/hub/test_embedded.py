@@ -7,15 +7,17 @@ import sys
 from pathlib import Path
 
 import pytest
+from blendhub_transports.keys import make_keys
 from hub_direct import namespace, tokens
 from mapped import check, store
 from processes import run_python, until
 
 from blendhub.arena_view import SHM
 from blendhub.client import HubClient
-from blendhub.config import HubConfig
+from blendhub.config import HubConfig, Listen
 from blendhub.errors import BlendHubError, HubError
 from blendhub.hub.embedded import embedded_hub
+from blendhub.plugin_choice import PluginChoice
 
 pytestmark = pytest.mark.slow
 
@@ -92,3 +94,16 @@ def client_arena(client: HubClient):
 def test_an_arena_that_does_not_fit_stops_the_start_with_the_size_that_would(where):
     with pytest.raises(HubError, match="set arena_gib to at most"):
         embedded_hub(HubConfig(arena_gib=2**20), where)
+
+
+@pytest.mark.parametrize("where", ["thread", "process"])
+def test_the_owner_reaches_its_hub_whatever_the_endpoints_for_others_need(where, tmp_path):
+    """An endpoint for others may have keys and another transport; the owner has one by the transport it names."""
+    keys = make_keys(tmp_path / "keys")
+    listen = (Listen(endpoint="tcp://127.0.0.1:0", options=keys.server_options),)
+    config = HubConfig(arena_gib=0.01, metrics="", listen=listen)
+    chosen = PluginChoice("zmq", {"linger_s": 1.0})
+    with embedded_hub(config, where, transport=chosen) as hub, HubClient(hub.endpoint) as outside, hub.connect() as one:
+        one.register("e", namespace(), rank=0)
+        outside.register("f", namespace(), rank=0)
+        assert hub.endpoint.startswith("ipc://") and outside.stats().gauges["sessions"] == 2

@@ -12,6 +12,7 @@ from blendhub.vllm.settings import (
     PluginChoice,
     RequestSettings,
     Settings,
+    choose_transport,
     read_request,
     read_settings,
 )
@@ -251,6 +252,30 @@ def test_where_vllm_makes_cuda_graphs_a_wrong_setting_ends_its_start_before_the_
 def test_an_embedded_hub_shares_the_process_only_of_an_engine_that_computes_there(given, device, where):
     extra = {"blendhub": {"hub": given, "device": {"name": "cpu"}}}
     assert read_settings(extra, HOST, device).hub.embedded == where
+
+
+@pytest.mark.parametrize(
+    "given, is_one_process, chosen",
+    [
+        ({}, True, "inproc"),
+        ({}, False, "zmq"),
+        ({"hub": {"embedded": "process"}}, True, "zmq"),
+        ({"endpoint": "ipc:///x"}, True, "zmq"),
+        ({"transport": {"name": "zmq", "options": {"linger_s": 1.0}}}, True, "zmq"),
+        ({"transport": {"name": "inproc"}}, True, "inproc"),
+        ({"transport": {"name": "inproc"}}, False, None),
+        ({"transport": {"name": "inproc"}, "hub": {"embedded": "process"}}, True, None),
+        ({"transport": {"name": "inproc"}, "endpoint": "inproc://x"}, True, None),
+    ],
+)
+def test_the_transport_that_was_chosen_is_used_or_refused(given, is_one_process, chosen):
+    settings = read(given)
+    if chosen is None:
+        with pytest.raises(OptionError, match="transport: 'inproc' works within one process, but the hub or a worker"):
+            choose_transport(settings, HOST, is_one_process)
+        return
+    choice = choose_transport(settings, HOST, is_one_process)
+    assert choice.name == chosen and choice.options == given.get("transport", {}).get("options", {})
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
             summary="requests within one process, passed by reference",
             factory="blendhub_transports.inproc:InprocTransport",
             options=InprocOptions,
+            capabilities=("one_process",),
         ),
         PluginSpec(
             name="zmq",
