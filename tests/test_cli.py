@@ -110,7 +110,13 @@ def test_conformance_of_a_sound_plugin(plugins, capfd):
 def test_conformance_lists_what_failed(plugins, capfd):
     assert main(["conformance", "matcher", "forgetful", "-k", "same_text_twice or empty_prompt"]) == 1
     shown = capfd.readouterr().out
-    assert "tests of the contract that failed" in shown
+    first, _, _ = shown.partition("tests of the contract that failed")
+    assert "Text that stands in the prompt several times is found each time.\n\nwhat the test did:\n" in first
+    assert (
+        "    def test_the_same_text_twice_in_one_prompt(" in first
+        and "checked.match(" in first
+        and "\n\nwhat it saw:\n    AssertionError: " in first
+    )
     assert "\ntest_the_same_text_twice_in_one_prompt\n" in shown
     assert "conformance: 1 passed, 1 failed, 0 do not apply" in shown
 

@@ -1,12 +1,32 @@
-"""A pytest plugin for ``blendhub conformance``: ends with what failed, and one line that sums up."""
+"""A pytest plugin for ``blendhub conformance``: what to mend first, what failed, and one line that sums up."""
 
+import re
+from pathlib import Path
+from textwrap import dedent, indent, wrap
 from typing import Any
 
 import pytest
 
+import blendhub.testing
+from blendhub.testing.sentences import place_of, sentence_of
+
+SUITES = Path(blendhub.testing.__file__).parent
+MOST_LINES = 30
+
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: takes seconds, or starts processes")
+
+
+def pytest_exception_interact(node: Any, call: pytest.CallInfo[Any], report: Any) -> None:
+    """Keep what ``_first`` shows of a failure."""
+    if isinstance(node, pytest.Function) and node.cls:
+        assert call.excinfo
+        # The test, or the fixture that failed before it.
+        steps = [str(entry.getsource()) for entry in call.excinfo.traceback if SUITES in Path(entry.path).parents]
+        report.did = re.sub(r"\A.*?(?=^def )", "", dedent(steps[0]), flags=re.S | re.M) if steps else node.name
+        report.saw = call.excinfo.exconly()
+        report.place, report.sentence = (asked(node.cls, node.originalname) for asked in (place_of, sentence_of))
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
@@ -18,7 +38,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     stats = terminalreporter.stats
-    failed = [report.nodeid.rpartition("::")[2] for report in (*stats.get("failed", ()), *stats.get("error", ()))]
+    reports = (*stats.get("failed", ()), *stats.get("error", ()))
+    failed = [report.nodeid.rpartition("::")[2] for report in reports]
+    known = [report for report in reports if getattr(report, "sentence", "")]
+    if known:
+        first = min(known, key=lambda report: report.place)
+        terminalreporter.section("begin here: the first sentence of the contract that does not hold")
+        terminalreporter.write("\n".join(wrap(first.sentence, 100)) + "\n")
+        for title, text in (("what the test did", first.did), ("what it saw", first.saw)):
+            lines = text.splitlines()
+            shown = lines[:MOST_LINES] + ["..."] * (len(lines) > MOST_LINES)
+            terminalreporter.write(f"\n{title}:\n" + indent("\n".join(shown), "    ") + "\n")
     if failed:
         terminalreporter.section("tests of the contract that failed")
         terminalreporter.write("".join(f"{name}\n" for name in failed))

@@ -34,7 +34,7 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 
 class Store(ABC):
-    """A second tier. All methods block, and may be called from several threads at once.
+    """A second tier.
 
     Callers use ``save_run``, ``save``, ``load``, ``save_chunks``, ``load_chunks`` and ``save_note``, which check their
     arguments. A plugin implements ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers
@@ -62,6 +62,11 @@ class Store(ABC):
     *Errors.* Bad input raises InvalidInput and changes nothing. StoreFailed says what the store could not
     do, where, and what a person can do about it; StoreAway, that it does not answer now: then a save is
     tried again later. A closed store answers everything with StoreFailed.
+
+    *Threads.* All methods block, and may be called from several threads at once.
+
+    *Capabilities.* ``no_files``: chunks are in a database or a service, and not in files that could be damaged one by
+    one. The store answers for their bytes all the same.
 
     *One owner.* A place that another live store object holds is refused with StoreFailed when opened. Where hubs are
     to use one place together, a plugin implements :class:`blendhub.contracts.SharedStore`.
@@ -126,7 +131,10 @@ class Store(ABC):
     @property
     @abstractmethod
     def nbytes(self) -> int:
-        """Bytes held, tokens and descriptions included: at most ``capacity``."""
+        """Bytes held: at least those of all chunks, and of their runs' tokens and descriptions; at most ``capacity``.
+
+        The bytes of a chunk that was dropped or discarded are not held any more.
+        """
 
     @property
     @abstractmethod

@@ -79,7 +79,7 @@ class Pending(ABC):
 
 
 class Connection(ABC):
-    """A client's end. All methods may be called from several threads at once.
+    """A client's end.
 
     *Deadlines.* Every request ends by its deadline, with its reply or with a typed error:
     DeadlineExceeded when time ran out, PeerGone when the server died or left meanwhile (as soon as the
@@ -90,6 +90,8 @@ class Connection(ABC):
 
     *Reconnecting.* After the server went away, the connection tries again by itself, with growing pauses up
     to a second. Requests that were under way are not sent again; new ones work once the server is back.
+
+    *Threads.* All methods may be called from several threads at once. A forked process makes its own.
     """
 
     @abstractmethod
@@ -138,6 +140,8 @@ class Transport(ABC):
 
     *Trust.* An endpoint that only this user can reach needs no keys; one that others can reach is refused
     at ``serve`` unless the transport's options hold keys, with an error that says how to make them.
+
+    *Capabilities.* ``one_process``: a server and its clients are in one process.
     """
 
     schemes: tuple[str, ...]
@@ -145,7 +149,10 @@ class Transport(ABC):
 
     @abstractmethod
     async def serve(self, endpoint: str, service: Service) -> Server:
-        """Listen at ``endpoint``; ``service`` is called on the running event loop."""
+        """Listen at ``endpoint``; ``service`` is called on the running event loop.
+
+        Raises InvalidInput if a server listens there already.
+        """
 
     @abstractmethod
     def connect(self, endpoint: str, codec: Codec) -> Connection:

@@ -36,6 +36,8 @@ ROTATABLE_DTYPES = tuple(dtype for dtype in ITEM_SIZES if dtype != "int8")
 class DeviceTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the device under test."""
 
+    contract: ClassVar[type] = Device
+
     torch_type: ClassVar[str] = Device.torch_type
     """The torch device type of the engine's pages."""
 

@@ -8,11 +8,13 @@ import pytest
 
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness
+from blendhub.testing.sentences import holds
 
 SIZES = [(8, 24), (24, 8), (16, 12), (12, 16), (7, 5), (5, 17), (16, 16), (1, 6), (6, 1)]
 """Tokens of a block and of a chunk: equal, larger, smaller, multiples of each other or not."""
 
 
+@holds("Values are copied bit for bit, and so are keys that stay at their position")
 class CopyingTests(DeviceTests):
     @pytest.fixture(params=SIZES, ids=lambda sizes: f"block {sizes[0]}, chunk {sizes[1]}")
     def sized(self, request: pytest.FixtureRequest, make_harness: MakeHarness) -> DeviceHarness:
@@ -33,9 +35,11 @@ class CopyingTests(DeviceTests):
     def test_a_run_of_chunks_is_loaded_anywhere(self, sized: DeviceHarness) -> None:
         sized.load(sized.chunks(3, 58))
 
+    @holds("``save`` writes the rows of its segments and nothing else.")
     def test_a_run_of_chunks_is_saved(self, sized: DeviceHarness) -> None:
         sized.save(sized.chunks(0, 60))
 
+    @holds("``save`` writes the rows of its segments and nothing else.")
     def test_a_run_of_chunks_is_saved_from_anywhere(self, sized: DeviceHarness) -> None:
         sized.save(sized.chunks(3, 58))
 
@@ -45,6 +49,7 @@ class CopyingTests(DeviceTests):
         sized.load(sized.chunks(3, 58))
 
     @pytest.mark.parametrize("skipped", [0, 1, 3, 10, 24, 27, 40, 57, 58, 1000])
+    @holds("``load`` writes the tokens of its segments from position")
     def test_the_skipped_prefix_is_not_touched(self, sized: DeviceHarness, skipped: int) -> None:
         sized.load(sized.chunks(3, 58), skip_prefix_n_tokens=skipped)
 
@@ -61,6 +66,7 @@ class CopyingTests(DeviceTests):
         ],
         ids=["hole at the start", "in the middle", "at the end", "everywhere", "beside an empty segment", "only holes"],
     )
+    @holds("``load`` writes the tokens of its segments from position")
     def test_holes_are_not_touched(self, harness: DeviceHarness, spans: list[tuple[int, int]], skipped: int) -> None:
         segments = [harness.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
         harness.load(segments, skipped)
@@ -85,9 +91,11 @@ class CopyingTests(DeviceTests):
     def test_one_shard_serves_several_segments(self, harness: DeviceHarness) -> None:
         harness.load([harness.segment(2, 22), harness.segment(40, 52, row=6), harness.segment(60, 70, row=14)])
 
+    @holds("``save`` writes the rows of its segments and nothing else.")
     def test_one_token_is_saved_to_several_shards(self, harness: DeviceHarness) -> None:
         harness.save([harness.segment(2, 22, shard=0), harness.segment(10, 30, shard=1, row=2)])
 
+    @holds("Keys are not rotated, and ``source_start`` is ignored.")
     def test_source_start_plays_no_part_in_saving(self, harness: DeviceHarness) -> None:
         harness.save([harness.segment(2, 22, source=900), harness.segment(30, 34, shard=2, source=0)])
 

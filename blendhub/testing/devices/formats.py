@@ -6,8 +6,10 @@ from msgspec.structs import replace
 from blendhub.contracts import PageFormat
 from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import Rotary, Setup
+from blendhub.testing.sentences import holds
 
 
+@holds("Values are copied bit for bit, and so are keys that stay at their position")
 class FormatTests(DeviceTests):
     @pytest.mark.parametrize("strided", [False, True], ids=["whole", "strided"])
     def test_every_bit_is_copied(
@@ -21,6 +23,7 @@ class FormatTests(DeviceTests):
         harness.save(segments)
 
     @pytest.mark.parametrize("strided", [False, True], ids=["whole", "strided"])
+    @holds("Moved keys are rotated by the angle between the two positions:")
     def test_moved_keys_are_rotated(
         self, make_harness: MakeHarness, format: PageFormat, rotatable_dtype: str, strided: bool
     ) -> None:
@@ -47,6 +50,7 @@ class FormatTests(DeviceTests):
         harness.overwrite_pages()
         harness.save(segments)
 
+    @holds("The first item of the rotated part of a key; items outside it are not rotated.")
     def test_only_the_last_part_of_the_keys_is_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """As of a joint latent."""
         harness = make_harness(self.setup(format=format, key_dim=40, rotations=(Rotary(offset=32, neox=False),) * 2))

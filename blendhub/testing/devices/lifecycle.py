@@ -10,8 +10,10 @@ import numpy as np
 from blendhub.contracts import Device
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary
+from blendhub.testing.sentences import holds
 
 
+@holds("The engine's work that is submitted after ``wait`` returned sees the transfer.")
 class LifecycleTests(DeviceTests):
     def _large(self, make_harness: MakeHarness) -> DeviceHarness:
         """A harness whose transfers take long enough to be still pending after the call."""
@@ -28,6 +30,7 @@ class LifecycleTests(DeviceTests):
             )
         )
 
+    @holds("Several transfers may be pending.")
     def test_several_transfers_may_be_pending(self, make_harness: MakeHarness) -> None:
         harness = self._large(make_harness)
         chunks = harness.chunks(0, 1024, source=2000)
@@ -67,6 +70,7 @@ class LifecycleTests(DeviceTests):
             assert transfer.done()
         harness.check()
 
+    @holds("A save sees the engine's writes to its pages that were submitted before the")
     def test_a_save_sees_what_was_written_before_the_call(self, make_harness: MakeHarness) -> None:
         harness = self._large(make_harness)
         for _ in range(3):
@@ -78,6 +82,7 @@ class LifecycleTests(DeviceTests):
             harness.arena[:] = harness.expected_arena[:] = value
             harness.load(harness.chunks(3, 60))
 
+    @holds("Replaces an earlier arena.")
     def test_another_arena_replaces_the_first(self, harness: DeviceHarness) -> None:
         harness.load(harness.chunks(3, 60))
         first, before = harness.arena, harness.arena.copy()
@@ -87,6 +92,7 @@ class LifecycleTests(DeviceTests):
         harness.save(harness.chunks(3, 60))
         assert np.array_equal(first, before)
 
+    @holds("Replaces an earlier arena.")
     def test_another_arena_may_be_smaller_or_larger(self, harness: DeviceHarness) -> None:
         """Segments are checked against the arena that was pinned last."""
         harness.setup = msgspec.structs.replace(harness.setup, n_shards=1)
@@ -109,6 +115,7 @@ class LifecycleTests(DeviceTests):
         gc.collect()
         memory.close()  # raises BufferError while a view of it exists
 
+    @holds("Wait for pending transfers, and release arena and pages.")
     def test_close_waits_for_pending_transfers(self, make_harness: MakeHarness) -> None:
         harness = self._large(make_harness)
         chunks = harness.chunks(0, 1024)
@@ -120,6 +127,7 @@ class LifecycleTests(DeviceTests):
         for transfer in transfers:
             transfer.wait()
 
+    @holds("Wait for pending transfers, and release arena and pages.")
     def test_close_releases_arena_and_pages(self, harness: DeviceHarness) -> None:
         harness.load(harness.chunks(3, 60))
         device = harness.device
@@ -132,12 +140,14 @@ class LifecycleTests(DeviceTests):
         gc.collect()
         assert [watch() for watch in watched] == [None] * len(watched)
 
+    @holds("May be called twice.")
     def test_close_may_be_called_twice(self, harness: DeviceHarness, device: Device) -> None:
         harness.device.close()
         harness.device.close()
         device.close()
         device.close()
 
+    @holds("The number of neighbouring tokens that should be recomputed together on this")
     def test_block_tokens_is_a_number_of_tokens(self, device: Device) -> None:
         assert isinstance(device.block_tokens, int)
         assert device.block_tokens >= 1

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from blendhub.contracts import PageFormat, Segment
 from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.sentences import holds
 
 N_SHARDS = 4
 
@@ -61,6 +62,7 @@ def tilings(draw: st.DrawFn, harness: DeviceHarness) -> list[Segment]:
     return draw(st.permutations(segments))
 
 
+@holds("Values are copied bit for bit, and so are keys that stay at their position")
 class RandomTests(DeviceTests):
     @pytest.mark.slow
     def test_any_transfers(self) -> None:

@@ -12,6 +12,7 @@ from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.layout import ITEM_SIZES, KVLayout
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.sentences import holds
 
 INVALID_SEGMENTS: dict[str, Callable[[DeviceHarness], Segment]] = {
     "a row before its shard": lambda harness: harness.segment(10, 14, row=-1),
@@ -53,6 +54,7 @@ WRONG_LAYOUTS: tuple[dict[str, int], ...] = (
 """Fields of the layout that differ from those of the pages."""
 
 
+@holds("A segment beyond its shard, the arena, the block table, the pages or the")
 class RefusingTests(DeviceTests):
     @pytest.mark.parametrize("first", [True, False], ids=["before a good one", "after a good one"])
     @pytest.mark.parametrize("name", INVALID_SEGMENTS)
@@ -90,6 +92,7 @@ class RefusingTests(DeviceTests):
         harness.load(segments[:1])
 
     @pytest.mark.parametrize("others", [[(19, 22)], [(0, 11)], [(12, 13)], [(10, 20)], [(5, 25)], [(30, 40), (39, 45)]])
+    @holds("So do overlapping segments of one load, a save to a read-only arena, and any")
     def test_segments_that_overlap_change_nothing(self, harness: DeviceHarness, others: list[tuple[int, int]]) -> None:
         spans = [(10, 20), *others]
         segments = [harness.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
@@ -116,6 +119,7 @@ class RefusingTests(DeviceTests):
             "setup_that_is_not_served": unserved,
         }
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_pages_that_are_not_what_the_layout_says(
         self, make_harness: MakeHarness, device: Device, wrong_layout: tuple[PageFormat, dict[str, int]]
     ) -> None:
@@ -124,17 +128,21 @@ class RefusingTests(DeviceTests):
         layout = replace(harness.layout, **changed)
         self._refused(device, harness.layers, harness.setup.block_size, layout)
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_pages_of_another_type(self, harness: DeviceHarness, device: Device, dtype_of_another_size: str) -> None:
         layout = replace(harness.layout, dtype=dtype_of_another_size)
         self._refused(device, harness.layers, harness.setup.block_size, layout)
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_pages_of_another_block_size(self, harness: DeviceHarness, device: Device) -> None:
         self._refused(device, harness.layers, harness.setup.block_size * 2, harness.layout)
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_too_many_tensors(self, harness: DeviceHarness, device: Device) -> None:
         layers = [replace(layer, tensors=layer.tensors * 2) for layer in harness.layers]
         self._refused(device, layers, harness.setup.block_size, harness.layout)
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_one_layer_of_many_that_differs(self, make_harness: MakeHarness, device: Device) -> None:
         harness = make_harness(self.setup(rotations=(None,) * 4))
         other = make_harness(self.setup(rotations=(None,) * 4, kv_heads=2, key_dim=18, value_dim=18))
@@ -145,6 +153,7 @@ class RefusingTests(DeviceTests):
         with pytest.raises(LayoutMismatch):
             device.attach(layers, block_size, layout)
 
+    @holds("Called once, before any transfer.")
     def test_a_device_is_attached_once(self, harness: DeviceHarness) -> None:
         with pytest.raises(InvalidInput):
             harness.device.attach(harness.layers, harness.setup.block_size, harness.layout)
@@ -168,6 +177,7 @@ class RefusingTests(DeviceTests):
         harness.check()
 
     @pytest.mark.parametrize("name", INVALID_ARENAS)
+    @holds("Raises InvalidInput for anything but a flat array of bytes, and after")
     def test_an_arena_is_a_flat_array_of_bytes(self, harness: DeviceHarness, name: str) -> None:
         with pytest.raises(InvalidInput):
             harness.device.pin(INVALID_ARENAS[name])
@@ -182,11 +192,13 @@ class RefusingTests(DeviceTests):
             harness.device.save(harness.chunks(3, 60), harness.block_ids)
         harness.check()
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_an_unknown_format_is_refused(self, harness: DeviceHarness, device: Device) -> None:
         layers = [replace(layer, format=cast(PageFormat, "spiral")) for layer in harness.layers]
         with pytest.raises(Unsupported):
             device.attach(layers, harness.setup.block_size, harness.layout)
 
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_unsupported_formats_and_dtypes_are_refused(self, device: Device, setup_that_is_not_served: Setup) -> None:
         with pytest.raises(Unsupported):
             DeviceHarness(device, self.torch_type, setup_that_is_not_served)

@@ -6,6 +6,7 @@ from msgspec.structs import replace
 from blendhub.contracts import Rotation
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import Rotary
+from blendhub.testing.sentences import holds
 
 ROTATIONS = {
     "neox": Rotary(width=12),
@@ -20,6 +21,7 @@ ROTATIONS = {
 }
 
 
+@holds("Moved keys are rotated by the angle between the two positions:")
 class RotationTests(DeviceTests):
     @pytest.mark.parametrize("name", ROTATIONS)
     def test_every_rotation(self, make_harness: MakeHarness, name: str, rotatable_dtype: str) -> None:
@@ -38,6 +40,7 @@ class RotationTests(DeviceTests):
         harness = make_harness(self.setup(rotations=rotations))
         harness.load(harness.chunks(3, 60, source=111), skip_prefix_n_tokens=7)
 
+    @holds("Values are copied bit for bit, and so are keys that stay at their position")
     def test_unmoved_keys_are_not_rotated(self, make_harness: MakeHarness) -> None:
         harness = make_harness(self.setup(rotations=(Rotary(), Rotary(neox=False))))
         harness.load(harness.chunks(3, 60))
@@ -70,6 +73,7 @@ class RotationTests(DeviceTests):
         harness = make_harness(self.setup(rotations=(Rotary(positions=60),)))
         harness.load([harness.segment(50, 60, source=0), harness.segment(0, 10, shard=1, source=50)])
 
+    @holds("Keys are not rotated, and ``source_start`` is ignored.")
     def test_saving_does_not_rotate(self, make_harness: MakeHarness) -> None:
         harness = make_harness(self.setup(rotations=(Rotary(), None)))
         harness.save(harness.chunks(3, 60, source=500))

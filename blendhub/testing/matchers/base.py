@@ -49,6 +49,8 @@ class Writer:
 class MatcherTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the matcher under test, empty."""
 
+    contract: ClassVar[type] = Matcher
+
     separator: ClassVar[tuple[int, ...]] = (0,)
     """What ends a segment; used only for matchers whose reach is ``segments``. Of an installed matcher, its
     option ``separator`` is taken."""

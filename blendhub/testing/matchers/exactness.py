@@ -7,12 +7,14 @@ import numpy as np
 from blendhub.plan import Match, Span
 from blendhub.testing.checks import MatcherWithOracle, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
+from blendhub.testing.sentences import holds
 
 
 def exact_tokens(matches: Sequence[Match]) -> int:
     return sum(len(match.span) for match in matches if match.exact)
 
 
+@holds("A match is marked exact only when the stored KV is bit for bit what the")
 class ExactnessTests(MatcherTests):
     """Same tokens, same positions, same whole prefix, and stored as exact: then only is a match exact.
 

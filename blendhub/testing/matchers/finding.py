@@ -7,6 +7,7 @@ from blendhub.contracts.matcher import Matcher
 from blendhub.plan import Span
 from blendhub.testing.checks import MatcherWithOracle, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
+from blendhub.testing.sentences import holds
 from blendhub.tokens import Tokens
 
 CRAFTED_DIFFERENCES = {
@@ -24,6 +25,7 @@ CRAFTED_DIFFERENCES = {
 changing the hash of any window that holds them. Found by lattice reduction."""
 
 
+@holds("The stored tokens that this prompt repeats, within the matcher's reach.")
 class FindingTests(MatcherTests):
     """Every stored text within reach is found, token by token, and nothing else is."""
 
@@ -31,6 +33,7 @@ class FindingTests(MatcherTests):
         assert matcher.reach in ("prefix", "segments", "anywhere")
         assert type(matcher.guaranteed_tokens) is int and matcher.guaranteed_tokens >= 1
 
+    @holds("They are disjoint, ascending, not empty and name only tokens that are stored")
     def test_nothing_stored_nothing_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
         assert checked.match(writer.text()) == []
 
@@ -41,6 +44,7 @@ class FindingTests(MatcherTests):
         assert covers(found, Span(0, len(text)))
         assert {match.run for match in found} == {7}
 
+    @holds("They are disjoint, ascending, not empty and name only tokens that are stored")
     def test_a_text_that_was_never_stored_is_not_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
         checked.add(1, writer.text())
         assert checked.match(writer.text()) == []
@@ -69,6 +73,7 @@ class FindingTests(MatcherTests):
             found = checked.match(np.concatenate([text[:agreed], other]))
             assert not touches(found, Span(agreed, agreed + len(other)))
 
+    @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_one_changed_token_is_never_covered(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         checked.add(1, text)
@@ -100,6 +105,7 @@ class FindingTests(MatcherTests):
         found = checked.match(prompt)
         assert all(covers(found, span) for span in spans)
 
+    @holds("Text that stands in the prompt several times is found each time.")
     def test_the_same_text_twice_in_one_prompt(self, checked: MatcherWithOracle, writer: Writer) -> None:
         self.needs_reach(checked.matcher, "segments", "anywhere")
         text = writer.text()
@@ -133,6 +139,7 @@ class FindingTests(MatcherTests):
             checked.match(text)
         checked.match(np.concatenate([mixed[1:], mixed]))
 
+    @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_thue_morse_texts_do_not_collide(self, checked: MatcherWithOracle) -> None:
         """Such a text of 2**11 tokens and its complement have one polynomial hash modulo 2**64, for any base."""
         text = _thue_morse(11)
@@ -144,6 +151,7 @@ class FindingTests(MatcherTests):
         checked.match(complement + np.uint32(5))
 
     @pytest.mark.parametrize("base, modulus", CRAFTED_DIFFERENCES)
+    @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_five_tokens_crafted_to_collide(
         self, checked: MatcherWithOracle, writer: Writer, base: int, modulus: int
     ) -> None:

@@ -19,6 +19,7 @@ from blendhub.contracts.matcher import Matcher
 from blendhub.plan import Span
 from blendhub.testing.checks import MatcherWithOracle
 from blendhub.testing.matchers.base import MatcherTests
+from blendhub.testing.sentences import holds
 from blendhub.tokens import Tokens
 
 RUNS = range(5)
@@ -125,6 +126,7 @@ class History(RuleBasedStateMachine):
         assert len(self.checked.matcher) == len(self.checked.reference)
 
 
+@holds("They are disjoint, ascending, not empty and name only tokens that are stored")
 class HistoryTests(MatcherTests):
     """The matcher and the reference agree after any history of calls."""
 

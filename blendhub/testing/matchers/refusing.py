@@ -12,6 +12,7 @@ from blendhub.errors import InvalidInput
 from blendhub.plan import Span
 from blendhub.testing.checks import MatcherWithOracle, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
+from blendhub.testing.sentences import holds
 from blendhub.tokens import Tokens
 
 
@@ -54,6 +55,7 @@ BAD_BUFFERS: dict[str, Callable[[Tokens], Any]] = {
 BAD_RUNS: list[Any] = [-1, 2**63, True, False, 1.0, "1", None]
 
 
+@holds("Bad input raises :class:`blendhub.errors.InvalidInput` and changes nothing.")
 class RefusingTests(MatcherTests):
     """The suite stores a run 1 and a run 0, so that a careless matcher takes True and 1.0 for them."""
 

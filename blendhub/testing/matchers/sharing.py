@@ -11,8 +11,10 @@ from blendhub.plan import Span
 from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.run_in_subprocess import run_in_subprocess
+from blendhub.testing.sentences import holds
 
 
+@holds("All methods may be called from several threads at once; each call acts as a")
 class SharingTests(MatcherTests):
     """Calls from several threads act as wholes, and the same calls give the same matches everywhere."""
 
@@ -64,9 +66,11 @@ class SharingTests(MatcherTests):
         for run in range(1, 40, 2):
             assert covers(matcher.match(texts[run]), whole)
 
+    @holds("The same calls give the same matches, whatever the secret and")
     def test_two_instances_agree(self) -> None:
         assert self.answers() == self.answers()
 
+    @holds("The same calls give the same matches, whatever the secret and")
     def test_processes_with_other_hash_seeds_agree(self) -> None:
         here = self.answers()
         for seed in ("1", "4242"):

@@ -8,14 +8,17 @@ from blendhub.plan import Span
 from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.reference import ReferenceMatcher
+from blendhub.testing.sentences import holds
 
 SLACK = 1.5
 """How far memory may vary between equal amounts stored: tables grow in steps. A leak shows as a multiple."""
 
 
+@holds("They are disjoint, ascending, not empty and name only tokens that are stored")
 class StoringTests(MatcherTests):
     """Runs grow at their end, shrink anywhere, and leave nothing behind."""
 
+    @holds("The number of stored tokens: all spans added, less all discarded.")
     def test_length_counts_the_stored_tokens(self, checked: MatcherWithOracle, writer: Writer) -> None:
         assert len(checked.matcher) == 0
         text = writer.text()
@@ -25,6 +28,7 @@ class StoringTests(MatcherTests):
         checked.discard(1, Span(3, 10))
         assert len(checked.matcher) == 2 * len(text) - 7
 
+    @holds("The memory that the index holds, tokens included, in bytes.")
     def test_nbytes_includes_the_tokens(self, checked: MatcherWithOracle, writer: Writer) -> None:
         for run in range(20):
             checked.add(run, writer.text())
@@ -37,6 +41,7 @@ class StoringTests(MatcherTests):
         found = checked.match(tokens)
         assert not touches(found, spans[0]) and not touches(found, spans[2])
 
+    @holds("A known run grows at its end only: the span of a later call starts where the")
     def test_a_run_grows(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text(3 * writer.length)
         ends = [1, writer.length // 2, writer.length, writer.length + 1, len(text)]
@@ -45,6 +50,7 @@ class StoringTests(MatcherTests):
             checked.match(text)
         assert covers(checked.match(text), Span(0, len(text)))
 
+    @holds("A known run grows at its end only: the span of a later call starts where the")
     def test_a_run_may_go_on_differently_than_its_tokens_did(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """The tokens after the span were never stored; the run's growth brings others in their place."""
         head, one, other = writer.text(), writer.text(), writer.text()
@@ -53,6 +59,7 @@ class StoringTests(MatcherTests):
         assert covers(checked.match(np.concatenate([head, other])), Span(0, len(head) + len(other)))
         assert not touches(checked.match(np.concatenate([head, one])), Span(len(head), len(head) + len(one)))
 
+    @holds("A known run grows at its end only: the span of a later call starts where the")
     def test_a_run_grows_after_its_end_was_discarded(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text(2 * writer.length)
         half = writer.length
@@ -61,6 +68,7 @@ class StoringTests(MatcherTests):
         checked.add(1, text, Span(half, len(text)))
         checked.match(text)
 
+    @holds("the matcher keeps its own copy of what it needs.")
     def test_the_matcher_keeps_its_own_copy(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         buffer = text.copy()
@@ -69,6 +77,7 @@ class StoringTests(MatcherTests):
         assert covers(checked.match(text), Span(0, len(text)))
         assert checked.match(buffer) == []
 
+    @holds("The KV of ``span`` of the run is gone; no later match names any token of it.")
     def test_what_is_discarded_is_not_matched(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         checked.add(1, text)
@@ -76,6 +85,7 @@ class StoringTests(MatcherTests):
         assert len(checked.matcher) == 0
         assert checked.match(text) == []
 
+    @holds("What is left of the run on both sides stays matchable.")
     def test_both_sides_of_a_discarded_span_stay(self, checked: MatcherWithOracle, writer: Writer) -> None:
         tokens, spans = writer.joined(writer.text(), writer.text(), writer.text())
         checked.add(1, tokens)
@@ -103,6 +113,7 @@ class StoringTests(MatcherTests):
             assert covers(found, Span(0, len(text))) and {match.run for match in found} == {kept}
             checked.discard(kept, Span(0, len(text)))
 
+    @holds("when the last one is discarded, the id may be used again for another sequence.")
     def test_an_id_can_be_used_again(self, checked: MatcherWithOracle, writer: Writer) -> None:
         first, second = writer.text(), writer.text(2 * writer.length)
         checked.add(2**63 - 1, first)
@@ -111,6 +122,7 @@ class StoringTests(MatcherTests):
         assert checked.match(first) == []
         checked.match(second)
 
+    @holds("The index grows as needed.")
     def test_many_runs_are_all_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """Enough to make every table grow several times; each answer is judged by its own run."""
         matcher = checked.matcher
@@ -125,6 +137,7 @@ class StoringTests(MatcherTests):
             check_matches(text, found, alone)
             assert covers(found, Span(0, len(text))), f"run {run} of {len(texts)} was lost"
 
+    @holds("What is discarded is reclaimed: storing and discarding without end holds no")
     def test_memory_is_reclaimed(self, checked: MatcherWithOracle, writer: Writer) -> None:
         matcher, runs = checked.matcher, max(10, self.entries // 20)
         whole = Span(0, writer.length)
@@ -138,6 +151,7 @@ class StoringTests(MatcherTests):
             assert len(matcher) == 0
         assert max(full) <= SLACK * full[0], f"bytes held at each peak: {full}"
 
+    @holds("What is discarded is reclaimed: storing and discarding without end holds no")
     def test_memory_is_reclaimed_while_the_oldest_goes(self, checked: MatcherWithOracle, writer: Writer) -> None:
         matcher, window = checked.matcher, max(10, self.entries // 20)
         whole = Span(0, writer.length)

@@ -7,8 +7,10 @@ import msgspec
 from blendhub.contracts import Selector
 from blendhub.testing.run_in_subprocess import run_in_subprocess
 from blendhub.testing.selectors.base import BLOCKS, MOVED, SelectorTests
+from blendhub.testing.sentences import holds
 
 
+@holds("the same input gives the same answer in every object with the same options,")
 class AgreeingTests(SelectorTests):
     """The same question gets the same answer from every object in every process, whatever was asked before."""
 

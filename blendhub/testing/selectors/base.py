@@ -82,6 +82,8 @@ def check_picks(picks: Any, moved: Sequence[Span]) -> None:
 class SelectorTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the selector under test."""
 
+    contract: ClassVar[type] = Selector
+
     capabilities: ClassVar[tuple[str, ...]] = ()
     """What the selector's PluginSpec says it has. Of an installed selector they are taken from there."""
 

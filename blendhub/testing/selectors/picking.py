@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
 from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, joined, prompt_around, tokens_of
+from blendhub.testing.sentences import holds
 
 EQUAL_AND_OTHER_SCORES = st.sampled_from([0.0, 0.0, 1.0, 1.0, 2.5, 1e30, float("inf"), float("nan")])
 
@@ -23,6 +24,7 @@ def moved_spans(draw: st.DrawFn) -> list[Span]:
     return spans
 
 
+@holds("Parts of ``selection.moved`` to recompute: a list of spans of int, disjoint,")
 class PickingTests(SelectorTests):
     """What an answer must be, whatever the selector's rule."""
 
@@ -35,11 +37,13 @@ class PickingTests(SelectorTests):
             self.picks(selector, moved, ratio, block_tokens)
 
     @pytest.mark.parametrize("moved", MOVED.values(), ids=MOVED)
+    @holds("At a ratio of 0 it picks nothing, at 1 everything that moved, and between at")
     def test_nothing_is_picked_at_0(self, selector: Selector, moved: list[Span]) -> None:
         self._needs_ratio()
         assert self.picks(selector, moved, 0.0) == []
 
     @pytest.mark.parametrize("moved", MOVED.values(), ids=MOVED)
+    @holds("At a ratio of 0 it picks nothing, at 1 everything that moved, and between at")
     def test_everything_is_picked_at_1(self, selector: Selector, moved: list[Span]) -> None:
         self._needs_ratio()
         assert self.picks(selector, moved, 1.0) == joined(moved)
@@ -51,6 +55,7 @@ class PickingTests(SelectorTests):
 
     @pytest.mark.parametrize("block_tokens", BLOCKS)
     @pytest.mark.parametrize("moved", MOVED.values(), ids=MOVED)
+    @holds("A larger ratio never picks fewer.")
     def test_a_larger_ratio_never_picks_fewer(self, selector: Selector, moved: list[Span], block_tokens: int) -> None:
         counts = [
             tokens_of(self.picks(selector, moved, ratio, block_tokens)) for ratio in np.linspace(0, 1, 41).tolist()
@@ -97,6 +102,7 @@ class PickingTests(SelectorTests):
                 others = np.where(outside, value, prompt["sensitivity"]).astype(np.uint8)
                 assert self.picks(selector, moved, 0.3, prompt={**prompt, "sensitivity": others}) == expected
 
+    @holds("the selector looks at the bytes of sensitivity, which an engine asks of the")
     def test_a_selector_without_the_capability_sensitivity_does_not_look_at_it(self, selector: Selector) -> None:
         if "sensitivity" in self.capabilities:
             pytest.skip("this selector has the capability sensitivity")

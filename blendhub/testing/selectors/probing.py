@@ -6,6 +6,7 @@ import pytest
 from blendhub.contracts import Selector
 from blendhub.plan import Span
 from blendhub.testing.selectors.base import MOVED, Scores, SelectorTests, tokens_of
+from blendhub.testing.sentences import holds
 
 TWO_SPANS = [Span(10, 74), Span(80, 144)]
 
@@ -18,6 +19,7 @@ def high_in(spans: list[Span], value: float) -> Scores:
     return scores
 
 
+@holds("A selector either decides from what is known of the prompt, or first sees how")
 class ProbingTests(SelectorTests):
     """The higher a score, the more is gained; what is broken counts as the highest."""
 
@@ -38,6 +40,7 @@ class ProbingTests(SelectorTests):
             assert self.picks(selector, TWO_SPANS, ratio, 1, high_in([TWO_SPANS[1]], broken)) == expected
 
     @pytest.mark.parametrize("value", [0.0, 1.0, 1e38, np.inf, np.nan], ids=str)
+    @holds("the same input gives the same answer in every object with the same options,")
     def test_equal_scores_are_decided_alike_by_every_object(self, selector: Selector, value: float) -> None:
         """An object that breaks ties by chance, or by its place in memory, picks other tokens than another rank's."""
         self.needs_probe(selector)

@@ -9,6 +9,7 @@ from blendhub.contracts import Selection, Selector
 from blendhub.errors import InvalidInput
 from blendhub.plan import Span
 from blendhub.testing.selectors.base import MOVED, SelectorTests, prompt_around
+from blendhub.testing.sentences import holds
 
 BAD_MOVED: dict[str, Any] = {
     "spans that overlap": [Span(0, 10), Span(9, 20)],
@@ -59,6 +60,7 @@ BAD_SENSITIVITY: dict[str, Any] = {
 }
 
 
+@holds("Bad input raises InvalidInput.")
 class RefusingTests(SelectorTests):
     """Every bad argument beside good ones."""
 

@@ -8,6 +8,7 @@ import pytest
 from blendhub.contracts import Selector
 from blendhub.errors import BlendHubError, InvalidInput
 from blendhub.testing.selectors.base import SelectorTests
+from blendhub.testing.sentences import holds
 
 if TYPE_CHECKING:
     from blendhub.contracts.selector import KeysAndValues
@@ -32,6 +33,7 @@ def _heads(kv: "KeysAndValues", part: slice) -> "KeysAndValues":
     return kv[0][:, part], kv[1][:, part]
 
 
+@holds("How far n tokens' stored KV is from the fresh one, at the probed layer:")
 class ScoringTests(SelectorTests):
     """Shape and type of scores, and that ranks may add up theirs."""
 
@@ -58,6 +60,7 @@ class ScoringTests(SelectorTests):
         assert (score >= 0).all()
 
     @pytest.mark.parametrize("dtype", TYPES)
+    @holds("equal KV has the score 0.")
     def test_equal_kv_has_the_score_0(self, selector: Selector, dtype: str) -> None:
         self.needs_probe(selector)
         assert (selector.score(_kv(1, dtype), _kv(1, dtype)) == 0).all()
@@ -73,6 +76,7 @@ class ScoringTests(SelectorTests):
         assert score.count_nonzero() == 1
 
     @pytest.mark.parametrize("dtype", TYPES)
+    @holds("The sum over all ranks, which hold different heads, must be the score of the")
     def test_ranks_may_add_up_their_scores(self, selector: Selector, dtype: str) -> None:
         torch = _import_torch()
         self.needs_probe(selector)
@@ -90,6 +94,7 @@ class ScoringTests(SelectorTests):
         assert score.isfinite().all() and (score > 0).all()
 
     @pytest.mark.parametrize("dtype", TYPES)
+    @holds("Stays on the tensors' device, never waits for it, and changes no tensor.")
     def test_tensors_are_not_changed(self, selector: Selector, dtype: str) -> None:
         self.needs_probe(selector)
         fresh, stored = _kv(1, dtype), _kv(2, dtype)
@@ -104,6 +109,7 @@ class ScoringTests(SelectorTests):
         views = [(keys.mT.contiguous().mT, values.mT.contiguous().mT) for keys, values in (fresh, stored)]
         _import_torch().testing.assert_close(selector.score(*views), selector.score(fresh, stored))
 
+    @holds("Stays on the tensors' device, never waits for it, and changes no tensor.")
     def test_no_value_is_waited_for(self, selector: Selector) -> None:
         """Meta tensors have a shape and no values: whatever asks for one fails."""
         self.needs_probe(selector)
@@ -114,6 +120,7 @@ class ScoringTests(SelectorTests):
 
     @pytest.mark.parametrize("which", [0, 1], ids=["keys", "values"])
     @pytest.mark.parametrize("axis", [0, 1, 2], ids=["tokens", "heads", "width"])
+    @holds("tensors of different shapes raise InvalidInput, for torch would stretch them.")
     def test_tensors_of_different_shapes_are_refused(self, selector: Selector, axis: int, which: int) -> None:
         """One of size 1 is the worst: torch would stretch it."""
         self.needs_probe(selector)

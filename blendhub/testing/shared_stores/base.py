@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import pytest
 
@@ -140,6 +140,8 @@ Join: TypeAlias = Callable[..., Member]
 
 class FleetTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` opens the store under test."""
+
+    contract: ClassVar[type] = SharedStore
 
     @abstractmethod
     def create(self, place: Path, capacity: int, log_length: int) -> SharedStore:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, FleetTests, Join, Member, chunk, content, key
 
 KILLS = 5
 
 
+@holds("``changes`` gives what was published and dropped after a cursor, in order and")
 class FollowingTests(FleetTests):
     def test_what_others_publish_and_drop_is_told_in_order(self, join: Join) -> None:
         one, two = join(), join()
@@ -32,6 +34,7 @@ class FollowingTests(FleetTests):
         assert two.known == left, "a chunk that was dropped and saved again was told in another order"
         assert one.lost == two.lost == 0
 
+    @holds("What an object saves and discards itself is not among its changes;")
     def test_what_one_does_itself_is_not_told_to_it(self, join: Join) -> None:
         one, other = join(), join()
         one.save("a", 0, 1)
@@ -105,6 +108,7 @@ class FollowingTests(FleetTests):
         assert two.store.changes(found.cursor, 0.0).hubs == 1
 
     @pytest.mark.slow
+    @holds("a crash at any moment leaves each chunk whole or absent.")
     def test_a_killed_writer_leaves_chunks_whole_or_absent(self, join: Join, place: Path) -> None:
         fork = multiprocessing.get_context("fork")
         has_saved = fork.Event()

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 
 from blendhub.contracts import RunKey, SharedStore
 from blendhub.plan import Span
+from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import ROOMY, FleetTests, Known, Member, chunk, content, key
 
 LOG_LENGTH = 12
@@ -97,6 +98,7 @@ class FleetHistory(RuleBasedStateMachine):
         return known
 
 
+@holds("Applied to the snapshot, the changes give the catalogue.")
 class FleetHistoryTests(FleetTests):
     def test_any_history(self) -> None:
         suite = self

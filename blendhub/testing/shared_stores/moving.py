@@ -8,6 +8,7 @@ import pytest
 
 from blendhub.contracts import StoredRun
 from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import FleetTests, Join, Member, chunk, content, key, run
 
 BAD_CALLS: dict[str, Callable[[Member], Any]] = {
@@ -34,6 +35,7 @@ CALLS: dict[str, Callable[[Member], Any]] = {
 }
 
 
+@holds("What one saved, each of them loads.")
 class MovingTests(FleetTests):
     @pytest.mark.parametrize("ranks", [1, 3])
     def test_one_loads_what_another_saved(self, join: Join, ranks: int) -> None:
@@ -93,6 +95,7 @@ class MovingTests(FleetTests):
         writer.save("a", 1, 2)
         assert join().load("a", 1) == [content(2)]
 
+    @holds("``load`` then returns False, and the chunk is dropped from the catalogue, for")
     def test_bytes_that_are_gone_are_a_miss_and_dropped_for_all(self, join: Join, place: Path) -> None:
         writer, reader, third = join(), join(), join()
         writer.save("a", 0, 1)
@@ -106,6 +109,7 @@ class MovingTests(FleetTests):
         writer.save("a", 0, 3)
         assert third.load("a", 0) == [content(3)]
 
+    @holds("What is torn or corrupted on the way is detected, counted in ``corrupted``,")
     def test_bytes_that_changed_are_a_miss_counted_and_dropped_for_all(self, join: Join, place: Path) -> None:
         writer, reader = join(), join()
         writer.save("a", 0, 1)
@@ -116,6 +120,7 @@ class MovingTests(FleetTests):
         writer.follow()
         assert writer.known == {}
 
+    @holds("``nbytes`` and ``capacity`` are those of the place, as it was last heard of.")
     def test_the_place_keeps_within_its_capacity_and_says_what_it_dropped(self, join: Join) -> None:
         capacity = 40_000
         writer, reader = join(capacity=capacity), join(capacity=capacity)
@@ -138,6 +143,7 @@ class MovingTests(FleetTests):
             reader.follow()
 
     @pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
+    @holds("Bad input raises InvalidInput and changes nothing.")
     def test_bad_input_is_refused_and_changes_nothing(self, join: Join, call: Callable[[Member], Any]) -> None:
         one = join()
         one.save("a", 0, 1)
@@ -148,6 +154,7 @@ class MovingTests(FleetTests):
         assert other.load("a", 0) == [content(1)]
 
     @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+    @holds("A closed store answers everything with StoreFailed.")
     def test_a_closed_store_says_so(self, join: Join, call: Callable[[Member], Any]) -> None:
         one = join()
         one.save("a", 0, 1)
@@ -156,6 +163,7 @@ class MovingTests(FleetTests):
             call(one)
         one.store.close()
 
+    @holds("``attach`` comes before the first chunk moves.")
     def test_chunks_move_only_behind_an_attached_arena(self, place: Path) -> None:
         store = self.create(place, 2**20, 100)
         with pytest.raises(StoreFailed, match="attach"):

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import pytest
@@ -66,6 +66,11 @@ def now_and_reopened(store: Store, open: Open) -> Iterator[Store]:
 class StoreTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` opens the store under test."""
 
+    contract: ClassVar[type] = Store
+
+    capabilities: ClassVar[tuple[str, ...]] = ()
+    """What its ``PluginSpec`` says; see :class:`blendhub.contracts.Store`."""
+
     @abstractmethod
     def create(self, path: Path, capacity: int) -> Store:
         """A store of that many bytes at that path; a path opened before holds what was stored there."""
@@ -77,8 +82,9 @@ class StoreTests(ABC):
         def create(suite: object, path: Path, capacity: int) -> Any:
             return host.create("store", name, {**options, **cls.options_for(path, capacity)})
 
-        parse_options(f"store {name!r}", host.spec("store", name).options, {**options, **cls.options_for(Path(), 1)})
-        return type("TestInstalledStore", (cls,), {"create": create})
+        spec = host.spec("store", name)
+        parse_options(f"store {name!r}", spec.options, {**options, **cls.options_for(Path(), 1)})
+        return type("TestInstalledStore", (cls,), {"create": create, "capabilities": spec.capabilities})
 
     @classmethod
     def options_for(cls, path: Path, capacity: int) -> dict[str, Any]:
@@ -86,10 +92,12 @@ class StoreTests(ABC):
         return {"path": str(path), "capacity_gib": capacity / 2**30}
 
     def files_with(self, path: Path, wanted: bytes) -> list[Path]:
-        """The files of the store at ``path`` that hold these bytes; none if it does not keep them in files.
+        """The files of the store at ``path`` that hold these bytes, for tests that damage them or make writes fail.
 
-        The tests of damage change those files. A store whose files are compressed or elsewhere overrides it.
+        A store whose files are compressed or elsewhere overrides it.
         """
+        if "no_files" in self.capabilities:
+            pytest.skip("the store says no_files, so the suite neither damages files nor makes writes of them fail")
         return [file for file in path.rglob("*") if file.is_file() and wanted in file.read_bytes()]
 
     @pytest.fixture

@@ -4,6 +4,7 @@ import pytest
 
 from blendhub.contracts import Store, StoredRun
 from blendhub.errors import StoreFailed
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     SHARD_BYTES,
     Open,
@@ -22,6 +23,7 @@ SLACK = 1024
 """Bytes for headers that differ in length by a few bytes; fewer than any chunk takes."""
 
 
+@holds("The store keeps within ``capacity`` bytes by itself: it drops what was")
 class BoundsTests(StoreTests):
     @pytest.fixture
     def full(self, open: Open) -> Store:
@@ -66,6 +68,7 @@ class BoundsTests(StoreTests):
         assert loaded(full, key("a"), chunk(0), (2 * SHARD_BYTES,)) == [larger]
         assert full.nbytes <= full.capacity
 
+    @holds("Saving and loading a chunk are uses.")
     def test_loading_and_saving_again_are_uses(self, full: Store) -> None:
         assert loaded(full, key("a"), chunk(0)) == [content(0)]
         full.save(key("a"), chunk(1), [content(10)])
@@ -76,11 +79,13 @@ class BoundsTests(StoreTests):
         listed(full)
         assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
 
+    @holds("Reading and writing notes are no uses.")
     def test_notes_are_no_use(self, full: Store) -> None:
         full.save_note(key("a"), chunk(0), note(0))
         full.note(key("a"), chunk(0))
         assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
 
+    @holds("The order of use survives a restart, at least roughly.")
     def test_the_order_of_use_survives_a_restart(self, full: Store, open: Open) -> None:
         loaded(full, key("a"), chunk(0))
         again = open(full.capacity)
@@ -115,12 +120,14 @@ class BoundsTests(StoreTests):
         full.save(key("a"), chunk(7), [b"small"])
         assert listed(full)[key("a")].tokens == grown.tokens
 
+    @holds("A run goes with the last of its chunks; one that has no chunk yet may be")
     def test_a_run_that_loses_its_last_chunk_goes_with_it(self, full: Store) -> None:
         full.save_run(run("b"))
         dropped = [full.save(key("b"), chunk(index), [content(index)]) for index in range(4)]
         assert {key("a")} == {name for names in dropped for name, _ in names}
         assert set(listed(full)) == {key("b")}
 
+    @holds("A run goes with the last of its chunks; one that has no chunk yet may be")
     def test_runs_without_chunks_do_not_fill_the_store(self, full: Store) -> None:
         for name in range(1000):
             full.save_run(run(name))
@@ -128,12 +135,13 @@ class BoundsTests(StoreTests):
         full.save(key(999), chunk(0), [content(0)])
         assert loaded(full, key(999), chunk(0)) == [content(0)]
 
+    @holds("Raises StoreFailed when it cannot be written, and when it and its run are")
     def test_what_can_never_fit_is_refused_and_changes_nothing(self, full: Store, open: Open) -> None:
         held, known = full.nbytes, listed(full)
         with pytest.raises(StoreFailed, match="capacity"):
             full.save(key("a"), chunk(4), [content(4, full.capacity)])
         with pytest.raises(StoreFailed, match="capacity"):
-            full.save_run(StoredRun(key("b"), content(4, full.capacity // 4 * 4), b"", ()))
+            full.save_run(StoredRun(key("b"), content(4, full.capacity // 4 * 4 + 4), b"", ()))
         for reader in now_and_reopened(full, open):
             assert reader.nbytes == held
             assert listed(reader) == known

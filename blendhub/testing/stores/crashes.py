@@ -12,6 +12,7 @@ import pytest
 
 from blendhub.contracts import Store
 from blendhub.errors import StoreFailed
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, now_and_reopened, run
 
 KILLS = 8
@@ -33,6 +34,7 @@ def _write_for_ever(store: Store, first: int) -> None:
         store.discard(key(name), chunk(0))
 
 
+@holds("a crash at any moment leaves each chunk whole or absent.")
 class CrashTests(StoreTests):
     @pytest.mark.slow
     def test_a_killed_writer_leaves_chunks_whole_or_absent(self, open: Open, path: Path) -> None:
@@ -62,6 +64,7 @@ class CrashTests(StoreTests):
             store.close()
         assert found, "every writer was killed before it stored a chunk"
 
+    @holds("A write that fails (a full disk) changes nothing else.")
     def test_a_write_that_fails_changes_nothing_else(self, open: Open, path: Path) -> None:
         store = open()
         store.save_run(run("a"))

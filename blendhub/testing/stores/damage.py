@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from blendhub.contracts import Store
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, note, run
 
 SMALL = 64
@@ -32,6 +33,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
+@holds("What is torn or corrupted on the way is detected, counted in ``corrupted``,")
 class DamageTests(StoreTests):
     def file_with(self, path: Path, wanted: bytes) -> Path:
         files = self.files_with(path, wanted)
@@ -90,6 +92,7 @@ class DamageTests(StoreTests):
         assert store.corrupted == dropped >= size + SMALL, "a cut or a changed byte of the chunk was not noticed"
 
     @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
+    @holds("A note is a hint: it may be lost in a crash, but one that is not what")
     def test_a_damaged_note_is_never_served(
         self, two_chunks: Store, open: Open, path: Path, after_restart: bool
     ) -> None:
@@ -122,6 +125,7 @@ class DamageTests(StoreTests):
 
     @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
     @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+    @holds("When a run's tokens are damaged, its chunks go with it.")
     def test_a_run_with_damaged_tokens_goes_with_its_chunks(
         self, two_chunks: Store, open: Open, path: Path, damage: Callable[[bytes], bytes], after_restart: bool
     ) -> None:

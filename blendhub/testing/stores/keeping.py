@@ -7,8 +7,10 @@ import pytest
 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.plan import Span
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     CHUNK_TOKENS,
+    SHARD_BYTES,
     Open,
     StoreTests,
     chunk,
@@ -45,6 +47,7 @@ HOSTILE_NAMES = {
 }
 
 
+@holds("``load`` returns the bytes that ``save`` was given, or nothing.")
 class KeepingTests(StoreTests):
     @pytest.mark.parametrize("sizes", SHARDS.values(), ids=SHARDS)
     def test_bytes_come_back_as_they_were_saved(self, open: Open, sizes: tuple[int, ...]) -> None:
@@ -64,6 +67,7 @@ class KeepingTests(StoreTests):
             assert store.load(key("a"), chunk(0), [into.data])
             assert (into == array).all()
 
+    @holds("Every run with a chunk, as after a restart; damaged entries are dropped and")
     def test_the_catalogue_survives_a_restart(self, open: Open) -> None:
         store = open()
         for name in ("a", "b"):
@@ -79,6 +83,7 @@ class KeepingTests(StoreTests):
             assert found[key("b")].chunks == (chunk(1),)
             assert reader.corrupted == 0
 
+    @holds("Bytes held: at least those of all chunks, and of their runs' tokens and")
     def test_bytes_held_are_the_same_after_a_restart(self, open: Open) -> None:
         store = open()
         assert store.nbytes == 0
@@ -95,12 +100,14 @@ class KeepingTests(StoreTests):
             assert loaded(store, key(name), span) is None
         assert store.corrupted == 0
 
+    @holds("Every run with a chunk, as after a restart; damaged entries are dropped and")
     def test_a_run_without_chunks_is_not_listed(self, open: Open) -> None:
         store = open()
         store.save_run(run("a"))
         assert listed(store) == {}
         assert listed(open()) == {}
 
+    @holds("``run.chunks`` is ignored.")
     def test_the_chunks_given_with_a_run_are_ignored(self, store: Store) -> None:
         store.save_run(StoredRun(key("a"), run("a").tokens, b"", (chunk(3),)))
         store.save(key("a"), chunk(0), [content(0)])
@@ -117,6 +124,7 @@ class KeepingTests(StoreTests):
         store.save(key("a"), chunk(0), [content(2, 10), content(3, 20)])
         assert loaded(open(), key("a"), chunk(0), (10, 20)) == [content(2, 10), content(3, 20)]
 
+    @holds("Keep a run's tokens and description; replaces an earlier version.")
     def test_saving_a_run_again_replaces_it_and_keeps_its_chunks(self, open: Open) -> None:
         store = open()
         store.save_run(StoredRun(key("a"), run("a").tokens[: 4 * chunk(0).end], b"short", ()))
@@ -148,6 +156,7 @@ class KeepingTests(StoreTests):
         assert [loaded(store, name, chunk(0)) for name in keys] == [[content(seed)] for seed in range(len(keys))]
 
     @pytest.mark.parametrize("name", HOSTILE_NAMES.values(), ids=HOSTILE_NAMES)
+    @holds("To a store both are text that anyone may have chosen: it must not lead out of")
     def test_names_do_not_lead_out_of_the_store(self, open: Open, tmp_path: Path, name: str) -> None:
         names = [RunKey(name, "x"), RunKey("x", name), RunKey(name, name)]
         store = open()
@@ -160,6 +169,42 @@ class KeepingTests(StoreTests):
         assert [file.name for file in tmp_path.iterdir() if file.name != "store"] == []
         assert not Path("/escaped").exists()
 
+    @holds("The bytes of a chunk that was dropped or discarded are not held any more.")
+    def test_a_discarded_chunk_is_gone_for_good(self, open: Open) -> None:
+        store = open()
+        store.save_run(run("a"))
+        for index in range(2):
+            store.save(key("a"), chunk(index), [content(index)])
+        held = store.nbytes
+        store.discard(key("a"), chunk(0))
+        assert store.nbytes <= held - SHARD_BYTES
+        for reader in now_and_reopened(store, open):
+            assert loaded(reader, key("a"), chunk(0)) is None
+            assert loaded(reader, key("a"), chunk(1)) == [content(1)]
+            assert listed(reader)[key("a")].chunks == (chunk(1),)
+
+    @holds("Forget a chunk, and its run with the last one.")
+    def test_a_run_goes_with_its_last_chunk(self, open: Open) -> None:
+        store = open()
+        store.save_run(run("a"))
+        store.save(key("a"), chunk(0), [content(0)])
+        store.discard(key("a"), chunk(0))
+        assert store.nbytes == 0
+        assert listed(store) == {}
+        assert open().nbytes == 0
+
+    @holds("Forgetting what is not there is fine.")
+    def test_forgetting_what_is_not_there_is_fine(self, store: Store) -> None:
+        store.save_run(run("a"))
+        store.save(key("a"), chunk(0), [content(0)])
+        held = store.nbytes
+        for name, span in (("a", chunk(1)), ("b", chunk(0)), ("a", Span(0, 1))):
+            store.discard(key(name), span)
+        assert store.nbytes == held
+        assert store.corrupted == 0
+        assert loaded(store, key("a"), chunk(0)) == [content(0)]
+
+    @holds("A note is a hint: it may be lost in a crash, but one that is not what")
     def test_a_note_comes_back_and_is_replaced(self, open: Open) -> None:
         store = open()
         store.save_run(run("a"))
@@ -175,6 +220,7 @@ class KeepingTests(StoreTests):
             store = reader
         assert store.corrupted == 0
 
+    @holds("A note is a hint: it may be lost in a crash, but one that is not what")
     def test_notes_of_chunks_are_apart(self, store: Store) -> None:
         for name in ("a", "b"):
             store.save_run(run(name))
@@ -185,6 +231,7 @@ class KeepingTests(StoreTests):
         found = [store.note(key(name), chunk(index)) for name in ("a", "b") for index in range(2)]
         assert found == [None, note(1), note(2), None]
 
+    @holds("It goes with its chunk, and when the chunk is saved again.")
     def test_a_note_goes_with_its_chunk(self, open: Open) -> None:
         store = open()
         store.save_run(run("a"))
@@ -198,6 +245,7 @@ class KeepingTests(StoreTests):
         reader.save(key("a"), chunk(0), [content(0)])
         assert reader.note(key("a"), chunk(0)) is None
 
+    @holds("Nothing happens where the chunk is not stored.")
     def test_a_note_without_a_chunk_is_nothing(self, store: Store) -> None:
         store.save_run(run("a"))
         store.save(key("a"), chunk(0), [content(0)])
@@ -206,35 +254,3 @@ class KeepingTests(StoreTests):
             store.save_note(key(name), span, note(1))
             assert store.note(key(name), span) is None
         assert store.nbytes == held and store.corrupted == 0
-
-    def test_a_discarded_chunk_is_gone_for_good(self, open: Open) -> None:
-        store = open()
-        store.save_run(run("a"))
-        for index in range(2):
-            store.save(key("a"), chunk(index), [content(index)])
-        held = store.nbytes
-        store.discard(key("a"), chunk(0))
-        assert store.nbytes < held - 4096
-        for reader in now_and_reopened(store, open):
-            assert loaded(reader, key("a"), chunk(0)) is None
-            assert loaded(reader, key("a"), chunk(1)) == [content(1)]
-            assert listed(reader)[key("a")].chunks == (chunk(1),)
-
-    def test_a_run_goes_with_its_last_chunk(self, open: Open) -> None:
-        store = open()
-        store.save_run(run("a"))
-        store.save(key("a"), chunk(0), [content(0)])
-        store.discard(key("a"), chunk(0))
-        assert store.nbytes == 0
-        assert listed(store) == {}
-        assert open().nbytes == 0
-
-    def test_forgetting_what_is_not_there_is_fine(self, store: Store) -> None:
-        store.save_run(run("a"))
-        store.save(key("a"), chunk(0), [content(0)])
-        held = store.nbytes
-        for name, span in (("a", chunk(1)), ("b", chunk(0)), ("a", Span(0, 1))):
-            store.discard(key(name), span)
-        assert store.nbytes == held
-        assert store.corrupted == 0
-        assert loaded(store, key("a"), chunk(0)) == [content(0)]

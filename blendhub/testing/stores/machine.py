@@ -11,9 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.errors import InvalidInput
 from blendhub.plan import Span
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import ROOMY, StoreTests, content
 
-TIGHT = 12_000
+TIGHT = 6_000
+"""A run with the largest chunk, and little more: what is stored is dropped all the time."""
 KEYS = [RunKey("one", "a"), RunKey("one", "b"), RunKey("two", "a")]
 SPANS = [Span(0, 4), Span(4, 8), Span(2, 6), Span(8, 16)]
 SHARDS = [(700,), (1500, 1500), (0, 3001), (4000,)]
@@ -155,6 +157,7 @@ class History(RuleBasedStateMachine):
             raise AssertionError("a call that breaks the contract was not refused")
 
 
+@holds("``load`` returns the bytes that ``save`` was given, or nothing.")
 class HistoryTests(StoreTests):
     def test_any_history_in_a_roomy_store(self) -> None:
         self._run(ROOMY)

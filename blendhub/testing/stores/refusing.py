@@ -9,6 +9,7 @@ import pytest
 from blendhub.contracts import Store, StoredRun
 from blendhub.errors import InvalidInput, StoreFailed
 from blendhub.plan import Span
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     ROOMY,
     Open,
@@ -57,6 +58,7 @@ CALLS: dict[str, Callable[[Store], Any]] = {
 }
 
 
+@holds("Bad input raises InvalidInput and changes nothing.")
 class RefusingTests(StoreTests):
     @pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
     def test_bad_input_is_refused_and_changes_nothing(self, open: Open, call: Callable[[Store], Any]) -> None:
@@ -80,6 +82,7 @@ class RefusingTests(StoreTests):
             store.save(key("a"), chunk(0), [content(0)])
 
     @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+    @holds("A closed store answers everything with StoreFailed.")
     def test_a_closed_store_says_so(self, store: Store, call: Callable[[Store], Any]) -> None:
         store.save_run(run("a"))
         store.save(key("a"), chunk(0), [content(0)])
@@ -87,12 +90,14 @@ class RefusingTests(StoreTests):
         with pytest.raises(StoreFailed, match="closed"):
             call(store)
 
+    @holds("Finish writes and close the files. Closing twice is fine.")
     def test_closing_twice_is_fine(self, open: Open) -> None:
         store = open()
         store.close()
         store.close()
         assert open().nbytes == 0
 
+    @holds("A place that another live store object holds is refused with StoreFailed when")
     def test_a_place_in_use_is_refused(self, store: Store, path: Path) -> None:
         store.save_run(run("a"))
         store.save(key("a"), chunk(0), [content(0)])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from blendhub.contracts import Store, StoredRun
 from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, run
 
 NAMES = range(3)
@@ -21,6 +22,7 @@ LARGE = content(9, 2**24)
 VERSIONS = [content(version, SHARED_BYTES) for version in range(3)]
 
 
+@holds("All methods block, and may be called from several threads at once.")
 class SharingTests(StoreTests):
     def test_threads_on_the_same_chunks_see_them_whole(self, open: Open) -> None:
         store = open()
@@ -44,6 +46,7 @@ class SharingTests(StoreTests):
         self._at_once(lambda seed: listing(seed) if seed == 0 else _any_calls(store, seed))
         assert store.corrupted == 0
 
+    @holds("Finish writes and close the files. Closing twice is fine.")
     def test_closing_waits_for_saves_under_way(self, open: Open, path: Path) -> None:
         for milliseconds in range(0, 12, 2):
             store = open()

@@ -11,26 +11,31 @@ from blendhub import errors
 from blendhub.contracts import Connection, Envelope
 from blendhub.contracts.transport import Buffer, Pending
 from blendhub.errors import BlendHubError, InvalidInput, ServiceFailed
+from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import LONG, SOON, Connect, EchoReply, EchoRequest, Running, Serve, TransportTests
 
 MIB = 2**20
 
 
+@holds("Every request ends by its deadline, with its reply or with a typed error:")
 class AnsweringTests(TransportTests):
     def test_a_request_gets_its_reply(self, connection: Connection) -> None:
         assert connection.call(Envelope(EchoRequest("hello")), LONG).message == EchoReply("hello")
 
     @pytest.mark.parametrize("sizes", [(), (0,), (1,), (5, 0, 70_000), (16 * MIB, 3)])
+    @holds("A message, and raw buffers that travel with it without being encoded.")
     def test_payloads_arrive_whole_and_in_order(self, connection: Connection, sizes: tuple[int, ...]) -> None:
         payload = [random.Random(size).randbytes(size) for size in sizes]
         reply = connection.call(Envelope(EchoRequest("take this"), payload), LONG)
         assert [bytes(part) for part in reply.payload] == payload
 
+    @holds("A message, and raw buffers that travel with it without being encoded.")
     def test_payloads_may_be_any_buffers(self, connection: Connection) -> None:
         payload: list[Buffer] = [bytearray(b"one"), memoryview(b"xtwox")[1:4]]
         reply = connection.call(Envelope(EchoRequest(""), payload), LONG)
         assert [bytes(part) for part in reply.payload] == [b"one", b"two"]
 
+    @holds("Replies may come in any order; each finds its own request.")
     def test_replies_come_in_any_order(self, connection: Connection) -> None:
         slow = connection.submit(Envelope(EchoRequest("slow", seconds=0.5)), LONG)
         quick = connection.submit(Envelope(EchoRequest("quick")), LONG)
@@ -38,6 +43,7 @@ class AnsweringTests(TransportTests):
         assert not slow.done()
         assert slow.result().message == EchoReply("slow")
 
+    @holds("Whether ``result`` would return or raise at once.")
     def test_a_pending_request_can_be_asked_again_and_again(self, connection: Connection) -> None:
         pending = connection.submit(Envelope(EchoRequest("x", seconds=0.1)), LONG)
         deadline = time.monotonic() + LONG
@@ -71,6 +77,7 @@ class AnsweringTests(TransportTests):
             thread.join()
         assert not wrong
 
+    @holds("All methods may be called from several threads at once.")
     def test_threads_share_a_connection(self, connection: Connection) -> None:
         wrong: list[object] = []
 
@@ -91,6 +98,7 @@ class AnsweringTests(TransportTests):
             assert not thread.is_alive(), "a thread is still waiting"
         assert not wrong
 
+    @holds("All methods may be called from several threads at once.")
     def test_a_thread_may_wait_for_what_another_submitted(self, connection: Connection) -> None:
         pending = connection.submit(Envelope(EchoRequest("x", seconds=0.2)), LONG)
         replies: list[Envelope] = []
@@ -102,6 +110,7 @@ class AnsweringTests(TransportTests):
             thread.join(LONG)
         assert [reply.message for reply in replies] == [EchoReply("x")] * 3
 
+    @holds("Replies may come in any order; each finds its own request.")
     def test_connections_are_distinguished(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(8)]
         pending = [
@@ -110,16 +119,19 @@ class AnsweringTests(TransportTests):
         assert [one.result().message for one in pending] == [EchoReply(str(name)) for name in range(8)]
 
     @pytest.mark.parametrize("name", sorted(kind.__name__ for kind in BlendHubError.__subclasses__()))
+    @holds("A BlendHubError reaches the caller as the same class with the same sentence;")
     def test_an_error_arrives_as_its_class_with_its_sentence(self, connection: Connection, name: str) -> None:
         with pytest.raises(getattr(errors, name), match="asked to fail: for good reason"):
             connection.call(Envelope(EchoRequest("for good reason", fail=name)), LONG)
 
+    @holds("A BlendHubError reaches the caller as the same class with the same sentence;")
     def test_any_other_exception_is_a_service_failure_and_the_server_lives_on(self, connection: Connection) -> None:
         for _ in range(3):
             with pytest.raises(ServiceFailed):
                 connection.call(Envelope(EchoRequest("boom", fail="not an error of ours")), LONG)
         assert connection.call(Envelope(EchoRequest("alive")), LONG).message == EchoReply("alive")
 
+    @holds("A connection to a server, which need not run yet.")
     def test_a_client_may_come_before_its_server(self, serve: Serve, connect: Connect) -> None:
         first = serve()
         endpoint = first.endpoint
@@ -142,6 +154,7 @@ class AnsweringTests(TransportTests):
             connection.submit(Envelope(EchoRequest("")), timeout)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("endpoint", ["", "nonsense", "nonsense://x", "ipc://", "tcp://127.0.0.1", "inproc://"])
+    @holds("Prefixes of the endpoints that it supports, such as ``ipc://``.")
     def test_an_endpoint_that_is_not_understood_is_refused(self, endpoint: str, serve: Serve) -> None:
         with pytest.raises(InvalidInput, match="endpoint"):
             self.create().connect(endpoint, serve().service.codec)

@@ -107,34 +107,33 @@ Connect: TypeAlias = Callable[..., Connection]
 class TransportTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the transport under test."""
 
+    contract: ClassVar[type] = Transport
+
     max_pending: ClassVar[int] = 4096
     """Requests that one server holds before it answers Busy; give the transport that limit in ``create``."""
 
-    crosses_processes: ClassVar[bool] = True
-    """Whether a client and its server can be in different processes."""
+    capabilities: ClassVar[tuple[str, ...]] = ()
+    """What its ``PluginSpec`` says; see :class:`blendhub.contracts.Transport`."""
 
     @abstractmethod
     def create(self) -> Transport:
         """The transport under test."""
 
-    @abstractmethod
     def endpoint(self, path: Path) -> str:
         """An endpoint without a server; ``path`` is a directory that only this test uses."""
+        endpoint = self.create().private_endpoint(path)
+        return f"{endpoint.removesuffix(':0')}:{free_port()}" if endpoint.endswith(":0") else endpoint
 
     @classmethod
     def of_installed(cls, host: PluginHost, name: str, options: Mapping[str, Any]) -> type[Self]:
         """The suite of an installed transport; raises if it cannot be created with these options."""
-        scheme = host.create("transport", name, options).schemes[0]
-
-        def create(suite: object) -> Any:
-            return host.create("transport", name, options)
-
-        def endpoint(suite: object, path: Path) -> str:
-            return f"tcp://127.0.0.1:{free_port()}" if scheme == "tcp://" else f"{scheme}{path}/endpoint"
-
-        limit = options.get("max_pending", cls.max_pending)
-        attributes = {"create": create, "endpoint": endpoint, "max_pending": limit}
-        return type("TestInstalledTransport", (cls,), {**attributes, "crosses_processes": scheme != "inproc://"})
+        host.create("transport", name, options)
+        attributes = {
+            "create": lambda suite: host.create("transport", name, options),
+            "max_pending": options.get("max_pending", cls.max_pending),
+            "capabilities": host.spec("transport", name).capabilities,
+        }
+        return type("TestInstalledTransport", (cls,), attributes)
 
     def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
         """Send bytes to a server that no client of this transport would send; override it where that can be done."""

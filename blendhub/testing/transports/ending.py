@@ -11,6 +11,7 @@ import pytest
 
 from blendhub.contracts import Connection, Envelope
 from blendhub.errors import BlendHubError, InvalidInput, PeerGone, TransportError
+from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import (
     LONG,
     SOON,
@@ -37,6 +38,7 @@ def _until_it_answers(connection: Connection) -> float:
             time.sleep(0.01)
 
 
+@holds("PeerGone when the server died or left meanwhile (as soon as the transport")
 class EndingTests(TransportTests):
     def test_a_server_that_closes_is_reported(self, server: Running, connection: Connection) -> None:
         check_echo(connection, "warm")
@@ -50,11 +52,13 @@ class EndingTests(TransportTests):
                 one.result()
         assert time.monotonic() - started < SOON
 
+    @holds("Stop listening, cancel what is under way, and leave nothing behind (socket")
     def test_a_server_that_closes_twice(self, server: Running) -> None:
         assert server.server
         server.run(server.server.close())
         server.run(server.server.close())
 
+    @holds("End the connection; requests under way end with PeerGone.")
     def test_a_connection_that_closes_ends_its_requests(self, connection: Connection) -> None:
         pending = submit_slow(connection)
         connection.close()
@@ -64,6 +68,7 @@ class EndingTests(TransportTests):
             connection.call(Envelope(EchoRequest("too late")), LONG)
         connection.close()
 
+    @holds("After the server went away, the connection tries again by itself, with")
     def test_a_new_server_at_the_same_endpoint_is_found(self, server: Running, serve: Serve, connect: Connect) -> None:
         connection = connect(server.endpoint)
         for _ in range(3):
@@ -72,14 +77,16 @@ class EndingTests(TransportTests):
             server = serve(endpoint=server.endpoint)
             _until_it_answers(connection)
 
+    @holds("Raises InvalidInput if a server listens there already.")
     def test_an_endpoint_has_one_server(self, server: Running, serve: Serve, connection: Connection) -> None:
         with pytest.raises(InvalidInput):
             serve(endpoint=server.endpoint)
         check_echo(connection, "still here")
 
     @pytest.mark.slow
+    @holds("After the server went away, the connection tries again by itself, with")
     def test_a_server_that_is_killed_is_reported_and_found_again(self, path: Path, connect: Connect) -> None:
-        if not self.crosses_processes:
+        if "one_process" in self.capabilities:
             pytest.skip("client and server are one process, so the server cannot be killed alone")
         endpoint = self.endpoint(path)
         connection = connect(endpoint)
@@ -98,8 +105,9 @@ class EndingTests(TransportTests):
             server.join()
 
     @pytest.mark.slow
+    @holds("A forked process makes its own.")
     def test_a_fork_does_not_use_the_connection_of_its_parent(self, connection: Connection) -> None:
-        if not self.crosses_processes:
+        if "one_process" in self.capabilities:
             pytest.skip("a fork has no server to talk to")
         check_echo(connection, "parent")
 

@@ -7,11 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blendhub.contracts import Connection, Envelope
+from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import LONG, EchoReply, EchoRequest, Running, TransportTests
 
 garbage = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
 
 
+@holds("Whatever bytes arrive, the server lives on:")
 class HostileTests(TransportTests):
     @pytest.mark.slow
     @settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
@@ -21,6 +23,7 @@ class HostileTests(TransportTests):
             self.send_raw(server.endpoint, frames)
         assert connection.call(Envelope(EchoRequest("well behaved")), LONG).message == EchoReply("well behaved")
 
+    @holds("Frames that were answered with an error or dropped because they are not valid")
     def test_garbage_is_counted(self, server: Running, connection: Connection) -> None:
         assert server.server
         before = server.server.refused

@@ -5,9 +5,11 @@ from pathlib import Path
 import pytest
 
 from blendhub.errors import InvalidInput, Unsupported
+from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import TransportTests
 
 
+@holds("Write keys for a server and its clients into ``directory``; existing files")
 class KeyTests(TransportTests):
     def test_keys_are_private_and_never_overwritten(self, tmp_path: Path) -> None:
         transport = self.create()

@@ -6,6 +6,7 @@ import pytest
 
 from blendhub.contracts import Connection, Envelope
 from blendhub.errors import Busy, DeadlineExceeded, VersionMismatch
+from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import (
     LONG,
     SOON,
@@ -20,6 +21,7 @@ from blendhub.testing.transports.base import (
 )
 
 
+@holds("Every request ends by its deadline, with its reply or with a typed error:")
 class LimitTests(TransportTests):
     def test_a_request_ends_at_its_deadline(self, connection: Connection) -> None:
         check_echo(connection, "warm")
@@ -43,6 +45,7 @@ class LimitTests(TransportTests):
         time.sleep(0.2)
         check_echo(connection, "mine")
 
+    @holds("A server holds at most a bounded number of requests; one more is answered")
     def test_one_request_too_many_is_answered_busy_at_once(self, server: Running, connect: Connect) -> None:
         connections = [connect(server.endpoint) for _ in range(2)]
         started = time.monotonic()
@@ -61,6 +64,7 @@ class LimitTests(TransportTests):
                 n_busy += 1
         assert n_busy == 20, f"{n_busy} of 20 requests too many were answered Busy"
 
+    @holds("A server holds at most a bounded number of requests; one more is answered")
     def test_after_busy_there_is_room_again(self, server: Running, connect: Connect) -> None:
         connection = connect(server.endpoint)
         for _ in range(self.max_pending + 5):
@@ -78,6 +82,7 @@ class LimitTests(TransportTests):
                 time.sleep(0.1)
 
     @pytest.mark.parametrize("ours, theirs", [(1, 2), (2, 1)])
+    @holds("VersionMismatch when the two sides' codecs differ")
     def test_versions_that_differ_are_named(self, serve: Serve, connect: Connect, ours: int, theirs: int) -> None:
         service = EchoService(theirs)
         connection = connect(serve(service).endpoint, version=ours)

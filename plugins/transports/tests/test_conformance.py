@@ -19,7 +19,7 @@ from blendhub.testing.transports.base import free_port
 
 
 class TestInproc(TransportSuite):
-    crosses_processes = False
+    capabilities = ("one_process",)
     max_pending = 600
 
     def create(self) -> Transport:
