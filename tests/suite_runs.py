@@ -1,0 +1,18 @@
+"""Runs one test of a conformance suite on a plugin with a fault as pytest does, with its fixtures and parameters."""
+
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+QUIETLY = [f"-pno:{plugin}" for plugin in ("terminal", "cacheprovider", "xdist", "faulthandler")]
+
+
+def passes(module: str, fault: str, test: str, folder: Path) -> bool:
+    """Whether the test passes. ``suite_of(fault)`` of that module makes the suite's class."""
+    file = folder / f"test_{uuid.uuid4().hex}.py"
+    file.write_text(f"from {module} import suite_of\nTestOfAFault = suite_of({fault!r})\n")
+    code = pytest.main([f"{file}::TestOfAFault::{test}", "-c", os.devnull, "--rootdir", str(folder), *QUIETLY])
+    assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"pytest ended with {code!r}"
+    return code == pytest.ExitCode.OK

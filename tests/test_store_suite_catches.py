@@ -1,0 +1,150 @@
+"""A suite that nothing fails is worth nothing: stores with one fault each, and the test that must see it."""
+
+import secrets
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from blendhub_stores.disk import DiskStore
+from blendhub_stores.file_format import StoreFile
+from blendhub_stores.options import DiskOptions
+
+from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.errors import StoreFailed
+from blendhub.plan import Span
+from blendhub.testing import StoreSuite
+from tests.suite_runs import passes
+
+pytestmark = pytest.mark.slow
+
+
+class Sound(DiskStore):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(DiskOptions(path=str(path), capacity_gib=capacity / 2**30))
+        self.saved: dict[tuple[RunKey, Span], bytes | None] = {}
+
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+        self.saved[run, span] = None
+        return super().write(run, span, shards)
+
+
+class LoadsWhatItDoesNotHave(Sound):
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return super().read(run, span, into) or True
+
+
+class ServesWhatIsDamaged(Sound):
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return super().read(run, span, into) or (run, span) in self.saved
+
+
+class KeepsOneShard(Sound):
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+        return super().write(run, span, [shards[0]] * len(shards))
+
+
+class ForgetsItsPlace(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path / secrets.token_hex(8), capacity)
+
+
+class ForgetsToForget(Sound):
+    def discard(self, run: RunKey, span: Span) -> None:
+        self._check_open()
+
+
+class SaysNothingOfWhatItDrops(Sound):
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+        return super().write(run, span, shards)[:0]
+
+
+class HoldsMoreThanItMay(Sound):
+    def __init__(self, path: Path, capacity: int) -> None:
+        super().__init__(path, 2 * capacity)
+
+    @property
+    def capacity(self) -> int:
+        return super().capacity // 2
+
+
+class TakesNoLoadForAUse(Sound):
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
+        return self._use((run, span), lambda file: file.fill(into)) is not None
+
+
+class TakesANoteForAUse(Sound):
+    def note(self, run: RunKey, span: Span) -> bytes | None:
+        found = self._use((run, span), StoreFile.note)
+        with self._changed:
+            self._catalogue.touch((run, span))
+        return found
+
+
+class TakesChunksOfUnknownRuns(Sound):
+    def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
+        if self._catalogue.n_tokens(run) is None:
+            self.write_run(StoredRun(run, bytes(4 * span.end), b"", ()))
+        return super().write(run, span, shards)
+
+
+class KeepsNotesWithoutChunks(Sound):
+    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
+        self._check_open()
+        self.saved[run, span] = bytes(note)
+
+    def note(self, run: RunKey, span: Span) -> bytes | None:
+        return self.saved.get((run, span))
+
+
+class ListsRunsWithoutChunks(Sound):
+    def runs(self) -> Iterator[StoredRun]:
+        empty = [key for key in self._catalogue if not self._catalogue.chunks(key)]
+        return iter([*super().runs(), *(StoredRun(key, b"", b"", ()) for key in empty)])
+
+
+class AnswersAfterItWasClosed(Sound):
+    def note(self, run: RunKey, span: Span) -> bytes | None:
+        try:
+            return super().note(run, span)
+        except StoreFailed:
+            return None
+
+
+FAULTS = [
+    (LoadsWhatItDoesNotHave, "test_what_was_never_saved_is_not_there"),
+    (ServesWhatIsDamaged, "test_a_damaged_chunk_is_never_served"),
+    (ServesWhatIsDamaged, "test_swapped_files_are_not_served"),
+    (KeepsOneShard, "test_bytes_come_back_as_they_were_saved"),
+    (ForgetsItsPlace, "test_the_catalogue_survives_a_restart"),
+    (ForgetsItsPlace, "test_a_place_in_use_is_refused"),
+    (ForgetsToForget, "test_a_discarded_chunk_is_gone_for_good"),
+    (SaysNothingOfWhatItDrops, "test_the_longest_unused_is_dropped_and_reported"),
+    (SaysNothingOfWhatItDrops, "test_any_history_in_a_tight_store"),
+    (HoldsMoreThanItMay, "test_a_large_chunk_drops_several"),
+    (TakesNoLoadForAUse, "test_loading_and_saving_again_are_uses"),
+    (TakesANoteForAUse, "test_notes_are_no_use"),
+    (TakesChunksOfUnknownRuns, "test_bad_input_is_refused_and_changes_nothing"),
+    (KeepsNotesWithoutChunks, "test_a_note_goes_with_its_chunk"),
+    (KeepsNotesWithoutChunks, "test_a_note_without_a_chunk_is_nothing"),
+    (ListsRunsWithoutChunks, "test_a_run_without_chunks_is_not_listed"),
+    (AnswersAfterItWasClosed, "test_a_closed_store_says_so"),
+]
+
+
+def suite_of(fault: str) -> type[StoreSuite]:
+    class Suite(StoreSuite):
+        def create(self, path: Path, capacity: int) -> Store:
+            return globals()[fault](path, capacity)
+
+    return Suite
+
+
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("faulty, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_suite_catches(faulty: type[Sound], test: str, tmp_path: Path) -> None:
+    assert not passes(__name__, faulty.__name__, test, tmp_path), f"{test} lets {faulty.__name__} pass"
+
+
+def test_without_a_fault_there_is_nothing_to_catch(tmp_path: Path) -> None:
+    """All of these tests: plugins/stores runs the whole suite."""
+    assert passes(__name__, "Sound", "test_bad_input_is_refused_and_changes_nothing", tmp_path)
