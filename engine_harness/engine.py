@@ -69,7 +69,7 @@ class Engine:
         self._place = tempfile.TemporaryDirectory(prefix="bh-engine-")
         self._log = Path(self._place.name) / "log"
         with Listener(f"{self._place.name}/line", "AF_UNIX") as listener:
-            self._pid = self._interpreter.fork(self._log, str(listener.address))
+            self.pid = self._interpreter.fork(self._log, str(listener.address))
             self._line = listener.accept()
         self._line.send((dict(variables or {}), list(arrange), str(model), OPTIONS | options))
         answer(self._line, self._log)
@@ -130,7 +130,7 @@ class Engine:
         """End it, and tell how many seconds vLLM took for that; raises if it ended badly."""
         try:
             seconds: float = self.call("close")
-            code = self._interpreter.exit_code(self._pid, 60)
+            code = self._interpreter.exit_code(self.pid, 60)
             if code:
                 raise RuntimeError(f"the engine ended with exit code {code}:\n{self.log[-3000:]}")
             return seconds
@@ -146,6 +146,6 @@ class Engine:
 
     def _kill(self) -> None:
         """End the process if it has not ended: its pid is free for others only after the interpreter waited for it."""
-        if self._interpreter.exit_code(self._pid, 0) is None:
-            os.kill(self._pid, signal.SIGKILL)
-            self._interpreter.exit_code(self._pid, 60)
+        if self._interpreter.exit_code(self.pid, 0) is None:
+            os.kill(self.pid, signal.SIGKILL)
+            self._interpreter.exit_code(self.pid, 60)

@@ -16,8 +16,20 @@ from blendhub.hookspecs import RequestReport
 from blendhub.observers import Observers
 
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
-PLUGINS = {"matcher": ("ngram", {"window_tokens": 16}), "selector": ("edges", {"k": 8}), "device": ("plain", {})}
-WHAT_IS_REFUSED = {"matcher": "refuses", "selector": "refuses", "device": "change_nothing"}
+PLUGINS = {
+    "matcher": ("ngram", {"window_tokens": 16}),
+    "selector": ("edges", {"k": 8}),
+    "device": ("plain", {}),
+    "transport": ("unix", {"max_pending": 600}),
+    "store": ("sqlite", {}),
+}
+WHAT_IS_REFUSED = {
+    "matcher": "refuses",
+    "selector": "refuses",
+    "device": "change_nothing",
+    "transport": "refused or too_many",
+    "store": "changes_nothing or damaged",
+}
 NAMES = {kind: name for kind, (name, _) in PLUGINS.items()} | {"observer": "json_lines"}
 
 

@@ -1,6 +1,7 @@
 """Plugins of a stranger, installed beside BlendHub and picked by name, do their work inside of vLLM."""
 
 import json
+import os
 import time
 from pathlib import Path
 
@@ -20,6 +21,7 @@ CHOSEN = SETTINGS | {
     "matchers": [{"name": "ngram", "options": {"window_tokens": 16}}],
     "selector": {"name": "edges", "options": {"k": 8}},
     "device": {"name": "plain"},
+    "transport": {"name": "unix", "options": {"max_pending": 64}},
 }
 
 
@@ -28,13 +30,33 @@ def environment(tmp_path_factory):
     folder = tmp_path_factory.mktemp("template")
     site = install_template(folder, *PLUGINS, "observer")
     Site(site).install("faulty-selectors", FAULTY, version="0.7")
-    return {"PYTHONPATH": str(site), "BLENDHUB_REPORTS": str(folder / "reports.jsonl")}
+    reports, store = str(folder / "reports.jsonl"), str(folder / "store")
+    return {"PYTHONPATH": str(site), "BLENDHUB_REPORTS": reports, "STORE": store}
 
 
 @pytest.fixture(scope="module")
 def engine(model, environment):
-    with Engine(model, CHOSEN, variables=environment) as engine:
+    store = {"name": "sqlite", "options": {"path": environment["STORE"]}}
+    with Engine(model, CHOSEN | {"hub": SETTINGS["hub"] | {"store": store}}, variables=environment) as engine:
         yield engine
+
+
+def test_the_engine_reaches_its_own_hub_by_the_chosen_transport(engine, texts):
+    """Without a choice the two, which share a process, use no socket."""
+    engine.one(texts.new(100))
+    ends = {os.readlink(end) for end in Path(f"/proc/{engine.pid}/fd").iterdir()}
+    sockets = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()]
+    states = {at[5] for at in sockets if at[-1].endswith("/hub.sock") and f"socket:[{at[6]}]" in ends}
+    assert states == {"01", "03"}, "one listens, others are connected"
+
+
+def test_the_chosen_store_keeps_what_the_engine_stores(engine, environment, texts):
+    before = sum(file.stat().st_size for file in Path(environment["STORE"]).iterdir())
+    engine.one(texts.new(1000))
+    until = time.monotonic() + 10
+    while sum(file.stat().st_size for file in Path(environment["STORE"]).iterdir()) < before + 3 * 256 * 100:
+        assert time.monotonic() < until, "the store's files do not grow"
+        time.sleep(0.05)
 
 
 def test_everything_recomputed_equals_full_prefill(engine, plain, texts):
