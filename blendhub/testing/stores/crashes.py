@@ -62,7 +62,7 @@ class CrashTests(StoreTests):
                     found += shards is not None
             assert store.corrupted == 0
             store.close()
-        assert found, "every writer was killed before it stored a chunk"
+        assert found, f"of all that {KILLS} killed writers saved, no chunk is there when the store is opened again"
 
     @holds("A write that fails (a full disk) changes nothing else.")
     def test_a_write_that_fails_changes_nothing_else(self, open: Open, path: Path) -> None:

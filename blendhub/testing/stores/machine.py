@@ -37,6 +37,8 @@ class History(RuleBasedStateMachine):
         """In order of use, the least recently used first."""
         self.used_before_restart: set[tuple[RunKey, Span]] = set()
         """Their order is kept only roughly, but all were used before the others."""
+        self.may_be_known: set[RunKey] = set()
+        """Runs without a chunk from before a restart."""
 
     def teardown(self) -> None:
         self.store.close()
@@ -50,6 +52,7 @@ class History(RuleBasedStateMachine):
         else:
             dropped = self.store.save_run(run)
             self.runs[key] = run
+            self.may_be_known.discard(key)
             self.drop(dropped, keep=key)
 
     @rule(
@@ -58,6 +61,8 @@ class History(RuleBasedStateMachine):
     def save(self, key: RunKey, span: Span, sizes: tuple[int, ...], seed: int) -> None:
         shards = [content(seed + rank, size) for rank, size in enumerate(sizes)]
         run = self.runs.get(key)
+        if run is None and key in self.may_be_known:
+            return
         if run is None or span.end * 4 > len(run.tokens):
             self.refused(lambda: self.store.save(key, span, shards))
             return
@@ -106,6 +111,7 @@ class History(RuleBasedStateMachine):
     def restart(self) -> None:
         self.store.close()
         self.store = self._create(Path(self._place.name) / "store", self._capacity)
+        self.may_be_known |= {key for key in self.runs if not self.has_chunks(key)}
         self.runs = {key: run for key, run in self.runs.items() if self.has_chunks(key)}
         self.used_before_restart = set(self.chunks)
 
