@@ -28,7 +28,7 @@ WHAT_IS_REFUSED = {
     "selector": "refuses",
     "device": "change_nothing",
     "transport": "refused or too_many",
-    "store": "changes_nothing or damaged",
+    "store": "closed_store_says_so",
 }
 NAMES = {kind: name for kind, (name, _) in PLUGINS.items()} | {"observer": "json_lines"}
 
