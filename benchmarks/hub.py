@@ -249,11 +249,12 @@ class _Filled:
         self.index = self.state.index_for(namespace)
         register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)
         self.session = self.state.join(register, b"", 0.0)
+        self.session.mapping = 0
 
     def store(self, text: np.ndarray) -> None:
         lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(True), None, 1e9)
         assert lease
-        self.state.commit(self.session, lease.id, len(text))
+        self.state.writes.commit(lease, self.session, len(text))
 
     def look_up(self, prompt: np.ndarray) -> None:
         chunk_matches = self.index.cut_at_chunks(self.index.match(prompt))

@@ -167,7 +167,10 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
 
 
 class Commit(FromSession, frozen=True):
-    """This rank has written its shard of all slots up to position ``upto``."""
+    """This rank has written its shard of all slots up to position ``upto``.
+
+    A rank that has not mapped the arena has put all of them before.
+    """
 
     lease: Id
     upto: Position

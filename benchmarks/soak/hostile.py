@@ -54,7 +54,11 @@ class Hostile:
         self._epoch = epoch
         self._names = 0
         self._granted: dict[int, tuple[int, int]] = {}
-        """Of each write lease its session, and where its span ends."""
+        """Of each write lease its session, and how far that may commit."""
+        self._shard_bytes: dict[int, int] = {}
+        """By session."""
+        self._puts: list[Request] = []
+        """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
             (6, self._register),
             (20, self._lookup),
@@ -76,6 +80,8 @@ class Hostile:
         ]
 
     def next(self) -> Request:
+        if self._puts:
+            return self._puts.pop()
         weights = [weight for weight, _ in self._makers]
         (maker,) = self.chance.choices([maker for _, maker in self._makers], weights)
         return maker() if self.sessions else self._register()
@@ -85,11 +91,15 @@ class Hostile:
         if isinstance(reply, wire.Registered):
             self.sessions = [*self.sessions[-3:], reply.session]
             self._epoch = reply.epoch
+            self._shard_bytes[reply.session] = asked.namespace.layout.shard_bytes
         lease, run = getattr(reply, "lease", None), getattr(reply, "run", None)
         self.leases = [*self.leases[-30:], *([lease] if lease is not None else [])]
         self.runs = [*self.runs[-30:], *([run] if run is not None else [])]
         if isinstance(reply, wire.Reserved) and lease is not None:
-            self._granted[lease] = asked.session, reply.span.end
+            slots = reply.slots[: self.chance.choice((1, 4, len(reply.slots)))]
+            self._granted[lease] = asked.session, slots[-1].span.end
+            ids, shard = {"session": asked.session, "epoch": self._epoch}, bytes(self._shard_bytes[asked.session])
+            self._puts = [(wire.Put(**ids, lease=lease, position=slot.span.start), [shard]) for slot in slots[:4]]
 
     def forget_sessions(self) -> None:
         """The hub knows none of them any more."""

@@ -40,6 +40,9 @@ class Leases(Generic[T]):
     def __iter__(self) -> Iterator[T]:
         return iter(self._by_id.values())
 
+    def __contains__(self, lease: T) -> bool:
+        return lease.id in self._by_id
+
     def check(self, session: int, cost: int, *, most_cost: int, most: int, unit: str) -> None:
         """Raise Busy if one more lease of this cost is more than a session may have."""
         number, costs = self._numbers[session], self._costs[session]

@@ -123,9 +123,6 @@ class HubState:
             run = Run(self.next_id(), index, span.start, origin)
         return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, run, tokens, span)
 
-    def commit(self, session: Session, lease: int, upto: int) -> None:
-        self.writes.commit(self.writes.leases.of_engine(lease, session.engine.name), session, upto)
-
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
         self._revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)

@@ -84,45 +84,26 @@ class WriteHandlers(Handlers):
 
     def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
-        copies = [copy for copy, rank in lease.copies.items() if rank == session.rank]
-        if copies:
-            return self._commit_after(session, message, copies)
-        return self._commit_now(session, message)
-
-    async def _commit_after(
-        self, session: Session, message: wire.Commit, copies: "list[asyncio.Future[None]]"
-    ) -> Answer:
-        await asyncio.wait(copies)
-        self.check_session(message)
-        return self._commit_now(session, message)
-
-    def _commit_now(self, session: Session, message: wire.Commit) -> Answer:
-        self.state.commit(session, message.lease, message.upto)
-        return DONE
+        self.state.writes.commit(lease, session, message.upto)
+        copies = [copy for copy, position in lease.copies.items() if position < message.upto]
+        return _done_after(copies) if copies else DONE
 
     def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
         self.state.abort(session, message.lease)
         return DONE
 
-    async def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Answer:
+    def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Awaitable[Answer]:
+        # Not a coroutine, which would begin after requests that the client sent behind this one.
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
         target = self.shard(session, lease.unwritten(session.rank, message.position).slot)
         if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
             sizes = [memoryview(part).nbytes for part in payload]
             raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
-        copying = asyncio.ensure_future(
-            run_in_thread(np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8))
+        copy = asyncio.get_running_loop().run_in_executor(
+            None, np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8)
         )
-        lease.copies[copying] = session.rank
-        copying.add_done_callback(partial(self._copied, lease))
-        # Shielded: when the client cancels the request, the copy still runs, and the slot stays in use until it ends.
-        await asyncio.shield(copying)
-        return DONE
-
-    def _copied(self, lease: WriteLease, copying: "asyncio.Future[None]") -> None:
-        del lease.copies[copying]
-        if not lease.copies:
-            self.state.writes.stop_waiting_for(lease)
+        self.state.writes.copying(lease, session.rank, message.position, copy)
+        return _done_after([copy])
 
     async def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
         for index in self._indexes_to_clear(session, message.variant):
@@ -139,3 +120,9 @@ class WriteHandlers(Handlers):
             return self.state.indexes.of_base(session.engine.base)
         index = self.state.find_index(session, variant)
         return [index] if index else []
+
+
+async def _done_after(copies: "Sequence[asyncio.Future[None]]") -> Answer:
+    # Unlike gather, wait cancels none: when the client cancels the request, the slot stays in use until its copy ends.
+    await asyncio.wait(copies)
+    return DONE

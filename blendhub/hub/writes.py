@@ -3,6 +3,7 @@ reused while any process may still write into it."""
 
 from asyncio import Future
 from collections.abc import Callable, Hashable
+from functools import partial
 
 from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.cache import Cache
@@ -18,7 +19,7 @@ from blendhub.wire import Slot
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("committed", "copies", "number", "published", "run", "slots", "tokens")
+    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens")
 
     def __init__(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
@@ -31,11 +32,13 @@ class WriteLease(Lease):
         self.slots = slots
         ranks = range(run.index.namespace.world_size)
         self.committed = dict.fromkeys(ranks, self.span.start)
-        """The position up to which each rank has committed."""
+        """The position up to which each rank has committed, after which it writes only behind that."""
         self.published = 0
         """How many of the slots have become chunks."""
         self.copies: dict[Future[None], int] = {}
-        """Copies into the slots that the hub itself is making, and the ranks whose shards they fill."""
+        """Copies into the slots that the hub itself is making, and where these slots begin."""
+        self.put: set[tuple[int, int]] = set()
+        """The shards that the hub has copied so, or is copying: their ranks, and where the slots begin."""
 
     @property
     def span(self) -> Span:
@@ -51,6 +54,16 @@ class WriteLease(Lease):
     def is_written_by(self, rank: int) -> bool:
         """Whether the rank has committed the whole lease, after which it does not write."""
         return self.committed[rank] == self.span.end
+
+    def check_put(self, rank: int, upto: int) -> None:
+        """Raise InvalidInput unless the rank has put its shards of all slots up to a position."""
+        done = self.committed_by(rank)
+        for slot in self.slots[self.published :]:
+            if done < slot.span.end <= upto and (rank, slot.span.start) not in self.put:
+                raise InvalidInput(
+                    f"rank {rank} has put no shard at position {slot.span.start} of lease {self.id}, and does not map "
+                    "the arena; put the shard, then commit"
+                )
 
     def unwritten(self, rank: int, position: int) -> Slot:
         """The slot that begins at a position, which the rank may fill; raises InvalidInput if there is none."""
@@ -121,15 +134,25 @@ class Writes:
     def is_growing(self, run: Run) -> bool:
         return run in self._growing
 
+    def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
+        """The hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
+        lease.copies[copy] = position
+        lease.put.add((rank, position))
+        copy.add_done_callback(partial(self._copied, lease))
+
     def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
-        """A rank has written up to a position; publishes the chunks that all ranks have written."""
+        """A rank has written up to a position.
+
+        The chunks that all ranks have written are published, at once or when the hub has copied what they put.
+        """
         done = lease.committed_by(session.rank)
         if not done <= upto <= lease.span.end:
             raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
-        self._publish(lease, min({**lease.committed, session.rank: upto}.values()))
+        if session.mapping is None:
+            # What its slots hold is what was stored there before: perhaps KV of another namespace.
+            lease.check_put(session.rank, upto)
         lease.committed[session.rank] = upto
-        if lease.published == len(lease.slots):
-            self._end(lease)
+        self._publish(lease)
 
     def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
         """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
@@ -152,7 +175,16 @@ class Writes:
         self.leases.end(lease)
         self._growing.remove(lease.run)
 
-    def _publish(self, lease: WriteLease, reached: int) -> None:
+    def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
+        del lease.copies[copy]
+        if lease in self.leases:
+            self._publish(lease)
+        if not lease.copies:
+            self.stop_waiting_for(lease, lease.id)
+
+    def _publish(self, lease: WriteLease) -> None:
+        """Publish the chunks that are complete; ends the lease with the last one."""
+        reached = min((*lease.committed.values(), *lease.copies.values()))
         ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
         if not ready:
             return
@@ -163,6 +195,8 @@ class Writes:
         for chunk, slot in zip(chunks, ready, strict=True):
             self._cache.insert(chunk, slot.slot)
         self._published(lease, chunks)
+        if lease.published == len(lease.slots):
+            self._end(lease)
 
     def _free_quarantined(self, id: int) -> None:
         quarantine = self.quarantined[id]

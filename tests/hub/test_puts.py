@@ -121,6 +121,8 @@ def test_a_commit_waits_for_the_puts_before_it(hub, monkeypatch):
         committing = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(commit)))
         await asyncio.sleep(0.05)
         assert not committing.done() and not hub.state.cache.policy, "what is not copied yet can be read"
+        with pytest.raises(InvalidInput, match="has committed up to 32"):
+            hub.service.handle(b"peer", Envelope(put, [bytes(LAYOUT.shard_bytes)]))
         go_on.set()
         await asyncio.gather(putting, committing)
 

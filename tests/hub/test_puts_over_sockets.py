@@ -1,0 +1,81 @@
+"""What a client without shared memory stores through a real socket, without waiting for answers."""
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+import pytest
+from hub_direct import CHUNK, LAYOUT, namespace, tokens
+
+from blendhub import hub_session, wire
+from blendhub.client import HubClient
+from blendhub.config import HubConfig
+from blendhub.errors import HubError, InvalidInput
+from blendhub.hub.embedded import embedded_hub
+from blendhub.layout import Variant
+from blendhub.plan import Span
+
+N = 60
+WIDE = namespace(layout=msgspec.structs.replace(LAYOUT, layers=8, kv_heads=8, key_dim=64, value_dim=64))
+CONFIG = HubConfig(arena_gib=2 * N * WIDE.slot_bytes / 2**30, metrics="")
+THEIRS, OURS = (Variant(cache_salt=salt) for salt in ("theirs", "ours"))
+
+
+@pytest.fixture
+def far(monkeypatch) -> Iterator[HubClient]:
+    """A client that cannot map the arena, of a hub whose free slots hold another salt's KV."""
+
+    def elsewhere(name):
+        raise HubError("the arena is on another machine")
+
+    with embedded_hub(CONFIG) as hub:
+        with HubClient(hub.endpoint) as near:
+            near.register("near", WIDE, rank=0)
+            reserved = near.reserve(tokens(1, 2 * N * CHUNK), Span(0, 2 * N * CHUNK), THEIRS)
+            for slot in reserved.slots:
+                near.shard(slot.slot)[:] = 255
+            near.commit(reserved.right, reserved.span.end)
+            near.clear()
+        monkeypatch.setattr(hub_session, "ArenaView", elsewhere)
+        with HubClient(hub.endpoint) as client:
+            client.register("far", WIDE, rank=0)
+            assert client.arena is None
+            yield client
+
+
+def fetched(client: HubClient, text) -> list[np.ndarray]:
+    found = client.lookup(text, OURS)
+    return [np.frombuffer(shard, np.uint8) for shard in client.fetch(found.lease)] if found.lease else []
+
+
+def test_a_commit_that_follows_its_put_at_once_publishes_what_was_put(far):
+    shard = WIDE.slot_bytes * b"\7"
+    texts = [tokens(seed, CHUNK) for seed in range(N)]
+    sent = []
+    for text in texts:
+        reserved = far.reserve(text, Span(0, CHUNK), OURS)
+        lease = reserved.right.lease
+        sent.append(far._submit(wire.Done, wire.Put(**far._ids(), lease=lease, position=0), [shard]))
+        sent.append(far._submit(wire.Done, wire.Commit(**far._ids(), lease=lease, upto=CHUNK)))
+        # What is found now was published, and must be what was put.
+        for part in fetched(far, text):
+            assert (part == 7).all(), "a chunk was published before its bytes were in its slot"
+    for pending in sent:
+        pending.result()
+    for text in texts:
+        (part,) = fetched(far, text)
+        assert (part == 7).all()
+
+
+def test_nothing_that_was_not_put_is_published(far):
+    text = tokens(2, N * CHUNK)
+    reserved = far.reserve(text, Span(0, N * CHUNK), OURS)
+    far.put(reserved.right, 0, bytes(WIDE.slot_bytes))
+    far.put(reserved.right, 2 * CHUNK, bytes(WIDE.slot_bytes))
+    for upto in (2 * CHUNK, N * CHUNK):
+        with pytest.raises(InvalidInput, match=f"rank 0 has put no shard at position {CHUNK} of lease"):
+            far._call(wire.Done, wire.Commit(**far._ids(), lease=reserved.right.lease, upto=upto))
+    assert not fetched(far, text)
+    far.put(reserved.right, CHUNK, bytes(WIDE.slot_bytes))
+    far._call(wire.Done, wire.Commit(**far._ids(), lease=reserved.right.lease, upto=3 * CHUNK))
+    assert [part.any() for part in fetched(far, text)] == [False] * 3, "bytes of another salt's KV"
