@@ -12,14 +12,15 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from blendhub.errors import LayoutMismatch
+from blendhub.errors import InvalidInput, LayoutMismatch
 from blendhub.plan import Span
 from blendhub.plugin_choice import PluginChoice
 
 ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1}
 
 Count = Annotated[int, Meta(ge=1, le=2**20)]
-Text = Annotated[str, Meta(max_length=1024)]
+LONGEST_TEXT = 1024
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 
 
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,6 +80,17 @@ class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
 
     lora: Text = ""
     cache_salt: Text = ""
+
+    def __post_init__(self) -> None:
+        # Requests choose both, so that what no message can hold is found here, and not when one is sent.
+        for name, text in (("lora", self.lora), ("cache_salt", self.cache_salt)):
+            if len(text) > LONGEST_TEXT:
+                raise InvalidInput(f"{name} has {len(text):,} characters, and at most {LONGEST_TEXT:,} are possible")
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                wrong = text[error.start]
+                raise InvalidInput(f"{name} has {wrong!r} at {error.start}, which is no character") from None
 
 
 class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -1,17 +1,23 @@
 """Spans and matches: the arithmetic of tiling a prompt."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from blendhub.errors import InvalidInput
+
+Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Position = Annotated[int, Meta(ge=0, le=2**40)]
+"""Bounds of what messages and stores may say; in memory, nothing checks them."""
 
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
     """The half-open range of tokens ``[start, end)``."""
 
-    start: int
-    end: int
+    start: Position
+    end: Position
 
     def __post_init__(self) -> None:
         if not 0 <= self.start <= self.end:
@@ -30,8 +36,8 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
     """
 
     span: Span
-    run: int
-    source_start: int
+    run: Id
+    source_start: Position
     exact: bool
     settled: bool = False
 

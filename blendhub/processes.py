@@ -4,17 +4,19 @@ import functools
 import os
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 
 class ProcessId(msgspec.Struct, frozen=True):
     """A process on some machine."""
 
-    host: str
+    host: Annotated[str, Meta(max_length=1024)]
     """The machine's boot id and the pid namespace, within which pids are unique."""
-    pid: int
-    started: int
+    pid: Annotated[int, Meta(ge=0, le=2**31 - 1)]
+    started: Annotated[int, Meta(ge=0, le=2**63 - 1)]
     """Its start time, in the kernel's ticks."""
 
     @classmethod

@@ -15,14 +15,12 @@ from msgspec import Meta
 from blendhub.arena_view import ArenaName, MappingId
 from blendhub.contracts.transport import Codec
 from blendhub.layout import Namespace, Text, Variant
-from blendhub.plan import Match, Span
+from blendhub.plan import Id, Match, Position, Span
 from blendhub.processes import ProcessId
 from blendhub.prompt_report import MOST_REPORTS, PromptReport, RequestName
 
 WIRE_VERSION = 4
 
-Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-Position = Annotated[int, Meta(ge=0, le=2**40)]
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 MOST_ITEMS = 2**16

@@ -179,7 +179,8 @@ class Hostile:
         for _ in range(self.chance.choice((0, 1, 2, 50, 4096))):
             at += self.chance.choice((0, 0, 0, 1, 1000))
             length = self.chance.choice((1, 32, 33, 5000))
-            source = self._position()
+            # One beyond what a message may say would hide the others.
+            source = min(self._position(), POSITIONS[-1])
             matches.append(Match(Span(at, at + length), self._id(self.runs), source, self.chance.random() < 0.5))
             at += length if self.chance.random() < 0.999 else 0
         return tuple(matches)

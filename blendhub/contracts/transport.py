@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from blendhub.errors import ProtocolError, Unsupported
+from blendhub.errors import InvalidInput, ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Peer: TypeAlias = bytes
@@ -33,7 +33,10 @@ class Codec:
         self._decoder = msgspec.msgpack.Decoder(receives)
 
     def encode(self, message: msgspec.Struct) -> bytes:
-        return self._encoder.encode(message)
+        try:
+            return self._encoder.encode(message)
+        except UnicodeEncodeError as error:  # a lone surrogate, which JSON may bring
+            raise InvalidInput(f"a message has a text that is not valid: {error}") from None
 
     def decode(self, frame: Buffer) -> Any:
         try:

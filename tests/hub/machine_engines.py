@@ -80,7 +80,7 @@ class Process:
         self.line: DirectConnection
         # Pids beyond those that the kernel gives.
         machine.started += 1
-        process = ProcessId(ProcessId.mine().host, 2**23 + machine.started, rank)
+        process = ProcessId(ProcessId.mine().host, 2**23 + machine.started, rank + 1)
         self.client, self.line = connect(machine.hub, process, lambda: machine.hub.now)
         self.client.register(engine, MODELS[model], rank)
         self.writes: list[Write] = []

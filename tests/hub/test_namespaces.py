@@ -6,7 +6,7 @@ import pytest
 from hub_direct import BASE, CHUNK, namespace, tokens
 
 from blendhub import wire
-from blendhub.errors import InvalidInput, ProtocolError
+from blendhub.errors import InvalidInput
 from blendhub.layout import Variant
 from blendhub.plan import Span
 
@@ -50,12 +50,6 @@ def test_engines_of_one_model_share_what_is_stored_with_the_same_salt(hub):
 def test_an_engine_registers_without_a_salt(hub):
     with pytest.raises(InvalidInput, match=r"'pepper'.*each of its requests names its own"):
         hub.join(namespace=namespace(cache_salt="pepper"))
-
-
-def test_a_salt_is_not_longer_than_other_texts(hub):
-    member = hub.join()
-    with pytest.raises(ProtocolError, match="1024"):
-        member.lookup(TEXT, variant=Variant(cache_salt="s" * 1025))
 
 
 def test_a_store_keeps_namespaces_apart(make_hub, tmp_path):

@@ -142,6 +142,13 @@ def test_each_cache_salt_has_its_own_namespace():
     assert salted == [Variant(cache_salt=salt) for salt in ("", "a", "b", "a")]
 
 
+@pytest.mark.parametrize("salt", ["s" * 1025, "\ud800"])
+def test_a_request_with_a_salt_that_no_message_can_hold_neither_reads_nor_stores(salt):
+    terms, refusal = admission().admit(request(cache_salt=salt))
+    assert refusal.code == "bad_request" and refusal.reason.startswith("cache_salt has ")
+    assert terms.mode == "off" and not terms.stores and not terms.settles
+
+
 def test_each_lora_adapter_has_its_own_namespace_and_exact_reuse(tmp_path):
     made = admission()
     (tmp_path / "adapter.bin").write_bytes(b"first")

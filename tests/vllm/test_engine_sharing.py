@@ -46,6 +46,19 @@ def test_what_one_engine_stored_another_reuses(model, plain, settings, texts, tm
         assert reused(stranger.one([*texts.new(60), *document])) == 0
 
 
+def test_a_salt_that_no_message_can_hold_costs_its_own_request_the_reuse(model, texts):
+    document = texts.new(400)
+    with Engine(model, SETTINGS) as engine:
+        engine.one(document)
+        for salt in ("s" * 1025, "\ud800"):
+            refused = [engine.one([*texts.new(30), *document], cache_salt=salt) for _ in range(2)]
+            assert [reused(answer) for answer in refused] == [0, 0]
+            assert all(answer.report["reason"].startswith("cache_salt has ") for answer in refused)
+        assert engine.call("counts")["refused_bad_request"] == 4
+        assert reused(engine.one([*texts.new(50), *document])) == 399
+        assert "UnicodeEncodeError" not in engine.log
+
+
 @pytest.mark.versions
 def test_adapters_share_nothing(model, settings, texts, tmp_path):
     document = texts.new(300)

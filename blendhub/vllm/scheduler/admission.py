@@ -6,7 +6,7 @@ from pathlib import Path
 from vllm.config import VllmConfig
 from vllm.v1.request import Request
 
-from blendhub.errors import OptionError
+from blendhub.errors import InvalidInput, OptionError
 from blendhub.layout import Namespace, Variant
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.model_support import ModelSupport
@@ -32,9 +32,11 @@ class Admission:
 
     def admit(self, request: Request) -> tuple[Terms, Refusal | None]:
         """The request's terms, and why it reads nothing."""
+        variant = Variant()
         try:
+            variant = _variant_of(request)
             asked = read_request(request.kv_transfer_params)
-        except OptionError as error:
+        except (InvalidInput, OptionError) as error:
             asked = RequestSettings(mode="off", store=False)
             refusal: Refusal | None = Refusal("bad_request", str(error))
         else:
@@ -44,7 +46,7 @@ class Admission:
         if mode in MOVING and not (self._support.blends and request.lora_request is None):
             mode = "exact"
         terms = Terms(
-            variant=_variant_of(request),
+            variant=variant,
             mode=mode,
             ratio=asked.recompute_ratio,
             stores=self._stores and asked.store and not _why_unsupported(request),
