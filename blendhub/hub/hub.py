@@ -115,12 +115,12 @@ class Hub:
         tier = Tier(store, state.cache, state.indexes)
         self._resources.push_async_callback(tier.close)
         state.save = tier.save
-        state.stored_bytes = lambda: store.nbytes
         if isinstance(store, SharedStore):
             arena = state.cache.arena
             file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
             await asyncio.to_thread(store.attach, file, arena.slot(0, arena.name.size))
         else:
+            state.index_room.discard = tier.discard
             # No server runs yet, so no other thread touches the state.
             self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
         return tier

@@ -1,7 +1,7 @@
 """The indexes of all namespaces that store something. Namespaces that are only looked up have none."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from blendhub.hub.index import NamespaceIndex
 from blendhub.layout import Variant
@@ -17,6 +17,8 @@ class IndexTable:
         """What is stored, by base namespace, without what has changed since."""
         self._counted: dict[NamespaceIndex, Counter[str]] = {}
         """What of that belongs to each index."""
+        self._costly: dict[str, dict[NamespaceIndex, None]] = {}
+        """By base namespace, the indexes that take more memory than the KV that they index, the first such first."""
         self._changed: dict[NamespaceIndex, None] = {}
         self._maybe_empty: dict[NamespaceIndex, None] = {}
 
@@ -54,29 +56,45 @@ class IndexTable:
         Costs as much as has changed since the last call, whatever the number of namespaces.
         """
         for index in list(self._changed):
+            matchers, sensitivity = index.nbytes, index.sensitivity_bytes
+            kv = index.n_chunks * index.namespace.slot_bytes
             new = Counter(
                 variants=1,
                 runs=len(index.runs),
                 chunks=index.n_chunks,
                 tokens=len(index),
-                matcher_bytes=index.nbytes,
-                sensitivity_bytes=index.sensitivity_bytes,
+                matcher_bytes=matchers,
+                sensitivity_bytes=sensitivity,
+                excess=max(0, matchers + sensitivity - kv),
             )
             self._count(index, new)
             if index.lane.is_idle:
                 del self._changed[index]
         return self._sums
 
-    def drop_empty(self, in_use: Collection[NamespaceIndex]) -> None:
-        """Drop the indexes without runs, but for those ``in_use``. A later request makes a new one if need be."""
+    def excess(self) -> dict[str, int]:
+        """Bytes that indexes take beyond the KV that they index, by base namespace; only where there are any."""
+        return {base: sums["excess"] for base, sums in self.sums().items() if sums["excess"]}
+
+    def oldest_costly(self, base: str) -> NamespaceIndex:
+        """The first index of a base namespace that took more than the KV that it indexes, and still does."""
+        return next(iter(self._costly[base]))
+
+    def defer(self, index: NamespaceIndex) -> None:
+        """Have the others of its base namespace before it in that order."""
+        self._costly[index.base][index] = self._costly[index.base].pop(index)
+
+    def drop_empty(self, is_in_use: Callable[[NamespaceIndex], bool]) -> None:
+        """Drop the indexes without runs, but for those in use. A later request makes a new one if need be."""
         for index in list(self._maybe_empty):
             if index.runs:
                 del self._maybe_empty[index]
-            elif index not in in_use:
-                del self._maybe_empty[index]
-                self._drop(index)
+            elif not is_in_use(index):
+                self.remove(index)
 
-    def _drop(self, index: NamespaceIndex) -> None:
+    def remove(self, index: NamespaceIndex) -> None:
+        """Drop an index without runs."""
+        self._maybe_empty.pop(index, None)
         del self._by_digest[index.digest]
         variants = self._by_base[index.base]
         del variants[index.namespace.variant]
@@ -94,10 +112,15 @@ class IndexTable:
         sums = self._sums.setdefault(index.base, Counter())
         sums.subtract(self._counted.pop(index, Counter()))
         sums.update(new)
+        costly = self._costly.setdefault(index.base, {})
+        if new["excess"]:
+            costly.setdefault(index)
+        else:
+            costly.pop(index, None)
         if new:
             self._counted[index] = new
         elif index.base not in self._by_base:
-            del self._sums[index.base]
+            del self._sums[index.base], self._costly[index.base]
 
     def check_integrity(self) -> None:
         """Assert that both ways to an index agree."""
@@ -110,6 +133,7 @@ class IndexTable:
             index.check_integrity()
             assert index.runs or index in self._maybe_empty
         assert self._counted.keys() <= set(self._by_digest.values()), "an index that was dropped is counted"
+        assert {index for costly in self._costly.values() for index in costly} <= self._counted.keys()
         assert {base: sums["chunks"] for base, sums in self.sums().items()} == {
             base: sum(index.n_chunks for index in variants.values()) for base, variants in self._by_base.items()
         }

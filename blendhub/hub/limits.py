@@ -54,8 +54,9 @@ MOST_READ_CHUNKS = 2**18
 """Of one session, and the chunks that its leases concern, counted once for each. One more is answered Busy."""
 
 FREE_INDEX_BYTES = 2**28
-"""What the indexes of all namespaces may take beyond as many bytes as are stored of KV. KV takes a thousand times as
-much as its tokens; only reservations of few tokens behind long prefixes that are not stored come near this."""
+"""What indexes may take beyond the KV that each of them indexes. Where they take more, the engine whose indexes take
+the most loses its oldest text. KV takes a thousand times as much as its tokens; only many salts with little text each,
+or reservations of few tokens behind long prefixes that are not stored, come near this."""
 
 MOST_SESSIONS = 2**14
 MOST_SESSIONS_OF_A_CONNECTION = 64

@@ -5,13 +5,13 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from blendhub.contracts.transport import Peer
-from blendhub.errors import ArenaFull, InvalidInput
+from blendhub.errors import InvalidInput
 from blendhub.hub.arena import Arena
 from blendhub.hub.cache import Cache, slot_bytes
 from blendhub.hub.eviction import EvictionPolicy
 from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
+from blendhub.hub.index_room import IndexRoom
 from blendhub.hub.index_table import IndexTable
-from blendhub.hub.limits import FREE_INDEX_BYTES
 from blendhub.hub.reads import ReadLease, Reads
 from blendhub.hub.sessions import Session, SessionTable
 from blendhub.hub.writes import WriteLease, Writes
@@ -37,8 +37,7 @@ class HubState:
         self.writes = Writes(self.cache, self._published)
         self.save: SaveChunks | None = None
         """Writes new chunks of a run, whose tokens from position 0 it is given, to the store, if there is one."""
-        self.stored_bytes: Callable[[], int] = int
-        """How much the store holds."""
+        self.index_room = IndexRoom(self.indexes, self.writes, self.drop)
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
@@ -110,8 +109,8 @@ class HubState:
         The index may be new, or one that was dropped meanwhile because nothing was stored there. ``run`` is one that
         the tokens continue.
         """
+        self.index_room.make(index.base)
         index = self.indexes.add(index)
-        self._check_index_bytes()
         if (
             run is None
             or index.runs.get(run.id) is not run
@@ -126,16 +125,6 @@ class HubState:
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
         self._revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)
-
-    def _check_index_bytes(self) -> None:
-        """Tokens that are kept for a chunk may be many times the chunk, where what stands before it is not stored."""
-        stored = self.cache.arena.name.size - self.cache.arena.extents.free_bytes + self.stored_bytes()
-        used = sum(of_base["matcher_bytes"] + of_base["sensitivity_bytes"] for of_base in self.indexes.sums().values())
-        if used > stored + FREE_INDEX_BYTES:
-            raise ArenaFull(
-                f"the index takes {used / 2**20:.0f} MiB for {stored / 2**20:.0f} MiB of KV: too little KV was stored "
-                "behind long prefixes that are not; try again later, or drop a namespace with Clear"
-            )
 
     # Ending.
 
@@ -195,7 +184,7 @@ class HubState:
             self.end_session(session, may_still_write=True)
         self._check_mappings(list(self.ended_but_mapped.values()))
         # Each value of vLLM's cache_salt makes a namespace.
-        self.indexes.drop_empty({lease.run.index for lease in self.writes.leases})
+        self.indexes.drop_empty(self.writes.is_writing)
 
     def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """Drop chunks, except pinned ones and those that are gone already; returns those that the store has."""

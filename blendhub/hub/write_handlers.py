@@ -66,20 +66,24 @@ class WriteHandlers(Handlers):
         tokens: Tokens,
         span: Span,
     ) -> WriteLease:
-        """A write lease; while the arena is full, waits for chunks to be saved, up to ``wait_for_store_s``."""
+        """A write lease; while the arena or the index is full, waits for saves, up to ``wait_for_store_s``."""
         origin = Origin(message.exact, message.blended, message.ratio)
         give_up_at = self.clock() + self.config.wait_for_store_s
         while True:
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s
-            lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
+            full = ArenaFull(
+                "every slot is being read, written or saved; try again later, or give the hub a larger arena_gib"
+            )
+            try:
+                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
+            except ArenaFull as error:
+                lease, full = None, error
             if lease:
                 return lease
             left = give_up_at - self.clock()
             if left <= 0 or not self.tier or not self.tier.waiting:
-                raise ArenaFull(
-                    "every slot is being read, written or saved; try again later, or give the hub a larger arena_gib"
-                )
+                raise full
             await self.tier.wait_for_a_save(left)
 
     def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:

@@ -7,7 +7,7 @@ from functools import partial
 
 from blendhub.errors import ArenaFull, InvalidInput
 from blendhub.hub.cache import Cache
-from blendhub.hub.index import Chunk, Run, content_of
+from blendhub.hub.index import Chunk, NamespaceIndex, Run, content_of
 from blendhub.hub.leases import Lease, Leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
 from blendhub.hub.sessions import Session
@@ -95,7 +95,7 @@ class Writes:
     def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:
         self.leases: Leases[WriteLease] = Leases()
         self.quarantined: dict[int, Quarantine] = {}
-        self._growing: set[Run] = set()
+        self._growing: dict[NamespaceIndex, set[Run]] = {}
         """The runs of the leases: each is of one lease at a time."""
         self._cache = cache
         self._published = published
@@ -128,11 +128,15 @@ class Writes:
             kept = as_tokens(kept.copy())
         lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
-        self._growing.add(run)
+        self._growing.setdefault(run.index, set()).add(run)
         return lease
 
     def is_growing(self, run: Run) -> bool:
-        return run in self._growing
+        return run in self._growing.get(run.index, ())
+
+    def is_writing(self, index: NamespaceIndex) -> bool:
+        """Whether a lease's chunks are going to be there."""
+        return index in self._growing
 
     def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
         """The hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
@@ -173,7 +177,10 @@ class Writes:
 
     def _end(self, lease: WriteLease) -> None:
         self.leases.end(lease)
-        self._growing.remove(lease.run)
+        growing = self._growing[lease.run.index]
+        growing.remove(lease.run)
+        if not growing:
+            del self._growing[lease.run.index]
 
     def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
         del lease.copies[copy]

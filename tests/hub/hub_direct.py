@@ -160,7 +160,6 @@ class DirectHub:
             store = self.store() if callable(self.store) else self._disk(self.store)
             self.tier = Tier(store, self.state.cache, self.state.indexes)
             self.state.save = self.tier.save
-            self.state.stored_bytes = lambda: self.tier.store.nbytes
             if isinstance(store, SharedStore):
                 size = self.arena.name.size
                 store.attach(
@@ -169,6 +168,7 @@ class DirectHub:
                 self.follower = Follower(self.state, self.tier)
                 self.run(self._start_following())
             else:
+                self.state.index_room.discard = self.tier.discard
                 self.tier.restore(self.state.index_for, self.state.next_id)
         self.service = HubService(self.config, self.state, self.tier, lambda: self.now, self.follower)
 

@@ -7,8 +7,8 @@ import pytest
 from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub import wire
-from blendhub.errors import ArenaFull, Busy, ProtocolError
-from blendhub.hub import reads, sessions, state, writes
+from blendhub.errors import Busy, ProtocolError
+from blendhub.hub import reads, sessions, writes
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.layout import KVLayout
 from blendhub.plan import Match, Span
@@ -93,19 +93,6 @@ def test_what_a_session_reads_at_a_time_is_bounded(hub, monkeypatch, bound):
     assert other.lookup(text).lease is not None
     member.ask(wire.Release, lease=leases[0])
     assert member.lookup(text).lease is not None
-
-
-def test_the_index_does_not_outgrow_what_it_indexes(hub, monkeypatch):
-    """One stored token behind a long prefix costs that prefix's tokens."""
-    monkeypatch.setattr(state, "FREE_INDEX_BYTES", 2**22)
-    member = hub.join()
-    with pytest.raises(ArenaFull, match="prefixes that are not"):
-        for seed in range(64):
-            member.store(tokens(seed, 100_000), Span(99_999, 100_000))
-    assert 8 < seed < 16, "ten of these prefixes are 4 MiB"
-    member.ask(wire.Clear)
-    assert member.store(tokens(seed, CHUNK)).lease is not None
-    hub.state.check_integrity()
 
 
 @pytest.mark.parametrize("bound", ["MOST_SESSIONS", "MOST_SESSIONS_OF_A_CONNECTION"])
