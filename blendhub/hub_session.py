@@ -98,6 +98,7 @@ class HubSession:
             .create("transport", transport, options)
             .connect(endpoint, wire.client_codec())
         )
+        self._endpoint = endpoint
         self._timeout = timeout
         self._clock = clock
         self._background = background
@@ -110,6 +111,8 @@ class HubSession:
         """The hub does not answer, or does not know this session: requests fail without waiting for their timeouts."""
         self._is_lost = False
         """The hub does not know this session any more."""
+        self._trouble: Exception | None = None
+        """Why the session is not ``is_up``, or was not the last time."""
         self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None if the hub is on another machine."""
@@ -140,6 +143,22 @@ class HubSession:
     def is_up(self) -> bool:
         """Whether the hub answered when it was last asked, and knows this session."""
         return not self._down.is_set()
+
+    def check_up(self) -> None:
+        """Raise PeerGone if the session is not ``is_up``: it says what is the matter, and what an operator may do."""
+        if self.is_up:
+            return
+        if self._closed.is_set():
+            raise PeerGone(f"this client has left the hub at {self._endpoint}")
+        if self._is_lost:
+            raise PeerGone(
+                f"the hub at {self._endpoint} was restarted or has ended this session, and this process is registering "
+                f"anew: {self._trouble}. That takes moments; if it lasts, see the hub's log"
+            )
+        raise PeerGone(
+            f"the hub at {self._endpoint} does not answer: {self._trouble}. It is used again once it answers; see "
+            f"whether it runs: blendhub top --once --endpoint {self._endpoint}"
+        )
 
     @property
     def epoch(self) -> int:
@@ -214,8 +233,8 @@ class HubSession:
         probing: bool = False,
     ) -> PendingReply[R]:
         """Send a request. ``probing``: even while the hub is known not to answer."""
-        if not (probing or self.is_up):
-            raise PeerGone("the hub does not answer, or the session is being registered anew; try later")
+        if not probing:
+            self.check_up()
         session = message.session if isinstance(message, wire.FromSession) else None
         with self._noticing_trouble(session):
             timeout = self._timeout if timeout is None else timeout
@@ -229,13 +248,10 @@ class HubSession:
         """Have the session's thread reach the hub again, after an error that makes this necessary."""
         try:
             yield
-        except (UnknownSession, StaleEpoch):
+        except (UnknownSession, StaleEpoch, PeerGone, DeadlineExceeded) as error:
             if self._registered and self._registered.session == session:
-                self._is_lost = True
-                self._down.set()
-            raise
-        except (PeerGone, DeadlineExceeded):
-            if self._registered and self._registered.session == session:
+                self._trouble = error
+                self._is_lost |= isinstance(error, UnknownSession | StaleEpoch)
                 self._down.set()
             raise
 
@@ -282,6 +298,7 @@ class HubSession:
             try:
                 self.keep_alive()
             except Exception as error:  # without this thread the session would end
+                self._trouble = error
                 self._down.set()
                 if not failing and not self._closed.is_set():
                     expected = isinstance(error, BlendHubError)

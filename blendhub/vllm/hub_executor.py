@@ -212,8 +212,7 @@ class HubExecutor:
         client = self.registered
         if client is None:
             raise PeerGone(f"the hub at {self._hub.address.endpoint} has not answered yet: {self._unreached}")
-        if not client.is_up:
-            raise PeerGone("the hub does not answer, or the session is being registered anew")
+        client.check_up()
         return client
 
 

@@ -131,6 +131,27 @@ def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog
         client.lookup(tokens(1, 64))
 
 
+def end_epoch(hub: DirectHub, running: Running) -> None:
+    """As a hub that was restarted at the same endpoint."""
+    hub.state.sessions.epoch += 1
+
+
+@pytest.mark.parametrize(
+    ("lose", "why"), [(silence, "was silent for too long"), (end_epoch, "belongs to an earlier hub")]
+)
+def test_calls_between_two_sessions_say_that_the_hub_answers_and_why_the_session_is_registered_anew(served, lose, why):
+    hub, running = served
+    with HubClient(ENDPOINT, "inproc", background=False) as client:
+        client.register("e", namespace(), rank=0)
+        lose(hub, running)
+        with pytest.raises(HubError):
+            client.lookup(tokens(1, 64))
+        with pytest.raises(PeerGone, match=f"hub at {ENDPOINT} was restarted or has ended .* anew: .*{why}"):
+            client.lookup(tokens(1, 64))
+        client.keep_alive()
+        client.lookup(tokens(1, 64))
+
+
 @pytest.mark.alone
 def test_writes_do_not_wait_while_the_client_asks_the_hub(served, monkeypatch):
     """Nor do other calls: they fail at once while the session is registered anew."""
@@ -183,7 +204,7 @@ def test_a_hub_that_does_not_answer_in_time_is_asked_by_the_client_alone(served,
             client.lookup(tokens(1, 64))
         started = time.monotonic()
         for _ in range(50):
-            with pytest.raises(PeerGone):
+            with pytest.raises(PeerGone, match=f"does not answer: .* blendhub top --once --endpoint {ENDPOINT}"):
                 client.lookup(tokens(1, 64))
         assert time.monotonic() - started < 0.2
         monkeypatch.setitem(hub.service._handlers, wire.Ping, ping)

@@ -5,7 +5,7 @@ import time
 from functools import partial
 
 from blendhub.client import HubClient
-from blendhub.errors import BlendHubError, DeadlineExceeded
+from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
 from blendhub.hub_session import PendingReply
 from blendhub.layout import Variant
 from blendhub.tokens import Tokens
@@ -98,10 +98,12 @@ class Lookup:
                 # Kept, because asking for the result notes each time that the hub does not answer.
                 self._error = DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}")
                 raise self._error from error
-        if not self._client.is_up:
+        try:
+            self._client.check_up()
+        except PeerGone as error:
             self._executor.release_late(self._client, self._reply)
-            self._error = DeadlineExceeded("the hub stopped answering before it answered the lookup")
-            raise self._error
+            self._error = error
+            raise
         return None
 
     def _check_time(self) -> None:

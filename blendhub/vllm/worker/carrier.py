@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from blendhub.client import HubClient
 from blendhub.contracts import Device, Segment, Transfer
 from blendhub.contracts.transport import Buffer
-from blendhub.errors import PeerGone
 from blendhub.hub_session import PendingReply
 from blendhub.plan import Span
 from blendhub.vllm.messages import SaveJob
@@ -191,8 +190,7 @@ class _Fetch(Transfer):
         """Continue; returns whether all is copied."""
         if self._shards is None:
             if not self._reply.done():
-                if not self._client.is_up:
-                    raise PeerGone("the hub stopped answering during the load")
+                self._client.check_up()
                 return False
             self._shards = self._reply.payload()
         if self._copying:

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 from blendhub.client import HubClient
 from blendhub.contracts import Transfer
-from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, PeerGone
+from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
 from blendhub.hub_session import PendingReply
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.recompute import Blend
@@ -113,7 +113,7 @@ class LoadTask:
     def _begin_copy(self, acquiring: PendingReply[Acquired]) -> None:
         assert self._client
         if not acquiring.done():
-            self._check_up(self._client)
+            self._client.check_up()
             return
         self._acquiring = None
         acquired = acquiring.result()
@@ -146,11 +146,7 @@ class LoadTask:
             releasing.result()
             self._is_proven = True
         else:
-            self._check_up(self._client)
-
-    def _check_up(self, client: HubClient) -> None:
-        if not client.is_up:
-            raise PeerGone("the hub stopped answering during the load")
+            self._client.check_up()
 
     def _drop_lease(self) -> None:
         lease, self._lease = self._lease, None
