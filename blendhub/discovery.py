@@ -45,6 +45,8 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
     remedy: str | None
     """The command that makes it available; None where there is a fault instead that no command mends."""
+    is_missed: bool
+    """False where it cannot run, and the machine has nothing that it is for."""
     details: tuple[str, ...]
     capabilities: tuple[str, ...]
     options: list[dict[str, Any]]
@@ -69,20 +71,24 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     def problem(self) -> str | None:
         """Why this cannot be used right now, in a sentence that ends with what to do; None if it can."""
-        reason, remedy = self._trouble()
-        return f"{reason}; to change it: {remedy}" if remedy else reason
+        trouble = self._trouble()
+        if trouble is None:
+            return None
+        return f"{trouble.reason}; to change it: {trouble.command}" if trouble.command else trouble.reason
 
-    def _trouble(self) -> tuple[str | None, str | None]:
-        """Why this cannot be used right now, and the command that changes it."""
-        if self.error or self.spec is None:
-            return self.error, None
+    def _trouble(self) -> Unavailable | None:
+        """Why this cannot be used right now; without a command where there is a fault instead that none mends."""
+        if self.error:
+            return Unavailable(self.error, "")
+        if self.spec is None:
+            return None
         try:
             missing = self.spec.probe()
         except FOREIGN_ERRORS as error:
-            return f"its probe failed: {short(error)}", None
+            return Unavailable(f"its probe failed: {short(error)}", "")
         if missing is not None and not isinstance(missing, Unavailable):
-            return f"its probe returned {missing!r}, which should be None or a blendhub.Unavailable", None
-        return (missing.reason, missing.command) if missing else (None, None)
+            return Unavailable(f"its probe returned {missing!r}, which should be None or a blendhub.Unavailable", "")
+        return missing
 
     def _details(self) -> tuple[str, ...]:
         if self.spec is None:
@@ -93,7 +99,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             return (f"its details failed: {short(error)}",)
 
     def describe(self) -> Plugin:
-        reason, remedy = self._trouble()
+        trouble = self._trouble()
         return Plugin(
             kind=self.kind,
             name=self.name,
@@ -101,10 +107,11 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
             version=self.version,
             api=self.api,
             summary=self.spec.summary if self.spec else "",
-            available=reason is None,
-            reason=reason,
-            remedy=remedy,
-            details=self._details() if reason is None else (),
+            available=trouble is None,
+            reason=trouble.reason if trouble else None,
+            remedy=(trouble.command or None) if trouble else None,
+            is_missed=trouble is None or trouble.is_missed,
+            details=() if trouble else self._details(),
             capabilities=self.spec.capabilities if self.spec else (),
             options=describe_options(self.spec.options) if self.spec else [],
         )

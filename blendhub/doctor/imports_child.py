@@ -5,6 +5,7 @@ A step that fails ends the work: the later ones import what the earlier ones do.
 
 import os
 import sys
+import timeit
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.util import find_spec
@@ -23,7 +24,15 @@ def _torch() -> dict[str, Any]:
             facts["no_gpu"] = str(error).splitlines()[0]
         else:
             facts["gpus"] = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    else:
+        facts["bfloat16_slowdown"] = _seconds(torch, torch.bfloat16) / _seconds(torch, torch.float32)
     return facts
+
+
+def _seconds(torch: Any, dtype: Any) -> float:
+    """How long the CPU takes for a layer's product of matrices."""
+    tokens, weights = torch.ones(256, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
+    return min(timeit.repeat(lambda: tokens @ weights, number=1, repeat=4))
 
 
 def _version(name: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ NEEDED = {
 def plugins(at: Circumstances) -> Iterator[Finding]:
     found = at.host.plugins()
     for plugin in found:
-        if not plugin.available:
+        if not plugin.available and plugin.is_missed:
             yield _unusable(plugin)
     for kind, command in NEEDED.items():
         if not any(plugin.kind == kind and plugin.available for plugin in found):
@@ -27,6 +27,9 @@ def plugins(at: Circumstances) -> Iterator[Finding]:
     usable = [f"{plugin.kind} {plugin.name}" for plugin in found if plugin.available]
     if usable:
         yield ok(f"{len(usable)} can be used: {', '.join(usable)}")
+    unmissed = [f"{plugin.kind} {plugin.name} ({plugin.reason})" for plugin in found if not plugin.is_missed]
+    if unmissed:
+        yield ok(f"{len(unmissed)} are for what this machine does not have: {', '.join(unmissed)}")
 
 
 def _unusable(plugin: Plugin) -> Finding:

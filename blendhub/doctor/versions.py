@@ -15,6 +15,9 @@ from blendhub.served_vllm import FOR_CPUS, FOR_GPUS, FOR_NPUS, TESTED, WITH_NPUS
 TIMEOUT_S = 180.0
 """Importing vLLM takes a minute on a machine that is busy."""
 
+SLOW = 2.0
+"""CPUs without instructions for bfloat16 take three times as long as in float32, and longer."""
+
 NVIDIA = Path("/proc/driver/nvidia/version")
 AMD = Path("/sys/module/amdgpu/version")
 ASCEND = Path("/usr/local/Ascend/driver/version.info")
@@ -76,6 +79,9 @@ def _torch(steps: dict[str, dict[str, Any]]) -> Iterator[Finding]:
         yield ok(f"{named}, with {', '.join(torch['gpus'])}")
     elif NVIDIA.exists() or AMD.exists():
         yield warn(f"{named} is for CPUs, but this machine has a GPU", "pip install --force-reinstall torch")
+    elif torch["bfloat16_slowdown"] > SLOW:
+        slower = f"takes {torch['bfloat16_slowdown']:.0f} times as long in bfloat16 as in float32"
+        yield ok(f"{named}, for CPUs; this one {slower}: serve models of bfloat16 with --dtype float32")
     else:
         yield ok(f"{named}, for CPUs")
 

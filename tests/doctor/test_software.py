@@ -2,7 +2,9 @@
 
 import json
 import os
+import platform
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -73,6 +75,17 @@ def test_a_plugin_that_cannot_run_here_is_a_warning_with_its_own_remedy(doctor, 
     (found,) = of_plugins(report, "odd")
     assert report.code == 3 and found["verdict"] == "warn" and found["command"] == "pip install a-card"
     assert found["sentence"] == "device odd of odd-device 1.0 cannot run here: no such card"
+
+
+def test_a_plugin_for_what_this_machine_does_not_have_is_no_warning(doctor, installed):
+    """Nor are those of the project here: what each of them is for is asked of the machine, and not of a list."""
+    installed("odd-device", ABSENT.replace('a-card"', 'a-card", is_missed=False'))
+    report = doctor("--only", "plugins")
+    assert not of_plugins(report, "odd")
+    assert "for what this machine does not have: " in report.text and "device odd (no such card)" in report.text
+    nodes = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg", "/dev/davinci_manager")
+    if not any(Path(node).exists() for node in nodes):
+        assert report.code == 0, report.text
 
 
 def test_a_plugin_that_a_configuration_names_must_run_here(doctor, installed):
@@ -158,6 +171,16 @@ def test_the_installed_versions_fit_unless_vllm_may_not_load_plugins(doctor):
     assert report.findings[-1]["sentence"].endswith(f" can run BlendHub; its server starts with: {server_command()}")
     found = doctor("--only", "versions", VLLM_PLUGINS="lora_resolver").only("fail")
     assert "VLLM_PLUGINS is 'lora_resolver'" in found["sentence"] and found["command"] == "unset VLLM_PLUGINS"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="oneDNN is told to use no newer instructions, of x86 only")
+def test_a_cpu_without_instructions_for_bfloat16_is_told_of_float32(doctor):
+    torch = pytest.importorskip("torch", reason="torch is not installed; `make setup` installs it")
+    if torch.version.cuda or torch.version.hip:
+        pytest.skip("this build of torch is for GPUs")
+    report = doctor("--only", "versions", ONEDNN_MAX_CPU_ISA="SSE41")
+    assert "in bfloat16 as in float32: serve models of bfloat16 with --dtype float32" in report.text
 
 
 @pytest.mark.slow

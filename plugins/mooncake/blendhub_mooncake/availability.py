@@ -16,7 +16,7 @@ PACKAGES = {
 
 def probe() -> Unavailable | None:
     if find_spec("mooncake") is None:
-        return Unavailable("Mooncake is not installed", "pip install mooncake-transfer-engine-non-cuda")
+        return Unavailable("Mooncake is not installed", "pip install mooncake-transfer-engine-non-cuda", False)
     missing = [library for library in PACKAGES if not _is_there(library)]
     if missing:
         names = " ".join(PACKAGES[library] for library in missing)
