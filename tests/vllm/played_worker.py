@@ -153,9 +153,12 @@ class PlayedWorker:
 
 
 @contextmanager
-def played_worker(device: CpuDevice, stored: list[int]) -> Iterator[PlayedWorker]:
-    """A worker that has taken no step, and a hub that has stored this text; every byte of its KV is 1."""
-    with played_engine(rank=-1) as engine:
+def played_worker(device: CpuDevice, stored: list[int], **config: Any) -> Iterator[PlayedWorker]:
+    """A worker that has taken no step, and a hub that has stored this text; every byte of its KV is 1.
+
+    ``config`` are keys of the hub's configuration.
+    """
+    with played_engine(rank=-1, **config) as engine:
         with engine.hub.connect() as writer:
             writer.register("engine", NAMESPACE, 0)
             reserved = writer.reserve(np.asarray(stored, np.uint32), Span(0, len(stored)))

@@ -89,6 +89,34 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     assert worker.worker.take_bad_blocks() == set()
 
 
+@pytest.mark.parametrize("times", [1, 2], ids=["is loaded again", "is computed the second time"])
+def test_a_load_whose_lease_expires_before_its_copy_has_ended(device, monkeypatch, times):
+    begun: list[None] = []
+
+    def load(*given):
+        device.is_held = len(begun) < times
+        begun.append(None)
+        return SideDevice.load(device, *given)
+
+    monkeypatch.setattr(device, "load", load)
+    with played_worker(device, text(0, 96), read_lease_s=0.2) as worker:
+        worker.start()
+        request = worker.arrive("r", text(0, 96) + text(1, 32))
+        until = time.monotonic() + 20
+        while not worker.step():
+            assert time.monotonic() < until
+            if not worker.engine.gauge("read_leases"):
+                device.is_held = False
+            time.sleep(0.01)
+        report = worker.engine.side._requests[request.request_id].report()
+        assert len(begun) == 2
+        if times == 1:
+            assert report["exact_tokens"] == 96 and worker.model.kv[1:7].all() and not worker.worker.take_bad_blocks()
+        else:
+            assert report["exact_tokens"] == 0 and worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6}
+            assert "LeaseError" in report["reason"]
+
+
 def test_the_arena_is_pinned_before_the_first_request(device):
     with played_worker(device, text(0, 96)) as worker:
         assert worker.engine.side.has_work

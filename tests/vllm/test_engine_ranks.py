@@ -1,5 +1,6 @@
 """Tensor parallel: two ranks, each with half of the heads, that must do the same at the same time."""
 
+import itertools
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+LEASE_S = 0.5
 FORKED = RANKS | {"arrange": ["tests.vllm.forked_ranks:arrange"]}
 
 
@@ -63,6 +65,31 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
         assert all(answer.report["moved_tokens"] == (0 if fails else 400) for answer in answers)
         assert all("failed" in answer.report["reason"] for answer in answers if fails)
         assert "the engine waited for a copy" not in engine.log
+
+
+def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_that_alone(
+    model, plain, environment, texts, tmp_path
+):
+    """For longer than leases last. What was copied in time, and what can be copied again, is not computed."""
+    first, second = texts.new(200), texts.new(200)
+    prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(2)]
+    expected = [plain.one(prompt, tokens=6) for prompt in prompts]
+    settings = SETTINGS | {"hub": SETTINGS["hub"] | {"read_lease_s": LEASE_S}}
+    ranks = RANKS | {"arrange": ["tests.vllm.stopping_ranks:arrange", str(tmp_path)]}
+    moments = [
+        f"{when} {stage}" for stage in ("acquire", "copy", "recompute", "release") for when in ("before", "after")
+    ]
+    with Engine(model, settings, variables=environment, **ranks) as engine:
+        engine.one([*first, *second])
+        for moment, rank in itertools.product(moments, (0, 1)):
+            engine.forget()
+            (tmp_path / str(rank)).write_text(f"{moment} {2 * LEASE_S}")
+            started = time.monotonic()
+            answers = engine.ask(*prompts, tokens=6, recompute_ratio=1.0, store=False)
+            assert time.monotonic() - started < 2 * LEASE_S + 5, moment
+            assert disagreement(answers, expected) < TOLERANCE, moment
+            assert [answer.report["moved_tokens"] for answer in answers] == [400, 400], (moment, engine.log[-3000:])
+            assert not list(tmp_path.iterdir()), moment
 
 
 def test_a_rank_without_memory_for_a_forward_ends_the_engine_at_once(model, environment, texts):

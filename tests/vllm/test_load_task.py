@@ -110,7 +110,24 @@ def test_a_lease_that_ended_before_the_copy_proves_nothing(hub, stage):
         stage.loading.advance()
     hub.client.release(stage.found.lease)
     stage.copy.ended.set_result(None)
+    stage.until(Arrival.LOST)
+
+
+def test_a_load_that_was_not_asked_for_in_time_is_not_asked_for_at_all(hub):
+    """The hub would seem to be silent, and no other request would be loaded until it has answered a ping."""
+    stage = Stage(hub.client, hub.run)
+    time.sleep(PATIENCE_S)
     stage.until(Arrival.FAILED)
+    assert isinstance(stage.loading.error, DeadlineExceeded) and hub.client.is_up
+
+
+def test_a_copy_that_does_not_end_is_said_once(stage, caplog):
+    stage.loading._warn_at = 0.0
+    while stage.found is None:
+        stage.loading.advance()
+    for _ in range(3):
+        stage.loading.advance()
+    assert caplog.text.count("the copy of request r has not ended") == 1
 
 
 def test_a_session_that_is_not_open_yet_is_waited_for_but_not_for_ever(hub):

@@ -46,6 +46,17 @@ def report(engine, request):
     return engine.side._requests[request.request_id].report()
 
 
+def test_a_request_looks_for_other_blended_blocks_only_so_often(engine):
+    """In every step of a busy engine another request may blend the same prefix anew."""
+    request, _ = arrived(engine, "waits")
+    for number in range(20):
+        blend(engine, f"blended {number}", settled=False)
+        if engine.side.matched(request, 0)[0] is not None:
+            break
+    else:
+        pytest.fail("it waits for as long as others blend")
+
+
 def test_a_prompt_that_goes_on_looks_for_the_blended_blocks(engine):
     blended = blend(engine)
     request, own = arrived(engine, "next", explain=True)

@@ -24,6 +24,10 @@ MOVING: tuple[Mode, ...] = ("blend", "contiguous")
 """The modes in which text may be reused elsewhere than where it was computed."""
 
 
+MOST_TAKES = 8
+"""How often a request may wait for a later step, in which vLLM looks into its cache for what others have blended."""
+
+
 class Stage(Enum):
     """How far the reuse of stored KV has come. ``RequestState`` alone changes it."""
 
@@ -104,6 +108,7 @@ class RequestState:
         """The least share of moved text that was recomputed in its KV."""
         self._settled: Settled | None = None
         """Whose blocks vLLM looks for."""
+        self._takes = 0
         self._approximate_before: int | None = None
         """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
         blended blocks."""
@@ -114,8 +119,9 @@ class RequestState:
     def take(self, settled: Settled | None) -> bool:
         """Have vLLM look for these blended blocks, or for none; returns whether it looked for others until now."""
         assert not self.is_scheduled
-        if settled == self._settled:
+        if settled == self._settled or self._takes >= MOST_TAKES:
             return False
+        self._takes += 1
         self._settled = settled
         self.hashes.take(settled)
         return True

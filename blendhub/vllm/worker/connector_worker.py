@@ -89,8 +89,7 @@ class ConnectorWorker:
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
         for job in plan.loads:
-            copy = partial(self._begin_load, job)
-            self._loading[job.request] = LoadTask(job, self._client, copy, self._release_late, self._timeout_s)
+            self._start_load(job)
         self._advance()
 
     def load(self, plan: StepPlan) -> None:
@@ -149,6 +148,12 @@ class ConnectorWorker:
 
     # Loading.
 
+    def _start_load(self, job: LoadJob) -> LoadTask:
+        copy = partial(self._begin_load, job)
+        task = LoadTask(job, self._client, copy, self._release_late, self._timeout_s)
+        self._loading[job.request] = task
+        return task
+
     def _advance(self) -> None:
         for loading in self._loading.values():
             loading.advance()
@@ -159,7 +164,10 @@ class ConnectorWorker:
         if not loads:
             return
         for loading, arrival in zip(loads, self._ranks.least([loading.arrival for loading in loads]), strict=True):
-            if arrival == Arrival.FAILED:
+            if arrival == Arrival.LOST and not (loading.is_second or loading.is_cancelled):
+                self._load_again(loading)
+                continue
+            if arrival in (Arrival.FAILED, Arrival.LOST):
                 self._fail(loading)
                 continue
             if arrival >= Arrival.COPIED and not loading.blend:
@@ -167,6 +175,14 @@ class ConnectorWorker:
             if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
                 self._finish(loading, replace(loading.blend.result, load_seconds=loading.seconds))
                 self._learn(loading, loading.blend)
+
+    def _load_again(self, loading: LoadTask) -> None:
+        """A rank's process did not run for as long as a lease lasts: what the hub still has need not be computed."""
+        loading.fail(HubError("the lease of another rank ended"))
+        log.info("request %s is loaded again: %s", loading.job.request, loading.error)
+        again = self._start_load(loading.job)
+        again.is_second = True
+        again.advance()
 
     def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""

@@ -1,18 +1,21 @@
 """The load of one request on a worker: acquire a read lease, copy, and release the lease to prove that it held."""
 
 import contextlib
+import logging
+import math
 import time
 from collections.abc import Callable
 from enum import IntEnum
 
 from blendhub.client import HubClient
 from blendhub.contracts import Transfer
-from blendhub.errors import BlendHubError, DeadlineExceeded, HubError
+from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, LeaseError
 from blendhub.hub_session import PendingReply
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.recompute import Blend
 from blendhub.wire import Acquired, Done
 
+log = logging.getLogger(__name__)
 Open = Callable[[], HubClient | None]
 """The client; None while it is being registered. Raises if that failed."""
 
@@ -20,15 +23,19 @@ Copy = Callable[[HubClient, Acquired], Transfer]
 ReleaseLate = Callable[[HubClient, PendingReply[Acquired]], None]
 """Ends the lease that a late answer brings."""
 
+LONG_COPY_S = 60.0
+
 
 class Arrival(IntEnum):
     """How far a load has come on a rank. The least of all ranks counts: none fails while another still copies."""
 
     PENDING = 0
     FAILED = 1
-    COPIED = 2
+    LOST = 2
+    """The lease ended before the copy had: it may be tried again."""
+    COPIED = 3
     """Recomputation may begin; the proof that the lease held is still missing."""
-    PROVEN = 3
+    PROVEN = 4
     """The lease held until the copy had ended, so the copied bytes are those that were found."""
 
 
@@ -40,6 +47,8 @@ class LoadTask:
         self.blend: Blend | None = None
         self.error: Exception | None = None
         self.is_cancelled = False
+        self.is_second = False
+        """Whether the first one was lost."""
         self.epoch: int | None = None
         """Of the hub whose KV is loaded."""
         self.seconds = 0.0
@@ -56,6 +65,7 @@ class LoadTask:
         self._transfer: Transfer | None = None
         self._releasing: PendingReply[Done] | None = None
         self._is_proven = False
+        self._warn_at = self._begun_at + LONG_COPY_S
 
     @property
     def is_copying(self) -> bool:
@@ -64,7 +74,9 @@ class LoadTask:
     @property
     def arrival(self) -> Arrival:
         if self.error:
-            return Arrival.PENDING if self._transfer else Arrival.FAILED
+            if self._transfer:
+                return Arrival.PENDING
+            return Arrival.LOST if isinstance(self.error, LeaseError) else Arrival.FAILED
         if self._is_proven:
             return Arrival.PROVEN
         return Arrival.COPIED if self._releasing else Arrival.PENDING
@@ -102,13 +114,13 @@ class LoadTask:
     def _ask(self) -> None:
         self._client = self._open()
         left = self._begun_at + self._timeout_s - time.monotonic()
+        if left <= 0:  # the hub is not asked: its silence would be taken for its end
+            raise DeadlineExceeded("the worker's session with the hub was not open in time")
         if self._client:
             decision = self.job.decision
             self._acquiring = self._client.submit_acquire(
-                decision.matches, self.job.variant, skip_prefix=decision.start, timeout=max(left, 0.0)
+                decision.matches, self.job.variant, skip_prefix=decision.start, timeout=left
             )
-        elif left < 0:
-            raise DeadlineExceeded("the worker's session with the hub was not open in time")
 
     def _begin_copy(self, acquiring: PendingReply[Acquired]) -> None:
         assert self._client
@@ -123,6 +135,7 @@ class LoadTask:
 
     def _finish_copy(self, transfer: Transfer) -> None:
         if not transfer.done():
+            self._warn_of_copy()
             return
         self._transfer = None
         try:
@@ -138,6 +151,16 @@ class LoadTask:
             raise HubError("the hub has evicted everything that was found")
         self._releasing = self._client.submit_release(self._lease, timeout=self._timeout_s)
         self.seconds = time.monotonic() - self._begun_at
+
+    def _warn_of_copy(self) -> None:
+        """Once. vLLM cannot have the blocks back while the device may still write into them."""
+        if self._warn_at < time.monotonic():
+            self._warn_at = math.inf
+            log.warning(
+                "the copy of request %s has not ended within %.0f s, and the request waits for it; if it never does, "
+                "the device is stuck: end the engine",
+                self.job.request, LONG_COPY_S,
+            )  # fmt: skip
 
     def _prove(self, releasing: PendingReply[Done]) -> None:
         assert self._client
