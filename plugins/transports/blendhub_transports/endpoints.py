@@ -14,11 +14,12 @@ _TCP = re.compile(r"tcp://(?P<host>\[[0-9a-fA-F:.%\w]+\]|[\w.*-]+):(?P<port>\d{1
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """A parsed endpoint: the ``path`` of a Unix socket, or the ``host`` of a TCP endpoint."""
+    """A parsed endpoint: the ``path`` of a Unix socket, or the ``host`` and ``port`` of a TCP endpoint."""
 
     text: str
     path: str | None = None
     host: str = ""
+    port: int = 0
 
     @property
     def private(self) -> bool:
@@ -44,7 +45,7 @@ def parse_endpoint(text: str) -> Endpoint:
         raise InvalidInput(
             f"endpoint {text!r} is not understood; expected ipc:///PATH/OF/SOCKET or tcp://HOST:PORT (port 0: any)"
         )
-    return Endpoint(text, host=tcp["host"])
+    return Endpoint(text, host=tcp["host"], port=int(tcp["port"]))
 
 
 def _socket_path(text: str) -> str:

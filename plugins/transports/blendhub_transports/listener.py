@@ -14,6 +14,9 @@ from blendhub_transports.socket_file import SocketFile
 from blendhub_transports.sockets import open_monitor, set_limits
 from blendhub_transports.zap import DOMAIN, ZapHandler
 
+HANDSHAKE_MS = 5000
+"""A connection that is not set up by then is closed. ZeroMQ's default is 30 seconds."""
+
 
 class Listener:
     """``router`` is bound, ``monitor`` reports its connections, ``endpoint`` has the port that was picked."""
@@ -30,6 +33,7 @@ class Listener:
             broken.callback(self._context.destroy, linger=0)
             self.router = self._context.socket(zmq.ROUTER)
             set_limits(self.router, options, where)
+            self.router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             if where.path is None and (options.secret_key or not where.private):
                 opened.callback(_require_keys(self.router, where, options).close)
             # Before the first connection, whose event would be lost otherwise.

@@ -32,6 +32,15 @@ class ZmqOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "and a client that does not read loses replies",
         ),
     ] = 8192
+    max_connections: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=2**16,
+            description="connections to one server; beyond it, those without a request are closed, of the process or "
+            "address that has most of them, the oldest first",
+        ),
+    ] = 4096
     heartbeat_s: Annotated[
         float, Meta(ge=0.05, le=3600, description="seconds between heartbeats; a peer silent for three counts as gone")
     ] = 2.0

@@ -10,13 +10,17 @@ import zmq
 from blendhub.contracts.transport import Envelope, Peer, Server, Service
 from blendhub.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
+from blendhub_transports.accept_gate import AcceptGate
+from blendhub_transports.admission import Admission
 from blendhub_transports.dispatcher import Dispatcher
+from blendhub_transports.endpoints import parse_endpoint
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
 from blendhub_transports.receiver import Receiver
 from blendhub_transports.reply_writer import ReplyWriter
 from blendhub_transports.sockets import (
+    ACCEPT_FAILED,
     ACCEPTED,
     DISCONNECTED,
     HANDSHAKE_REFUSED,
@@ -43,6 +47,9 @@ class ZmqServer(Server):
         self._dispatcher = Dispatcher(service, options.max_pending, listener.endpoint)
         self._writer = ReplyWriter(listener.router, service.codec, options, listener.endpoint)
         self._peers = PeerTable()
+        where = parse_endpoint(listener.endpoint)
+        self._admission = Admission(where, options.max_connections)
+        self._gate = AcceptGate(where)
         self._events = Receiver(listener.monitor, self._read_monitor_event, self._schedule_departures)
         self._requests = Receiver(listener.router, self._read_request, self._report_departures)
         self._closing: asyncio.Future[None] | None = None
@@ -56,6 +63,7 @@ class ZmqServer(Server):
         # In this order: a closing server reads no more requests, but its last replies still leave.
         self._requests.close()
         self._events.close()
+        self._gate.close()
         await self._dispatcher.close()
         await self._listener.close()
 
@@ -111,6 +119,7 @@ class ZmqServer(Server):
             self._read_monitor_event()
         descriptor = frame.get(zmq.SRCFD)
         peer = self._peers.add(routing_id, descriptor)
+        self._admission.has_asked(descriptor)
         pid = pid_of_peer(descriptor)
         if pid is not None:
             self._dispatcher.peer_met(peer, pid)
@@ -120,8 +129,14 @@ class ZmqServer(Server):
         event, value = read_monitor_event(self._listener.monitor)
         if event == ACCEPTED:
             self._peers.connected(value)
+            n_refused = self._admission.connected(value)
+            self.refused += n_refused
+            self._gate.open_again(refusing=bool(n_refused))
+        elif event == ACCEPT_FAILED:
+            self._gate.open_again()
         elif event == DISCONNECTED:
             self._peers.disconnected(value)
+            self._admission.disconnected(value)
         elif event & HANDSHAKE_REFUSED:
             self._refuse("a handshake")
 

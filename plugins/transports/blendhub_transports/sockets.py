@@ -4,6 +4,7 @@ import os
 import socket as sockets
 import struct
 import uuid
+from pathlib import Path
 
 import zmq
 
@@ -21,6 +22,7 @@ RECONNECT_LONGEST_MS = 200
 
 # Plain numbers, because an operator of an enum costs more than reading a socket's state.
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
+ACCEPT_FAILED = int(zmq.EVENT_ACCEPT_FAILED)
 DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 HANDSHAKE_REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 HANDSHAKE_BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -45,7 +47,7 @@ def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpo
 def open_monitor(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     """A socket that receives the monitor events of ``socket``: connections, departures, failed handshakes."""
     address = f"inproc://monitor-{uuid.uuid4()}"
-    socket.monitor(address, ACCEPTED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
+    socket.monitor(address, ACCEPTED | ACCEPT_FAILED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
     monitor = socket.context.socket(zmq.PAIR)
     # With a limit, ZeroMQ's I/O thread would wait for a reader that is slow to take its events.
     monitor.setsockopt(zmq.RCVHWM, 0)
@@ -59,10 +61,26 @@ def readable(socket: "zmq.Socket[bytes]") -> bool:
     return bool(socket.getsockopt(_EVENTS) & _POLLIN)
 
 
+def duplicate(descriptor: int) -> sockets.socket:
+    """Another descriptor of a connection, which stays its own; raises OSError if this is none of a socket."""
+    copy = os.dup(descriptor)
+    try:
+        return sockets.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
+def is_local_end(socket: sockets.socket, endpoint: Endpoint) -> bool:
+    """Whether a socket listens at an endpoint, which has the actual port, or was accepted there."""
+    local = socket.getsockname()
+    return local == str(Path(endpoint.path)) if endpoint.path is not None else local[1:2] == (endpoint.port,)
+
+
 def pid_of_peer(descriptor: int) -> int | None:
     """The process at the other end of a Unix socket; None if it cannot be seen from here, or is on no such socket."""
     try:
-        with sockets.socket(fileno=os.dup(descriptor)) as peer:
+        with duplicate(descriptor) as peer:
             if peer.family != sockets.AF_UNIX:
                 return None
             pid, _, _ = _CREDENTIALS.unpack(peer.getsockopt(sockets.SOL_SOCKET, sockets.SO_PEERCRED, _CREDENTIALS.size))
