@@ -8,6 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.fates import Fate, Stretch, count, shortened, strip_of
+from blendhub.layout import Variant
 from blendhub.plan import Match, Span
 from blendhub.why_unused import NotReused, Why, longest, not_reused
 
@@ -49,6 +50,8 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     n_not_reused: Tokens = 0
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
     """Why nothing was reused, or what went wrong."""
+    variant: Variant | None = None
+    """The request's own. The hub finds the text of the sources by it, and shows it to nobody."""
     ended_at: Annotated[float, Meta(ge=0)] = 0.0
     """The hub's wall clock, in seconds since 1970."""
 
@@ -64,6 +67,7 @@ def prompt_report(
     sources: Sequence[Match] = (),
     reason: str | None = None,
     whys: Mapping[Why, Sequence[Span]] = MappingProxyType({}),
+    variant: Variant | None = None,
 ) -> PromptReport:
     """``engine_tokens`` were in vLLM's own cache; ``spans`` are those that a response reports, by their names there.
 
@@ -81,4 +85,5 @@ def prompt_report(
         not_reused=tuple(longest(computed, MOST_NOT_REUSED)),
         n_not_reused=len(computed),
         reason=reason[:LONGEST_REASON] if reason else None,
+        variant=variant,
     )

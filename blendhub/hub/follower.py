@@ -199,7 +199,7 @@ class Follower:
         named = index.named(stored.key)
         run = next((one for one in named if one.end == spans[0].start and one.foreign), None)
         if run is None:
-            run = Run(self._state.next_id(), index, spans[0].start, arrival.about.origin, stored.key, foreign=True)
+            run = Run(self._state.new_run_id(), index, spans[0].start, arrival.about.origin, stored.key, foreign=True)
         run.listed = self._generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:

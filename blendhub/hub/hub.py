@@ -122,7 +122,7 @@ class Hub:
         else:
             state.index_room.discard = tier.discard
             # No server runs yet, so no other thread touches the state.
-            self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.next_id)
+            self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.new_run_id)
         return tier
 
     def _follow(self, state: HubState, tier: Tier) -> Follower:

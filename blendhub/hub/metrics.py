@@ -10,6 +10,8 @@ from blendhub.wire import HubStats
 
 READ_TIMEOUT_S = 5.0
 PREFIX = "blendhub_"
+SLICE_BYTES, PAUSE_S = 2**16, 0.002
+"""The JSON of the page has MBs. Each reader gets 30 MB a second, so that those who ask without a pause take no core."""
 
 
 def exposition(stats: HubStats) -> str:
@@ -100,8 +102,12 @@ class MetricsServer:
                 request = await reader.readuntil(b"\r\n\r\n")
                 page = await self._page(request.decode("latin-1").split("\r\n"))
                 head = f"HTTP/1.1 {page.status}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
-                writer.write(f"{head}{GUARDS}Connection: close\r\n\r\n".encode() + page.body)
-                await writer.drain()
+                writer.write(f"{head}{GUARDS}Connection: close\r\n\r\n".encode())
+                for at in range(0, len(page.body), SLICE_BYTES):
+                    writer.write(page.body[at : at + SLICE_BYTES])
+                    await writer.drain()
+                    if at + SLICE_BYTES < len(page.body):
+                        await asyncio.sleep(PAUSE_S)
                 writer.close()
                 await writer.wait_closed()
         except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):

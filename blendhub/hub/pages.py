@@ -1,11 +1,11 @@
 """What the metrics port shows: numbers for Prometheus, and a page for people with the last requests of each engine."""
 
-import asyncio
 import ipaddress
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
 import msgspec
@@ -28,11 +28,29 @@ STATIC: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
-class Pages:
-    """Runs on the hub's event loop; what takes longer runs in a thread."""
+PAGE_LASTS_S = 0.25
+"""How long the numbers and reports of the page are answered as they are: it may take MBs, and anybody may ask."""
 
-    def __init__(self, stats: Callable[[], HubStats], reports: ReportTable, text: ShownText | None = None) -> None:
+
+class _Made(NamedTuple):
+    until: float
+    body: bytes
+
+
+class Pages:
+    """Runs on the hub's event loop."""
+
+    def __init__(
+        self,
+        stats: Callable[[], HubStats],
+        reports: ReportTable,
+        text: ShownText | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``text``: what a request reused is shown; None: counts and positions only."""
+        self._clock = clock
+        self._made: dict[str, _Made] = {}
+        """By engine."""
         self._stats = stats
         self._reports = reports
         self._text = text
@@ -55,14 +73,17 @@ class Pages:
         asked = {name: values[0] for name, values in parse_qs(query).items()}
         if path == "/text.json":
             return await self._text_json(asked.get("engine", ""), asked.get("request", ""))
-        return await self._page_json(asked.get("engine", ""))
+        return self._page_json(asked.get("engine", ""))
 
-    async def _page_json(self, asked: str) -> Page:
+    def _page_json(self, asked: str) -> Page:
         engines = self._reports.engines()
         engine = asked if asked in engines else self._reports.latest_engine
-        kept, stats = self._reports.encoded(engine), self._stats()
-        page = {"stats": stats, "engines": engines, "engine": engine, "shows_text": self._text is not None}
-        return Page("200 OK", JSON, await asyncio.to_thread(_encoded, page, kept))
+        now = self._clock()
+        self._made = {name: made for name, made in self._made.items() if now < made.until}
+        if engine not in self._made:
+            page = {"stats": self._stats(), "engines": engines, "engine": engine, "shows_text": self._text is not None}
+            self._made[engine] = _Made(now + PAGE_LASTS_S, _encoded(page, self._reports.encoded(engine)))
+        return Page("200 OK", JSON, self._made[engine].body)
 
     async def _text_json(self, engine: str, request: str) -> Page:
         if self._text is None:
@@ -75,7 +96,7 @@ class Pages:
 
 
 def _encoded(page: dict[str, Any], kept: list[bytes]) -> bytes:
-    reports = [msgspec.msgpack.decode(one) for one in kept]
+    reports = [msgspec.Raw(one) for one in kept]
     fates = [{"name": fate, "label": fate.label, "colour": COLOURS[fate], "why": WHY[fate]} for fate in Fate]
     return msgspec.json.encode({**page, "reports": reports, "fates": fates, "whys": SENTENCES})
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
+from blendhub.layout import Variant
 from blendhub.prompt_report import PromptReport
 
 
@@ -15,10 +16,12 @@ class _Kept(NamedTuple):
     request: str
     base: str
     """The digest of the engine's namespace."""
+    variant: Variant
     report: bytes
+    """As JSON, without the variant."""
 
     def decoded(self) -> PromptReport:
-        return msgspec.msgpack.decode(self.report, type=PromptReport)
+        return msgspec.json.decode(self.report, type=PromptReport)
 
 
 class ReportTable:
@@ -36,7 +39,7 @@ class ReportTable:
             del self._of_engines[next(iter(self._of_engines))]
         now = self._clock()
         kept.extend(
-            _Kept(report.request, base, msgspec.msgpack.encode(msgspec.structs.replace(report, ended_at=now)))
+            _Kept(report.request, base, report.variant or Variant(), msgspec.json.encode(_shown(report, now)))
             for report in reports
         )
 
@@ -49,7 +52,7 @@ class ReportTable:
         return next(reversed(self._of_engines), "")
 
     def encoded(self, engine: str) -> list[bytes]:
-        """An engine's reports as msgpack, the newest first."""
+        """An engine's reports as JSON, the newest first."""
         return [kept.report for kept in reversed(self._of_engines.get(engine, ()))]
 
     def find(self, request: str) -> tuple[str, PromptReport] | None:
@@ -60,12 +63,17 @@ class ReportTable:
                     return engine, kept.decoded()
         return None
 
-    def of_engine(self, engine: str, request: str) -> tuple[str, PromptReport] | None:
-        """The newest report of exactly this request of an engine, and the digest of the engine's namespace."""
+    def of_engine(self, engine: str, request: str) -> tuple[str, Variant, PromptReport] | None:
+        """The newest report of exactly this request of an engine, the engine's base namespace, and the variant."""
         for kept in reversed(self._of_engines.get(engine, ())):
             if kept.request == request:
-                return kept.base, kept.decoded()
+                return kept.base, kept.variant, kept.decoded()
         return None
+
+
+def _shown(report: PromptReport, now: float) -> PromptReport:
+    """The variant is left out: a salt is a secret."""
+    return msgspec.structs.replace(report, variant=None, ended_at=now)
 
 
 def is_same_request(of_engine: str, asked: str) -> bool:

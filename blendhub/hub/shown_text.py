@@ -1,7 +1,7 @@
 """The text of what a request reused, for a page that was asked to show it."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -57,21 +57,20 @@ class ShownText:
         found = self._reports.of_engine(engine, request)
         if found is None:
             return None
-        base, report = found
-        # Only the namespaces of the engine that reported: it may have reported runs of others.
-        indexes = self._indexes.of_base(base)
-        kept = [_kept(match, (index.runs.get(match.run) for index in indexes)) for match in report.sources]
-        if not any(one.n_tokens for one in kept):
+        base, variant, report = found
+        # Only the request's own namespace: an engine may report runs of others.
+        index = self._indexes.find(base, variant)
+        kept = [_kept(match, index.runs.get(match.run) if index else None) for match in report.sources]
+        if index is None or not any(one.n_tokens for one in kept):
             return TextOfRequest("", False, "", tuple(Shown(one.span, "", _note(one, False)) for one in kept))
-        model = indexes[0].namespace.model
+        model = index.namespace.model
         tokenizer = await self._tokenizers.get(model)
         if tokenizer is None:
             return TextOfRequest(model, True, "", ())
         return await asyncio.to_thread(_decoded, model, tokenizer, kept)
 
 
-def _kept(match: Match, runs: "Iterable[Run | None]") -> Kept:
-    run = next(filter(None, runs), None)
+def _kept(match: Match, run: Run | None) -> Kept:
     if run is None:
         return Kept(match.span, NO_TOKENS, 0)
     start = match.source_start

@@ -41,11 +41,14 @@ class HubState:
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
-        # An engine may report runs of the hub before this one: their ids must not name other runs here.
-        self._ids = itertools.count(1 + secrets.randbits(32))
+        self._lease_numbers = itertools.count(1)
 
-    def next_id(self) -> int:
-        return next(self._ids)
+    def next_lease_number(self) -> int:
+        return next(self._lease_numbers)
+
+    def new_run_id(self) -> int:
+        """Not to be guessed, since the page finds text by it; exact as a number of JSON, which has 53 bits."""
+        return secrets.randbits(53)
 
     def make_index(self, namespace: Namespace) -> NamespaceIndex:
         """A new index. Slow: matchers may compile. Changes no state, so any thread may call it."""
@@ -82,7 +85,7 @@ class HubState:
             raise InvalidInput(f"mapping {mapping} belongs to another session; map the arena anew")
         session.mapping = mapping
         leases = self.writes.leases.all_of_engine(session.engine.name)
-        return self.next_id(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
+        return self.next_lease_number(), tuple(lease.id for lease in leases if not lease.is_written_by(session.rank))
 
     # Reading.
 
@@ -119,8 +122,8 @@ class HubState:
             or run.foreign
             or self.writes.is_growing(run)
         ):
-            run = Run(self.next_id(), index, span.start, origin)
-        return self.writes.reserve(secrets.randbits(62), self.next_id(), session, deadline, run, tokens, span)
+            run = Run(self.new_run_id(), index, span.start, origin)
+        return self.writes.reserve(secrets.randbits(62), self.next_lease_number(), session, deadline, run, tokens, span)
 
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""

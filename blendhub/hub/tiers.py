@@ -46,13 +46,13 @@ class Tier:
         """Chunks that are being saved, or wait for it."""
         return self.saves.waiting
 
-    def restore(self, index_of: Callable[[Namespace], NamespaceIndex], next_id: Callable[[], int]) -> int:
+    def restore(self, index_of: Callable[[Namespace], NamespaceIndex], new_run_id: Callable[[], int]) -> int:
         """Make everything in the store matchable; blocks. Returns the number of chunks."""
         restored = 0
         for stored in self.store.runs():
             try:
                 about = described(stored)
-                restored += self._restore_run(stored, about, index_of(about.namespace), next_id())
+                restored += self._restore_run(stored, about, index_of(about.namespace), new_run_id())
             except (msgspec.MsgspecError, BlendHubError) as error:
                 log.warning("the hub skips %s of the store: %s", stored.key, error)
         return restored

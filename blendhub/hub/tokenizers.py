@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
@@ -38,7 +39,7 @@ class Tokenizers:
 
 
 def _load_aside(model: str) -> "asyncio.Future[Loaded]":
-    """Load it in a thread that the hub's end does not wait for: it may be a download."""
+    """Load it in a thread that the hub's end does not wait for: it may take long."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[Loaded] = loop.create_future()
 
@@ -61,15 +62,24 @@ def load(model: str) -> Loaded:
         from transformers import AutoTokenizer
     except ImportError:
         return "token ids are shown, because transformers is not installed: pip install transformers"
-    where: dict[str, Any] = {"trust_remote_code": False}
     found: Any
     try:
-        try:
-            found = AutoTokenizer.from_pretrained(model, local_files_only=True, **where)
-        except (OSError, ValueError):
-            found = AutoTokenizer.from_pretrained(model, **where)
+        # Only from files: a client chose the name.
+        found = AutoTokenizer.from_pretrained(_folder(model), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a model's files are anything
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
-        return f"token ids are shown, because the tokenizer of the model {model!r} cannot be loaded: {first}"
+        return (
+            f"token ids are shown, because the tokenizer of the model {model!r} cannot be loaded from this machine's "
+            f"files; a hub asks no other machine: {first}"
+        )
     tokenizer: Tokenizer = found
     return tokenizer
+
+
+def _folder(model: str) -> str:
+    """Where a model's files are. By a name, transformers would ask the hub of models whose model it is."""
+    if os.path.isdir(model):
+        return model
+    from huggingface_hub import snapshot_download
+
+    return snapshot_download(model, local_files_only=True)

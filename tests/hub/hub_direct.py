@@ -169,7 +169,7 @@ class DirectHub:
                 self.run(self._start_following())
             else:
                 self.state.index_room.discard = self.tier.discard
-                self.tier.restore(self.state.index_for, self.state.next_id)
+                self.tier.restore(self.state.index_for, self.state.new_run_id)
         self.service = HubService(self.config, self.state, self.tier, lambda: self.now, self.follower)
 
     @staticmethod

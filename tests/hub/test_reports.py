@@ -2,20 +2,26 @@
 
 import asyncio
 import json
+import statistics
+import subprocess
+import sys
+import time
 
 import msgspec
 import numpy as np
 import pytest
-from hub_direct import CHUNK, DirectHub, tokens
+from hub_direct import CHUNK, LAYOUT, DirectHub, tokens
 
 from blendhub import wire
+from blendhub.config import HubConfig
 from blendhub.errors import InvalidInput, ProtocolError
 from blendhub.fates import Fate
+from blendhub.hub.embedded import HubInProcess
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.metrics import MetricsServer
-from blendhub.hub.pages import Pages, is_address
+from blendhub.hub.pages import PAGE_LASTS_S, Pages, is_address
 from blendhub.hub.reports import ReportTable
-from blendhub.layout import Variant
+from blendhub.layout import Namespace, Variant
 from blendhub.plan import Match, Span
 from blendhub.prompt_report import (
     MOST_NOT_REUSED,
@@ -27,6 +33,19 @@ from blendhub.prompt_report import (
 )
 from blendhub.why_unused import SENTENCES, NotReused, Why
 
+EIGHT_READERS = """
+import sys, threading, urllib.request
+
+def read_on():
+    while True:
+        try:
+            urllib.request.urlopen(sys.argv[1], timeout=10).read()
+        except OSError:
+            pass
+
+for _ in range(8):
+    threading.Thread(target=read_on).start()
+"""
 SPANS = {"exact": [Span(16, 32)], "moved": [Span(40, 90)], "recomputed": [Span(50, 60)], "holes": [Span(32, 40)]}
 SOURCES = [Match(Span(16, 32), 7, 16, True), Match(Span(40, 90), 9, 0, False)]
 
@@ -241,3 +260,44 @@ def test_a_strangers_name_for_this_machine_is_refused_but_not_to_monitoring(hub:
 def test_addresses_are_told_from_names(host):
     assert is_address(host)
     assert not is_address(f"{host.strip('[]')}.evil.example") and not is_address("")
+
+
+def test_the_page_s_json_is_made_once_for_all_who_ask_for_it_at_a_time(hub: DirectHub):
+    now, made = [0.0], []
+
+    def stats():
+        made.append(now[0])
+        return hub.service.stats()
+
+    pages = Pages(stats, hub.service.reports, clock=lambda: now[0])
+    member = hub.join("e")
+
+    def asked() -> int:
+        member.ask(wire.Reported, reports=(report(),))
+        page = hub.run(pages.get("/page.json", "127.0.0.1"))
+        return len(json.loads(page.body)["reports"])
+
+    assert [asked() for _ in range(10)] == [1] * 10 and len(made) == 1
+    now[0] += PAGE_LASTS_S
+    assert asked() == 11 and len(made) == 2
+
+
+@pytest.mark.alone
+def test_readers_of_the_page_s_json_hardly_delay_a_client():
+    """Eight threads that ask without a pause, for a page of 2.9 MB, raised the median from 0.1 to 35 ms."""
+    with HubInProcess(HubConfig(arena_gib=0.01)) as hub, hub.connect() as client:
+        client.register("e", Namespace(model="m", layout=LAYOUT), rank=0)
+        spans = {"moved": [Span(at * 20, at * 20 + 10) for at in range(250)]}
+        sources = [Match(Span(at * 20, at * 20 + 10), 2**52, at, False) for at in range(64)]
+        for _ in range(MOST_KEPT_REPORTS):
+            client.report_prompts([prompt_report("r", 5000, 0, spans, sources)])
+        page = f"http://{hub.metrics_address}/page.json"
+        with subprocess.Popen([sys.executable, "-c", EIGHT_READERS, page]) as readers:
+            time.sleep(1.0)
+            waits = []
+            for _ in range(200):
+                begun = time.perf_counter()
+                client.lookup(tokens(1, 4096))
+                waits.append(time.perf_counter() - begun)
+            readers.kill()
+    assert statistics.median(waits) < 0.005

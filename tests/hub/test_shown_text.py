@@ -1,6 +1,7 @@
 """The text of what requests reused, over HTTP: shown by a hub that was started to show it, and by no other."""
 
 import json
+import socket
 import threading
 import time
 import urllib.error
@@ -64,8 +65,9 @@ def store(client: HubClient, tokens: np.ndarray, **more) -> int:
     return match.run
 
 
-def report(client: HubClient, *sources: Match, name: str = "r") -> None:
-    client.report_prompts([prompt_report(name, 9000, 0, {"moved": [one.span for one in sources]}, sources)])
+def report(client: HubClient, *sources: Match, variant: Variant | None = None) -> None:
+    moved = {"moved": [one.span for one in sources]}
+    client.report_prompts([prompt_report("r", 9000, 0, moved, sources, variant=variant)])
 
 
 def get(running: HubInThread, path: str) -> tuple[int, str]:
@@ -160,14 +162,22 @@ def test_what_was_dropped_meanwhile_is_said_to_be(running, words):
         assert [one["note"] for one in shown(running)["stretches"]] == ["It is no longer stored."] * 2
 
 
-def test_an_engine_shows_text_of_its_own_namespaces_only(running, words):
-    with engine(running) as client, engine(running, "stranger", "another-model") as stranger:
-        salted = store(client, TEXT, variant=Variant(cache_salt="salt"))
-        report(client, Match(Span(0, 2), salted, 0, False))
-        report(stranger, Match(Span(0, 2), salted, 0, False))
+def test_text_is_that_of_the_request_s_own_namespace_only(running, words):
+    salt = Variant(cache_salt="a-secret-salt")
+    with (
+        engine(running) as client,
+        engine(running, "sibling") as sibling,
+        engine(running, "stranger", "another-model") as stranger,
+    ):
+        salted = store(client, TEXT, variant=salt)
+        report(client, Match(Span(0, 2), salted, 0, False), variant=salt)
+        report(sibling, Match(Span(0, 2), salted, 0, False))
+        report(stranger, Match(Span(0, 2), salted, 0, False), variant=salt)
         assert shown(running)["stretches"][0]["text"] == "w1000 w1001"
-        (of_stranger,) = shown(running, engine="stranger")["stretches"]
-        assert of_stranger["text"] == "" and of_stranger["note"] == "It is no longer stored."
+        for other in ("sibling", "stranger"):
+            (refused,) = shown(running, engine=other)["stretches"]
+            assert refused["text"] == "" and refused["note"] == "It is no longer stored."
+        assert "a-secret-salt" not in get(running, "page.json?engine=e")[1]
         assert get(running, "text.json?engine=stranger&request=other")[0] == 404
 
 
@@ -191,6 +201,13 @@ def test_runs_of_the_hub_before_have_other_ids():
         with hub() as running, engine(running) as client:
             runs.append(store(client, TEXT))
     assert runs[0] != runs[1]
+
+
+def test_the_id_of_a_run_says_nothing_of_the_next_one(running):
+    with engine(running) as client:
+        runs = [store(client, TEXT + np.uint32(at), variant=Variant(cache_salt=f"{at}")) for at in range(6)]
+    gaps = {abs(one - other) for one in runs for other in runs if one is not other}
+    assert min(gaps) > 2**20 and max(runs) < 2**53, "a page's script reads them as numbers"
 
 
 def test_token_ids_are_shown_where_there_is_no_tokenizer(running, monkeypatch):
@@ -240,6 +257,21 @@ def test_few_tokenizers_are_kept(running, monkeypatch):
                 report(client, Match(Span(0, 2), run, 0, False))
         assert shown(running, engine=f"e{number}")["stretches"][0]["text"] == "w1000 w1001"
     assert loads == ["m0", "m1", "m2", "m3", "m4", "m1"]
+
+
+@pytest.mark.slow
+def test_a_client_s_name_of_a_model_makes_the_hub_ask_no_other_machine(monkeypatch):
+    pytest.importorskip("transformers", reason="it comes with vLLM")
+    asked = []
+
+    def record(*address, **how):
+        asked.append(address)
+        raise OSError("this machine alone")
+
+    monkeypatch.setattr(socket, "getaddrinfo", record)
+    monkeypatch.setattr(socket.socket, "connect", record)
+    problem = tokenizers.load("a-stranger/a-name")
+    assert asked == [] and "a hub asks no other machine" in problem
 
 
 @pytest.mark.slow

@@ -30,7 +30,9 @@ class PromptReports:
         spans, sources = _reused(state)
         n_tokens = state.request.num_prompt_tokens
         engine_tokens = min(state.engine_tokens, n_tokens)
-        made = partial(prompt_report, state.id, n_tokens, engine_tokens, spans, sources, reason)
+        made = partial(
+            prompt_report, state.id, n_tokens, engine_tokens, spans, sources, reason, variant=state.terms.variant
+        )
         self._waiting.append(partial(_explained, made, Attempt.of(state), n_tokens))
         if not self._is_asked:
             self._is_asked = True
