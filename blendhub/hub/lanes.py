@@ -10,13 +10,13 @@ import contextlib
 import logging
 import os
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from blendhub.errors import BlendHubError, Busy
-from blendhub.hub.limits import MATCH_THREADS, MOST_WAITING_LOOKUPS, MOST_WAITING_TOKENS
+from blendhub.errors import BlendHubError
+from blendhub.hub.limits import MATCH_THREADS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -24,11 +24,18 @@ NICENESS = 5
 """Of the threads that match: the loop, and an engine beside an embedded hub, run before them."""
 
 
-class _Job(NamedTuple):
-    work: Callable[[], Any]
-    n_tokens: int
-    answer: "asyncio.Future[Any] | None"
-    """None where no request waits for the result."""
+class _Job:
+    def __init__(self, work: Callable[[], Any], n_tokens: int, answer: "asyncio.Future[Any] | None" = None) -> None:
+        """``answer``: of the request that waits for the result, if one does."""
+        self.work: Callable[[], Any] | None = work
+        self.n_tokens = n_tokens
+        self.answer = answer
+        if answer:
+            answer.add_done_callback(self._forget)
+
+    def _forget(self, answer: "asyncio.Future[Any]") -> None:
+        """Keep no tokens for a request that waits no more, be the job still in the queue."""
+        self.work = None
 
 
 class Lane:
@@ -47,17 +54,16 @@ class Lane:
         return not self._in_thread
 
     def ask(self, work: Callable[[], T], n_tokens: int) -> "T | asyncio.Future[T]":
-        """The result, or a future of it. ``n_tokens`` says how long the work is. Raises Busy where too much waits."""
+        """The result, or a future of it. ``n_tokens`` says how long the work is."""
         if not self._in_thread and n_tokens <= self._threads.inline_tokens:
             return work()
-        self._threads.charge(self.owner, n_tokens)
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue(_Job(work, n_tokens, answer))
         return answer
 
     def update(self, work: Callable[[], object], n_tokens: int) -> None:
         """Do the work now or, behind what is under way, later. An error is logged: no request is there to have it."""
-        job = _Job(work, n_tokens, None)
+        job = _Job(work, n_tokens)
         if not self._in_thread and n_tokens <= self._threads.inline_tokens:
             _do(job)
         else:
@@ -79,8 +85,6 @@ class Lane:
             _do(job)
             with self._threads.changed:
                 self._jobs.popleft()
-                if job.answer:
-                    self._threads.waiting[self.owner].subtract({"lookups": 1, "tokens": job.n_tokens})
                 if not self._jobs:
                     self._in_thread = False
                     return False
@@ -94,8 +98,6 @@ class LaneThreads:
         self.inline_tokens = inline_tokens
         self.changed = threading.Condition()
         """Held for moments only."""
-        self.waiting: dict[str, Counter[str]] = {}
-        """By owner, the lookups that wait or are under way, and their tokens."""
         self._ready: dict[str, deque[Lane]] = {}
         """The lanes that have work, by owner, in the order of the owners' turns."""
         self._served: set[str] = set()
@@ -104,17 +106,6 @@ class LaneThreads:
         # Now, and not with the first long lookup: the loop would wait until the thread runs.
         for _ in range(n_threads):
             threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
-
-    def charge(self, owner: str, n_tokens: int) -> None:
-        """Count a lookup that is going to wait; raises Busy if its owner has too many."""
-        with self.changed:
-            waiting = self.waiting.setdefault(owner, Counter())
-            if waiting["lookups"] >= MOST_WAITING_LOOKUPS or waiting["tokens"] + n_tokens > MOST_WAITING_TOKENS:
-                raise Busy(
-                    f"{waiting['lookups']} long lookups of this engine, of {waiting['tokens']} tokens, wait already; "
-                    "try again later"
-                )
-            waiting.update(lookups=1, tokens=n_tokens)
 
     def schedule(self, lane: Lane) -> None:
         """The lane has work. ``changed`` is held."""
@@ -146,8 +137,6 @@ class LaneThreads:
                 self._served.discard(owner)
                 if more:
                     self._ready.setdefault(owner, deque()).append(lane)
-                elif owner not in self._ready and not self.waiting.get(owner, Counter())["lookups"]:
-                    self.waiting.pop(owner, None)
                 self.changed.notify()
 
     def _next_owner(self) -> str | None:
@@ -156,18 +145,19 @@ class LaneThreads:
 
 def _do(job: _Job) -> None:
     """Do a piece of work, and hand its result to the loop if a request waits for it."""
+    work = job.work
+    if work is None or (job.answer and job.answer.cancelled()):
+        return  # its deadline has passed
     if job.answer is None:
         try:
-            job.work()
+            work()
         except Exception as error:
             expected = isinstance(error, BlendHubError)
             log.warning("what was stored or dropped just now did not reach a matcher: %s", error, exc_info=not expected)
         return
-    if job.answer.cancelled():
-        return  # its deadline has passed
     done: Callable[[], None]
     try:
-        done = partial(job.answer.set_result, job.work())
+        done = partial(job.answer.set_result, work())
     except Exception as error:
         done = partial(job.answer.set_exception, error)
     with contextlib.suppress(RuntimeError):  # the loop has ended

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from blendhub.errors import Busy, LeaseError
+from blendhub.hub.shares import Shares
 
 T = TypeVar("T", bound="Lease")
 
@@ -31,8 +32,9 @@ class Leases(Generic[T]):
         self._by_id: dict[int, T] = {}
         self._by_engine: dict[str, dict[int, T]] = {}
         self._numbers: Counter[int] = Counter()
-        self._costs: Counter[int] = Counter()
-        """Of each session, how many leases it has, and their costs."""
+        """How many leases each session has."""
+        self._costs = Shares()
+        """What they cost, by session."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -44,19 +46,20 @@ class Leases(Generic[T]):
         return lease.id in self._by_id
 
     def check(self, session: int, cost: int, *, most_cost: int, most: int, unit: str) -> None:
-        """Raise Busy if one more lease of this cost is more than a session may have."""
-        number, costs = self._numbers[session], self._costs[session]
-        if number >= most or costs + cost > most_cost:
+        """Raise Busy if one more lease is more than a session may have, or costs more than its share of a bound."""
+        number, costs = self._numbers[session], self._costs
+        if number >= most or not costs.have_room(session, cost, most_cost):
             raise Busy(
-                f"this session has {number} leases with {costs} {unit}, and asks for {cost} more; "
-                f"it may have {most} with {most_cost}: end some first"
+                f"this session has {number} leases with {costs.held_by(session)} {unit}, and asks for {cost} more; it "
+                f"may have {most}, and no more {unit} than are left of {most_cost}, of which all sessions have "
+                f"{costs.total}: end some first"
             )
 
     def add(self, lease: T) -> None:
         self._by_id[lease.id] = lease
         self._by_engine.setdefault(lease.engine, {})[lease.id] = lease
         self._numbers[lease.session] += 1
-        self._costs[lease.session] += lease.cost
+        self._costs.take(lease.session, lease.cost)
 
     def of_session(self, id: int, session: int) -> T:
         """The lease, if that session holds it."""
@@ -79,9 +82,9 @@ class Leases(Generic[T]):
         if not of_engine:
             del self._by_engine[lease.engine]
         self._numbers[lease.session] -= 1
-        self._costs[lease.session] -= lease.cost
+        self._costs.give_back(lease.session, lease.cost)
         if not self._numbers[lease.session]:
-            del self._numbers[lease.session], self._costs[lease.session]
+            del self._numbers[lease.session]
 
     def all_of_engine(self, engine: str) -> list[T]:
         return list(self._by_engine.get(engine, {}).values())

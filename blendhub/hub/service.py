@@ -1,5 +1,6 @@
 """Passes each request to its handler, and counts and times the answers."""
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args
@@ -8,15 +9,17 @@ from blendhub import wire
 from blendhub.config import HubConfig
 from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Peer
-from blendhub.errors import BlendHubError
+from blendhub.errors import BlendHubError, Busy
 from blendhub.hub.counters import Counters
 from blendhub.hub.explain_handlers import ExplainHandlers
 from blendhub.hub.follower import Follower
 from blendhub.hub.handlers import Answer, Handler, OpenHandler
+from blendhub.hub.limits import MOST_WAITING_BYTES, WAITING_REQUEST_BYTES
 from blendhub.hub.read_handlers import ReadHandlers
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.session_handlers import SessionHandlers
 from blendhub.hub.sessions import ProcessWatcher, check_process
+from blendhub.hub.shares import Shares
 from blendhub.hub.state import HubState
 from blendhub.hub.stats import collect_stats
 from blendhub.hub.tiers import Tier
@@ -48,6 +51,8 @@ class HubService(Service):
         self._follower = follower
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
+        self._waiting = Shares()
+        """What the payloads of requests that wait for an answer take, by connection."""
         self._pids: dict[Peer, int] = {}
         """What the kernel says of the peers that are processes of this machine."""
         shared = (config, state, tier, self.counters, clock)
@@ -68,7 +73,10 @@ class HubService(Service):
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         started = self._clock()
         kind = KINDS[type(request.message)]
+        n_bytes = sum(memoryview(part).nbytes for part in request.payload)
+        cost = max(n_bytes, WAITING_REQUEST_BYTES) if n_bytes else 0
         try:
+            self._check_waiting(peer, cost)
             answer = self._answer(peer, request, started)
         except BlendHubError as error:
             self._count_refusal(kind, error)
@@ -76,7 +84,11 @@ class HubService(Service):
         # Not the other way round: testing whether an object is awaitable is slow.
         if isinstance(answer, READY):
             return self._finish(kind, started, answer)
-        return self._finish_later(kind, started, answer)
+        # A task, whose end is heard of even if it is cancelled before it begins.
+        waiting = asyncio.ensure_future(self._finish_later(kind, started, answer))
+        self._waiting.take(peer, cost)
+        waiting.add_done_callback(lambda _: self._waiting.give_back(peer, cost))
+        return waiting
 
     def met(self, peer: Peer, pid: int) -> None:
         self._pids[peer] = pid
@@ -104,6 +116,16 @@ class HubService(Service):
             return self._register(peer, message)
         open_handler = self._open_handlers.get(type(message))
         return open_handler(message, request.payload) if open_handler else self.stats()
+
+    def _check_waiting(self, peer: Peer, cost: int) -> None:
+        """Raise Busy where a request, if it has to wait, would keep more than its connection's share."""
+        waiting = self._waiting
+        if cost and not waiting.have_room(peer, cost, MOST_WAITING_BYTES):
+            raise Busy(
+                f"requests of this connection that wait keep {waiting.held_by(peer)} bytes, and those of all clients "
+                f"{waiting.total} of the {MOST_WAITING_BYTES} that the hub takes; this one asks for {cost} more: try "
+                "again later"
+            )
 
     async def _register(self, peer: Peer, message: wire.Register) -> Answer:
         check_process(message.process, self._pids.get(peer))

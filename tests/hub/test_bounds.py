@@ -1,5 +1,6 @@
 """What one message, or one session, may cost the hub: bounds that no client widens."""
 
+import contextlib
 import time
 
 import numpy as np
@@ -72,7 +73,7 @@ def test_a_lease_keeps_only_the_tokens_before_its_end(hub):
 
 
 def test_the_tokens_that_leases_keep_are_charged_to_their_session(hub, monkeypatch):
-    monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 250)
+    monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 450)
     member, other = hub.join(), hub.join("other")
     held = [member.reserve(tokens(seed, 100), Span(99, 100)) for seed in range(2)]
     with pytest.raises(Busy, match="2 leases with 200 tokens, and asks for 100 more"):
@@ -82,9 +83,20 @@ def test_the_tokens_that_leases_keep_are_charged_to_their_session(hub, monkeypat
     assert member.reserve(tokens(3, 100), Span(99, 100)).lease is not None
 
 
-@pytest.mark.parametrize("bound", ["MOST_READ_LEASES", "MOST_READ_CHUNKS"])
-def test_what_a_session_reads_at_a_time_is_bounded(hub, monkeypatch, bound):
-    monkeypatch.setattr(reads, bound, 3)
+def test_tokens_that_leases_keep_are_bounded_for_the_whole_hub(hub, monkeypatch):
+    monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 1000)
+    engines = [hub.join(f"e{number}", process=ELSEWHERE) for number in range(12)]
+    for seed in range(300):
+        with contextlib.suppress(Busy):
+            engines[seed % 12].reserve(tokens(seed, 20), Span(19, 20))
+    held = sum(len(lease.tokens) for lease in hub.state.writes.leases)
+    assert 500 < held < 1000, "two sessions alone may have 666"
+    assert hub.join("newcomer").reserve(tokens(300, 1000 - held), Span(0, 1)).lease is not None
+
+
+@pytest.mark.parametrize("bound, most", [("MOST_READ_LEASES", 3), ("MOST_READ_CHUNKS", 6)])
+def test_what_a_session_reads_at_a_time_is_bounded(hub, monkeypatch, bound, most):
+    monkeypatch.setattr(reads, bound, most)
     member, other, text = hub.join(), hub.join("other"), tokens(1, CHUNK)
     member.store(text)
     leases = [member.lookup(text).lease for _ in range(3)]

@@ -1,15 +1,17 @@
 """A match that takes long: its namespace's other requests queue behind it, and nothing else notices."""
 
 import asyncio
+import inspect
 import threading
 
 import pytest
-from hub_direct import CHUNK, namespace, tokens
+from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub import wire
 from blendhub.contracts import Envelope
 from blendhub.errors import Busy, InvalidInput
-from blendhub.hub import lanes
+from blendhub.hub import lanes, service
+from blendhub.hub.limits import WAITING_REQUEST_BYTES
 from blendhub.plan import Span
 
 INLINE = 2 * CHUNK
@@ -40,13 +42,13 @@ class SlowNamespace:
     def ids(self):
         return {"session": self.member.registered.session, "epoch": self.member.registered.epoch}
 
-    async def ask(self, message, *payload):
-        answer = self.hub.service.handle(b"peer", Envelope(message, payload))
-        return (await answer if asyncio.iscoroutine(answer) else answer).message
+    async def ask(self, message, *payload, peer=b"peer"):
+        answer = self.hub.service.handle(peer, Envelope(message, payload))
+        return (await answer if inspect.isawaitable(answer) else answer).message
 
-    def start(self, prompt=LONG):
-        lookup = wire.Lookup(**self.ids(), acquire=False)
-        return asyncio.ensure_future(self.ask(lookup, prompt.tobytes()))
+    def start(self, prompt=LONG, registered=None, peer=b"peer"):
+        ids = {"session": registered.session, "epoch": registered.epoch} if registered else self.ids()
+        return asyncio.ensure_future(self.ask(wire.Lookup(**ids, acquire=False), prompt.tobytes(), peer=peer))
 
     async def until_it_waits(self):
         while not self.begun.is_set():
@@ -109,18 +111,43 @@ def test_what_is_committed_during_a_long_match_is_matchable_after_it(slow):
     slow.hub.state.check_integrity()
 
 
-def test_only_so_many_long_lookups_wait(slow, monkeypatch):
-    monkeypatch.setattr(lanes, "MOST_WAITING_LOOKUPS", 3)
+def test_what_waits_is_bounded_for_the_whole_hub_and_a_newcomer_finds_room(slow, monkeypatch):
+    """However many engines a connection registers."""
+    monkeypatch.setattr(service, "MOST_WAITING_BYTES", 6 * WAITING_REQUEST_BYTES)
+    engines = [slow.hub.join(f"e{number}", process=ELSEWHERE, maps=False).registered for number in range(5)]
+    register = wire.Register(engine="n", rank=-1, process=ELSEWHERE, namespace=namespace(), client=7)
+    newcomer = slow.hub.envelope(register, peer=b"newcomer").message
 
     async def meanwhile():
-        lookups = [slow.start() for _ in range(5)]
+        lookups = [slow.start(registered=engine) for engine in engines]
         await slow.until_it_waits()
+        lookups.append(slow.start(registered=newcomer, peer=b"newcomer"))
+        await slow.ask(wire.Ping(**slow.ids()))  # what brings no payload is not refused
+        await asyncio.sleep(0.01)
         slow.may_end.set()
         return await asyncio.gather(*lookups, return_exceptions=True)
 
     answers = slow.hub.run(meanwhile())
-    assert [isinstance(answer, Busy) for answer in answers] == [False] * 3 + [True] * 2
+    assert [isinstance(answer, Busy) for answer in answers] == [False] * 3 + [True] * 2 + [False]
     assert slow.hub.run(meanwhile())[0].matches, "the others are no longer counted"
+
+
+def test_a_lookup_that_waits_no_more_keeps_no_tokens(slow):
+    async def meanwhile():
+        first = slow.start()
+        await slow.until_it_waits()
+        others = [slow.start(tokens(9, 3 * CHUNK)) for _ in range(3)]
+        await asyncio.sleep(0.01)
+        for one in others:
+            one.cancel()  # as a transport does at the deadline
+        await asyncio.wait(others)
+        queued = [job.work for job in slow.lane._jobs]
+        slow.may_end.set()
+        await first
+        return queued
+
+    first, *others = slow.hub.run(meanwhile())
+    assert first and others == [None] * 3 and slow.hub.service._waiting.total == 0
 
 
 def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):
