@@ -17,6 +17,10 @@ from blendhub_transports.zap import DOMAIN, ZapHandler
 HANDSHAKE_MS = 5000
 """A connection that is not set up by then is closed. ZeroMQ's default is 30 seconds."""
 
+MOST_UNREAD = 32
+"""Requests of a connection that ZeroMQ receives before the event loop has read them. They may be large: others wait in
+their client, which gets Busy at its own high_water_mark."""
+
 
 class Listener:
     """``router`` is bound, ``monitor`` reports its connections, ``endpoint`` has the port that was picked."""
@@ -33,6 +37,7 @@ class Listener:
             broken.callback(self._context.destroy, linger=0)
             self.router = self._context.socket(zmq.ROUTER)
             set_limits(self.router, options, where)
+            self.router.setsockopt(zmq.RCVHWM, min(MOST_UNREAD, options.high_water_mark))
             self.router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             if where.path is None and (options.secret_key or not where.private):
                 opened.callback(_require_keys(self.router, where, options).close)
