@@ -20,6 +20,7 @@ from blendhub.vllm.transfer_config import TransferConfig
 
 HOST = PluginHost.discover()
 WHERE = "kv_connector_extra_config.blendhub"
+IF_ROOMY = "blended KV is stored, too, if the arena holds 4 prompts of max_model_len: vLLM's log says whether"
 
 
 def config(blendhub: object = None, **more: object) -> dict:
@@ -33,9 +34,23 @@ def check(capsys, argument: object, *options: str) -> tuple[int, list[str]]:
 
 
 def test_what_is_right_is_called_so(capsys):
-    assert check(capsys, config()) == (0, ["no mistakes"])
+    assert check(capsys, config()) == (0, ["no mistakes", IF_ROOMY])
     chosen = {"selector": {"name": "first_k", "options": {"k": 3}}, "hub": {"store": {}, "arena_gib": 2}}
-    assert check(capsys, config(chosen, kv_port=3, kv_load_failure_policy="fail")) == (0, ["no mistakes"])
+    assert check(capsys, config(chosen, kv_port=3, kv_load_failure_policy="fail")) == (0, ["no mistakes", IF_ROOMY])
+
+
+@pytest.mark.parametrize(
+    "blendhub, more, what",
+    [
+        ({"store_blended": True}, {}, "is stored, too"),
+        ({"store_blended": False}, {}, "is not stored: store_blended is false"),
+        ({"matchers": [{"name": "separator", "options": {"separator": [7]}}]}, {}, "(separator) finds prefixes; add"),
+        ({}, {"kv_role": "kv_consumer"}, "is not stored: kv_role is kv_consumer"),
+    ],
+)
+def test_it_says_whether_blended_kv_is_stored_and_why_not(capsys, blendhub, more, what):
+    code, (right, line) = check(capsys, config(blendhub, **more))
+    assert (code, right) == (0, "no mistakes") and line.startswith("blended KV ") and what in line
 
 
 MISTAKES = [
@@ -108,11 +123,11 @@ def test_what_has_another_shape_is_a_mistake_too(capsys, argument, complaint):
 
 
 def test_the_device_that_vllm_runs_on_is_looked_for_if_it_is_named(capsys):
-    assert check(capsys, config()) == (0, ["no mistakes"])
-    assert check(capsys, config(), "--device", "cuda") == (0, ["no mistakes"])  # installed, if without a GPU
+    assert check(capsys, config()) == (0, ["no mistakes", IF_ROOMY])
+    assert check(capsys, config(), "--device", "cuda") == (0, ["no mistakes", IF_ROOMY])  # installed, if without a GPU
     code, lines = check(capsys, config(), "--device", "hmm")
     assert code == 1 and lines == [f"{WHERE}.device: no device 'hmm'; installed: cpu, cuda, npu"]
-    assert check(capsys, config({"device": {"name": "cpu"}}), "--device", "hmm") == (0, ["no mistakes"])
+    assert check(capsys, config({"device": {"name": "cpu"}}), "--device", "hmm") == (0, ["no mistakes", IF_ROOMY])
 
 
 @pytest.mark.parametrize("name", ["flag.json", "serve.json", "serve.yaml", "nested.yml", "-"])

@@ -34,7 +34,7 @@ from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks, RequestBlocks
-from blendhub.vllm.scheduler.startup import StartupFacts
+from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
@@ -167,6 +167,7 @@ class BlendHubConnector(KVConnectorBase_V1):
             role=str(self._kv_transfer_config.kv_role),
             max_model_len=self._vllm_config.model_config.max_model_len,
             namespace=namespace,
+            finds_prefixes=finds_prefixes(self._host, self._settings),
             audits=worst.audits,
         )
         self._observers = Observers(self._host.observers())

@@ -43,7 +43,9 @@ NAMESPACE = Namespace(model="m", layout=LAYOUT)
 SETTINGS = Settings(
     policy=ReusePolicy(min_reused_tokens=16, min_saved_tokens=1, max_recompute_share=1.0), lookup_wait_ms=1000.0
 )
-FACTS = StartupFacts(settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=NAMESPACE)
+FACTS = StartupFacts(
+    settings=SETTINGS, blends=True, role="kv_both", max_model_len=4096, namespace=NAMESPACE, finds_prefixes=True
+)
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
 

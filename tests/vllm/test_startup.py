@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub.layout import KVLayout, Namespace
+from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.scheduler.startup import StartupFacts, lines, tokens_of
 from blendhub.vllm.settings import EmbeddedHubConfig, ReusePolicy, Settings
 
@@ -26,6 +27,7 @@ def facts(**changes) -> StartupFacts:
         "role": "kv_both",
         "max_model_len": 8192,
         "namespace": SPACE,
+        "finds_prefixes": True,
     }
     return StartupFacts(**given | changes)
 
@@ -48,7 +50,8 @@ def test_tokens_are_those_of_whole_slots_of_all_ranks(arena, ranks):
 
 
 def test_the_line_gives_the_arena_in_bytes_and_tokens():
-    assert said(facts()) == ([f"{OWN}; arena 5.0 GiB: about 40,960 tokens of this model"], [])
+    line = f"{OWN}; arena 5.0 GiB: about 40,960 tokens of this model; blended KV is stored, too"
+    assert said(facts()) == ([line], [])
     (line,), _ = said(facts(settings=Settings(endpoint="ipc:///x")), 225 * 2**20)
     assert "; hub at ipc:///x; arena 225 MiB: about 1,792 tokens of this model" in line
 
@@ -66,6 +69,29 @@ def test_the_line_gives_the_arena_in_bytes_and_tokens():
 def test_the_line_says_what_is_reused(changes, what):
     (line,), _ = said(facts(**changes))
     assert line.startswith(f"BlendHub: {what}; ")
+
+
+@pytest.mark.parametrize(
+    "arena, changes, what",
+    [
+        (5 * GIB, {}, "is stored, too"),
+        (4 * GIB - 1, {}, "is not stored: the arena holds less than 4 prompts of max_model_len 8,192; set "
+         "kv_connector_extra_config.blendhub.hub.arena_gib to at least 4.0, or "
+         "kv_connector_extra_config.blendhub.store_blended to true"),
+        (GIB, {"settings": Settings(store_blended=True)}, "is stored, too"),
+        (5 * GIB, {"settings": Settings(store_blended=False)}, "is not stored: store_blended is false"),
+        (5 * GIB, {"settings": Settings(store=False)}, "is not stored: store is false"),
+        (5 * GIB, {"role": "kv_consumer"}, "is not stored: kv_role is kv_consumer"),
+        (5 * GIB, {"finds_prefixes": False, "settings": Settings(matchers=(PluginChoice("separator"),))},
+         'is not stored: none of the matchers (separator) finds prefixes; add {"name": "prefix"} to '
+         "kv_connector_extra_config.blendhub.matchers"),
+        (5 * GIB, {"blends": False}, None),
+        (5 * GIB, {"role": "kv_producer"}, None),
+    ],
+)  # fmt: skip
+def test_the_line_says_whether_blended_kv_is_stored_and_why_not(arena, changes, what):
+    (line,), _ = said(facts(**changes), arena)
+    assert line.endswith(f"tokens of this model; blended KV {what}" if what else "tokens of this model")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import msgspec
 
 from blendhub.client import HubClient
+from blendhub.host import PluginHost
 from blendhub.layout import Namespace
 from blendhub.vllm.settings import OWNER, Mode, Settings
 
@@ -28,6 +29,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """vLLM's kv_role."""
     max_model_len: int
     namespace: Namespace
+    finds_prefixes: bool
+    """Whether a matcher finds whole prefixes again."""
     audits: bool = False
     """Whether blended requests can be audited."""
 
@@ -42,10 +45,40 @@ def tokens_of(arena_bytes: int, namespace: Namespace) -> int:
     return arena_bytes // namespace.slot_bytes * namespace.layout.chunk_tokens
 
 
-def stores_blended(facts: StartupFacts, arena_bytes: int) -> bool:
-    """Whether blended KV is stored, as the settings say, or as the arena has room."""
-    chosen = facts.settings.store_blended
-    return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len if chosen is None else chosen
+def finds_prefixes(host: PluginHost, settings: Settings) -> bool:
+    """Whether one of the matchers finds whole prefixes: without one, blended KV would never be found again."""
+    chosen = (host.create("matcher", choice.name, choice.options) for choice in settings.matchers)
+    return any(matcher.reach == "prefix" for matcher in chosen)
+
+
+def why_none_is_stored(settings: Settings, role: str, finds_prefixes: bool) -> str:
+    """Which setting keeps blended KV from being stored, whatever the arena holds; empty: none does."""
+    if role == "kv_consumer":
+        return "kv_role is kv_consumer"
+    if not settings.store:
+        return "store is false"
+    if settings.store_blended is False:
+        return "store_blended is false"
+    if not finds_prefixes:
+        names = ", ".join(choice.name for choice in settings.matchers)
+        return f'none of the matchers ({names}) finds prefixes; add {{"name": "prefix"}} to {OWNER}.matchers'
+    return ""
+
+
+def why_no_blended(facts: StartupFacts, arena_bytes: int) -> str:
+    """Why blended KV is not stored; empty: it is."""
+    why = why_none_is_stored(facts.settings, facts.role, facts.finds_prefixes)
+    if why or facts.settings.store_blended or _has_room(facts, arena_bytes):
+        return why
+    needed = _gib_for(ROOMY * facts.max_model_len, facts.namespace)
+    return (
+        f"the arena holds less than {ROOMY} prompts of max_model_len {facts.max_model_len:,}; {_how_to_enlarge(facts)} "
+        f"to at least {needed:.1f}, or {OWNER}.store_blended to true"
+    )
+
+
+def _has_room(facts: StartupFacts, arena_bytes: int) -> bool:
+    return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len
 
 
 def lines(facts: StartupFacts, arena_bytes: int, trouble: str) -> list[Line]:
@@ -55,7 +88,7 @@ def lines(facts: StartupFacts, arena_bytes: int, trouble: str) -> list[Line]:
         Line(
             logging.INFO,
             f"BlendHub: {_what_is_reused(facts)}; {_where(facts)}; "
-            f"arena {_size(arena_bytes)}: about {tokens:,} tokens of this model",
+            f"arena {_size(arena_bytes)}: about {tokens:,} tokens of this model{_and_blended(facts, arena_bytes)}",
         )
     ]
     if tokens < facts.max_model_len:
@@ -103,7 +136,7 @@ class ArenaWatch:
         arena, trouble = client.arena_name, "" if client.arena else client.arena_trouble
         if arena.nonce != self._logged:
             self._logged = arena.nonce
-            self.stores_blended = stores_blended(self._facts, arena.size)
+            self.stores_blended = not why_no_blended(self._facts, arena.size)
             for line in lines(self._facts, arena.size, trouble):
                 log.log(line.level, "%s", line.text)
 
@@ -120,6 +153,13 @@ def _what_is_reused(facts: StartupFacts) -> str:
         "off": "nothing is reused unless a request asks for it, as the mode says",
     }
     return kinds[facts.settings.mode]
+
+
+def _and_blended(facts: StartupFacts, arena_bytes: int) -> str:
+    if not facts.blends or facts.role == "kv_producer":  # nothing is blended
+        return ""
+    why = why_no_blended(facts, arena_bytes)
+    return f"; blended KV is not stored: {why}" if why else "; blended KV is stored, too"
 
 
 def _where(facts: StartupFacts) -> str:
