@@ -1,0 +1,44 @@
+"""Numba's kernels read and write outside no array: compiled as ever they would not notice."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numba", reason="kernels need numba; `make setup` installs it")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[1]
+OUTSIDE = "import numba, numpy; numba.njit(lambda items: items[items.size])(numpy.zeros(4))"
+
+
+@pytest.fixture
+def checked(tmp_path):
+    """Runs Python with kernels that check their bounds; they are compiled for it, into a place of their own."""
+    environment = os.environ | {"NUMBA_BOUNDSCHECK": "1", "NUMBA_CACHE_DIR": str(tmp_path)}
+
+    def run(*arguments):
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+
+    return run
+
+
+def test_reading_outside_an_array_is_noticed(checked):
+    assert "IndexError" in checked("-c", OUTSIDE).stderr
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        ["plugins/matchers/tests/test_rolling_hash.py", "-k", "history or candidates_are_found or memory"],
+        ["plugins/cpu/tests/test_kernels.py", "plugins/cpu/tests/test_device.py"],
+    ],
+    ids=["rolling_hash", "cpu"],
+)
+def test_small_histories_stay_within_the_arrays(checked, tests):
+    done = checked("-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not alone", *tests)
+    assert done.returncode == 0 and " passed" in done.stdout, done.stdout
