@@ -90,9 +90,10 @@ class HubClient(HubSession):
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
 
-    def prefetch(self, tokens: TokenBuffer, variant: Variant = BASE) -> wire.Found:
+    def prefetch(self, tokens: TokenBuffer, variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
         """Fetch what is stored of these tokens into the arena, without waiting for it."""
-        return self._call(wire.Found, wire.Prefetch(**self._ids(), variant=variant), [as_tokens(tokens).data])
+        message = wire.Prefetch(**self._ids(), variant=variant, skip_prefix_n_tokens=skip_prefix)
+        return self._call(wire.Found, message, [as_tokens(tokens).data])
 
     def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Acquired:
         """A read lease on matches that a lookup found, and their slots; evicted chunks are left out."""
@@ -236,8 +237,12 @@ class HubClient(HubSession):
         return self._call(wire.Explained, wire.Explain(request[:LONGEST_NAME]))
 
     def preview(self, tokens: TokenBuffer, engine: str = "", variant: Variant = BASE) -> wire.Previewed:
-        """What an engine would find of these tokens now; needs no registration."""
-        message = wire.Preview(engine=engine, variant=variant)
+        """What an engine would find of these tokens now; by default that which the client belongs to, or the only one.
+
+        Nothing is fetched, leased or counted. It needs no registration.
+        """
+        own = self._register.engine if self._register else ""
+        message = wire.Preview(engine=engine or own, variant=variant)
         return self._call(wire.Previewed, message, [as_tokens(tokens).data])
 
     def stats(self) -> wire.HubStats:

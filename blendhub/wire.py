@@ -120,8 +120,10 @@ class Lookup(InNamespace, frozen=True):
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
 
 
-class Prefetch(InNamespace, frozen=True):
+class Prefetch(InNamespace, frozen=True, kw_only=True):
     """Fetch what is stored of these tokens into the arena; the reply does not wait for it."""
+
+    skip_prefix_n_tokens: Position = 0
 
 
 class Acquire(InNamespace, frozen=True, kw_only=True):

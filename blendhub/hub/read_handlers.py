@@ -21,35 +21,44 @@ NOTHING = wire.Found()
 class ReadHandlers(Handlers):
     def by_type(self) -> Mapping[type, Handler]:
         return {
-            wire.Lookup: self._lookup,
-            wire.Prefetch: self._prefetch,
+            wire.Lookup: self._look,
+            wire.Prefetch: self._look,
             wire.Acquire: self._acquire,
             wire.Learn: self._learn,
             wire.Release: self._release,
             wire.Fetch: self._fetch,
         }
 
-    def _lookup(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+    def _look(
+        self, session: Session, message: wire.Lookup | wire.Prefetch, payload: Sequence[Buffer]
+    ) -> Answer | Awaitable[Answer]:
         tokens = self.read_tokens(payload)
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        matches = index.lane.ask(partial(index.match, tokens, message.settled), len(tokens))
+        settled = message.settled if isinstance(message, wire.Lookup) else None
+        matches = index.lane.ask(partial(index.match, tokens, settled), len(tokens))
         if isinstance(matches, asyncio.Future):
-            return self._lookup_later(session, index, message, matches)
-        return self._answer_lookup(session, index, message, matches)
+            return self._look_later(session, index, message, matches)
+        return self._answer(session, index, message, matches)
 
-    async def _lookup_later(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matching: "asyncio.Future[list[Match]]"
+    async def _look_later(
+        self,
+        session: Session,
+        index: NamespaceIndex,
+        message: wire.Lookup | wire.Prefetch,
+        matching: "asyncio.Future[list[Match]]",
     ) -> Answer:
         matches = await matching
         self.check_session(message)
-        answer = self._answer_lookup(session, index, message, matches)
+        answer = self._answer(session, index, message, matches)
         return await answer if isinstance(answer, Awaitable) else answer
 
-    def _answer_lookup(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matches: list[Match]
+    def _answer(
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup | wire.Prefetch, matches: list[Match]
     ) -> Answer | Awaitable[Answer]:
+        if isinstance(message, wire.Prefetch):
+            return self._on_the_way(index.cut_at_chunks(matches, message.skip_prefix_n_tokens))
         chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
             in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
@@ -85,14 +94,7 @@ class ReadHandlers(Handlers):
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         lease = self._grant(session, ready) if message.acquire else None
-        missing = self._fetch_missing(chunk_matches) if len(ready) < len(chunk_matches) else []
-        answer = wire.Found(
-            matches=tuple(whole_matches(ready)),
-            lease=lease.id if lease else None,
-            expires_s=self.config.read_lease_s if lease else 0.0,
-            on_the_way_tokens=tokens_of(missing),
-            on_the_way=spans_of(missing),
-        )
+        answer = self._on_the_way(chunk_matches, lease)
         known = known_sensitivity(ready) if message.sensitivity else None
         return Envelope(answer, [known]) if known else answer
 
@@ -115,24 +117,24 @@ class ReadHandlers(Handlers):
             self.tier.saves.reused(lease.chunks)
         return lease
 
-    def _fetch_missing(self, chunk_matches: list[ChunkMatch]) -> list[ChunkMatch]:
-        """Begin to load what only the store has; returns these parts of the matches."""
+    def _on_the_way(self, chunk_matches: list[ChunkMatch], lease: ReadLease | None = None) -> wire.Found:
+        """Begin to load what only the store has, and say what is there already."""
+        ready = [found for found in chunk_matches if found.chunk.offset is not None]
         missing = [found for found in chunk_matches if found.chunk.offset is None]
         self._load({found.chunk for found in missing})
-        return missing
-
-    def _prefetch(
-        self, session: Session, message: wire.Prefetch, payload: Sequence[Buffer]
-    ) -> Answer | Awaitable[Answer]:
-        lookup = wire.Lookup(session=message.session, epoch=message.epoch, variant=message.variant, acquire=False)
-        return self._lookup(session, lookup, payload)
+        return wire.Found(
+            matches=tuple(whole_matches(ready)),
+            lease=lease.id if lease else None,
+            expires_s=self.config.read_lease_s if lease else 0.0,
+            on_the_way_tokens=tokens_of(missing),
+            on_the_way=spans_of(missing),
+        )
 
     def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
         check_tiling(max((match.span.end for match in message.matches), default=0), message.matches)
         index = self.state.find_index(session, message.variant)
         chunk_matches = index.cut_at_chunks(message.matches, message.skip_prefix_n_tokens) if index else []
         lease = self._grant(session, [found for found in chunk_matches if found.chunk.offset is not None])
-        self._fetch_missing(chunk_matches)
         if lease is None:
             return wire.Acquired()
         return wire.Acquired(pieces=lease.pieces, lease=lease.id, expires_s=self.config.read_lease_s)

@@ -17,6 +17,7 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
     member.ask(wire.Prefetch, [text.tobytes()])
     counters = hub.ask(wire.Stats()).counters
     assert counters["requests_lookup"] == 2 and counters["lookups_that_found"] == 1
+    assert counters["tokens_exact"] == 96, "what was fetched in advance has not been found"
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,20 @@ def test_a_prefetch_brings_chunks_before_they_are_needed(small_hub):
     assert len(member.read(TEXTS[1]).pieces) == 2
 
 
+def test_a_prefetch_leaves_in_the_store_what_the_engine_has(make_hub, tmp_path):
+    hub = make_hub(n_slots=32, store=tmp_path / "store")
+    member, text = hub.join(), tokens(9, 3 * CHUNK)
+    run = member.store(text).run
+    hub.settle()
+    chunks = hub.state.indexes.get(namespace().digest).runs[run].chunks
+    for chunk in list(chunks.values()):
+        hub.state.cache.remove(chunk)
+    found = member.ask(wire.Prefetch, [text.tobytes()], skip_prefix_n_tokens=2 * CHUNK)
+    assert (found.matches, found.on_the_way) == ((), (Span(2 * CHUNK, 3 * CHUNK),))
+    hub.settle()
+    assert [chunk.span.start for chunk in chunks.values() if chunk.offset is not None] == [2 * CHUNK]
+
+
 def test_everything_stored_is_matchable_after_a_restart(make_hub, tmp_path):
     first = make_hub(n_slots=32, store=tmp_path / "store")
     member = first.join()

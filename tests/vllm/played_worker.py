@@ -5,7 +5,7 @@ whether a copy waits for the step's forward.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import Span
-from blendhub.contracts import Transfer
+from blendhub.contracts import Segment, Transfer
 from blendhub.devices import HostArena
 from blendhub.devices.pinning import PinningThread
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
@@ -74,6 +74,18 @@ class SideDevice(CpuDevice):
         return SideTransfer(self, self.runtime.record_event(self._stream))
 
 
+class NotingDevice(CpuDevice):
+    """Notes of each load where its first segment begins, and what it was told to skip."""
+
+    def __init__(self) -> None:
+        super().__init__(CpuOptions(threads=1))
+        self.noted: list[tuple[int, int]] = []
+
+    def load(self, segments: Sequence[Segment], blocks: np.ndarray, skip_prefix_n_tokens: int) -> Transfer:
+        self.noted.append((segments[0].span.start, skip_prefix_n_tokens))
+        return super().load(segments, blocks, skip_prefix_n_tokens)
+
+
 class Model:
     """One layer of vLLM's model as the worker sees it."""
 
@@ -110,13 +122,13 @@ class PlayedWorker:
         context = BlendContext(self.model, layers, LAYOUT, device, None, ALONE)
         self.worker = ConnectorWorker(context, HOST, "engine", SETTINGS.lookup_timeout_s)
 
-    def arrive(self, name: str, prompt: list[int], first_block: int = 1) -> Request:
-        """A request whose load is in the next step's plan."""
+    def arrive(self, name: str, prompt: list[int], first_block: int = 1, local: int = 0) -> Request:
+        """A request whose load is in the next step's plan. ``local``: so many of its first tokens vLLM has cached."""
         request = self.engine.request(name, prompt)
         self.engine.side.arrived(request)
-        n_external, is_asynchronous = self.engine.side.matched(request, 0)
+        n_external, is_asynchronous = self.engine.side.matched(request, local)
         assert n_external and is_asynchronous
-        blocks = list(range(first_block, first_block - (-n_external // BLOCK)))
+        blocks = list(range(first_block, first_block - (-(local + n_external) // BLOCK)))
         self.engine.side.allocated(request, blocks, n_external)
         return request
 

@@ -24,7 +24,7 @@ from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.model.pages import paged_layer
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, PlayedEngine, text
-from tests.vllm.played_worker import Model, worker_of
+from tests.vllm.played_worker import Model, NotingDevice, worker_of
 
 TOKENS = np.asarray(text(0, 96), np.uint32)
 FROM, TO = np.arange(1, 7), np.arange(11, 17)
@@ -155,13 +155,15 @@ def test_a_worker_loads_through_the_transport_and_counts_it(hub):
             writer.put(reserved.right, slot.span.start, np.full(LAYOUT.shard_bytes, 1, np.uint8).data)
         writer.commit(reserved.right, 96)
     engine = PlayedEngine(hub, HubAddress(hub.hub.config.listen[0].endpoint, PluginChoice("zmq")), rank=-1)
-    with worker_of(engine, CpuDevice(CpuOptions(threads=1))) as worker:
+    device = NotingDevice()
+    with worker_of(engine, device) as worker:
         worker.start()
-        worker.arrive("r", text(0, 96) + text(1, 32))
+        worker.arrive("r", text(0, 96) + text(1, 32), local=16)
         until = time.monotonic() + 20
         while "r" not in worker.step():
             assert time.monotonic() < until
-        assert worker.model.kv[1:7].all() and not worker.model.kv[7:].any()
+        assert device.noted == [(16, 16)], "what vLLM has cached is overwritten"
+        assert worker.model.kv[2:7].all() and not worker.model.kv[7:].any() and not worker.model.kv[:2].any()
         assert engine.side.counters["requests_exact"] == 1
         worker.step()
         assert engine.side.counters["carried_bytes"] == 3 * LAYOUT.shard_bytes

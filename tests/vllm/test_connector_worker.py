@@ -14,7 +14,7 @@ from blendhub.testing.devices.slow_registration import SlowRegistration
 from blendhub.vllm.messages import HubAddress
 from tests.hub.processes import HubProcess
 from tests.vllm.played_engine import PlayedEngine, text
-from tests.vllm.played_worker import SideDevice, played_worker, worker_of
+from tests.vllm.played_worker import NotingDevice, SideDevice, played_worker, worker_of
 
 
 @pytest.fixture
@@ -67,6 +67,17 @@ def test_a_load_of_a_device_that_copies_at_once_arrives_in_its_step():
         worker.start()
         worker.arrive("r", text(0, 96) + text(1, 32))
         assert worker.step() == {"r"}
+
+
+def test_what_vllm_has_cached_is_neither_asked_of_the_hub_nor_overwritten():
+    """Other requests read those blocks. The hub's pieces and the device's copy begin behind them, each by itself."""
+    device = NotingDevice()
+    with played_worker(device, text(0, 96)) as worker:
+        worker.start()
+        worker.arrive("r", text(0, 96) + text(1, 32), local=48)
+        assert worker.step() == {"r"}
+        assert device.noted == [(48, 48)]
+        assert not worker.model.kv[1:4].any() and worker.model.kv[4:7].all()
 
 
 def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_its_copy_has_ended(worker, device):

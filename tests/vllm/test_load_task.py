@@ -44,12 +44,12 @@ class Copy(Transfer):
 class Stage:
     """One load: its hub, its copy, and what it gave to be released late."""
 
-    def __init__(self, client: HubClient, run: int) -> None:
+    def __init__(self, client: HubClient, run: int, start: int = 0) -> None:
         self.client: HubClient | None = client
         self.copy = Copy()
         self.found = None
         self.late = []
-        decision = Decision(0, 96, (Match(Span(0, 96), run, 0, True),), 0.0)
+        decision = Decision(start, 96, (Match(Span(0, 96), run, 0, True),), 0.0)
         job = LoadJob("r", SALTED, TOKENS, np.arange(6), decision)
         self.loading = LoadTask(job, self.open, self.begin, lambda *late: self.late.append(late), PATIENCE_S)
 
@@ -103,6 +103,15 @@ def test_a_load_is_proven_when_its_lease_held_until_the_copy_had_ended(hub, stag
     stage.copy.ended.set_result(None)
     stage.until(Arrival.PROVEN)
     assert hub.read_leases() == 0
+
+
+def test_the_hub_is_asked_for_nothing_that_vllm_has_cached(hub):
+    stage = Stage(hub.client, hub.run, start=40)
+    while stage.found is None:
+        stage.loading.advance()
+    assert [piece.span for piece in stage.found.pieces] == [Span(40, 64), Span(64, 96)]
+    stage.copy.ended.set_result(None)
+    stage.until(Arrival.PROVEN)
 
 
 def test_a_lease_that_ended_before_the_copy_proves_nothing(hub, stage):

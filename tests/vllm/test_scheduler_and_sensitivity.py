@@ -1,5 +1,7 @@
 """The scheduler side and what is known of tokens' sensitivity: who gets it, and which copies are compared."""
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
+from blendhub.config import StoreChoice
 from tests.vllm.played_engine import HOST, played_engine, text
 
 
@@ -41,6 +44,23 @@ def test_text_that_was_stored_before_and_is_stored_again_is_compared(engine):
     assert not engine.side.has_work
     assert copies_asked(engine, "c", text(3, 96)) == [], "nothing of it was stored"
     assert copies_asked(engine, "d", text(0, 96)) == [], "it is stored exactly"
+
+
+def test_a_request_that_reuses_nothing_fetches_nothing_from_the_store(tmp_path):
+    """What only the store has is not compared: the request has not asked for it."""
+    store = StoreChoice(options={"path": str(tmp_path), "capacity_gib": 0.01})
+    document, prompt = text(0, 96), [*text(1, 32), *text(0, 96), *text(2, 32)]
+    with played_engine(store=store) as engine:
+        engine.serve("a", document)
+        until = time.monotonic() + 20
+        while engine.client.stats().counters["store_saves"] < 3:
+            assert time.monotonic() < until
+    with played_engine(store=store) as engine:
+        assert engine.client.preview(np.asarray(prompt, np.uint32)).on_the_way_tokens == 96
+        assert copies_asked(engine, "b", prompt) == []
+        engine.settle()
+        counters = engine.client.stats().counters
+        assert (counters["store_loads"], counters["tokens_moved"]) == (0, 0)
 
 
 def test_a_blended_request_has_no_copies_to_compare(engine):

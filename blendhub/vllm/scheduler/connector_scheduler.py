@@ -263,8 +263,8 @@ class ConnectorScheduler:
 
     def _look_for_copies(self, state: RequestState) -> None:
         """Ask what is stored of a prompt that is going to be computed and stored again."""
-        # Not a lookup: nothing is going to be loaded, and it says nothing of how often reuse succeeds.
-        look = partial(HubClient.prefetch, tokens=state.tokens(), variant=state.terms.variant)
+        # Not a lookup: nothing is going to be loaded, nor fetched from the store, nor counted in the hit rate.
+        look = partial(HubClient.preview, tokens=state.tokens(), variant=state.terms.variant)
         state.stored_before = self.executor.run(look)
 
     def _compare_copies(self, state: RequestState) -> None:

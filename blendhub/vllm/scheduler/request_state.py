@@ -18,7 +18,7 @@ from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 from blendhub.vllm.settings import Mode
 from blendhub.vllm.spans import joined, total
-from blendhub.wire import Found
+from blendhub.wire import Found, Previewed
 
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
 """The modes in which text may be reused elsewhere than where it was computed."""
@@ -91,7 +91,7 @@ class RequestState:
         """Why nothing is reused."""
         self.had_its_turn = False
         """Whether vLLM has asked for it."""
-        self.stored_before: Future[Found] | None = None
+        self.stored_before: Future[Previewed] | None = None
         """What was stored of the prompt of a request that is not looked up in order to reuse it."""
         self.is_sample = False
         """Whether its audit stands for all requests: whether the engine chose it, and not its client."""
@@ -192,10 +192,10 @@ class RequestState:
     @property
     def earlier_copies(self) -> tuple[Match, ...]:
         """Moved text that was stored before, where all of the prompt was computed nevertheless."""
-        before, found = self.stored_before, self.found
+        before, matches = self.stored_before, self.matches
         if before and before.done() and not before.exception():
-            found = before.result()
-        return tuple(match for match in found.matches if match.moved) if found and not self.decision else ()
+            matches = before.result().matches
+        return () if self.decision else tuple(match for match in matches if match.moved)
 
     @property
     def first_approximate(self) -> int | None:

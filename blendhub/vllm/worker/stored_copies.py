@@ -72,7 +72,7 @@ class StoredCopies:
 
     def _compare(self, client: HubClient, job: CopiesJob) -> int:
         """Compare and report; returns of how many tokens. Both leases hold until all is read."""
-        found = client.prefetch(job.tokens, job.variant)
+        found = client.preview(job.tokens, variant=job.variant)
         later = tuple(match for match in found.matches if match.exact)
         measured = np.zeros(len(job.tokens), np.uint8)
         with (
