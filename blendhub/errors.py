@@ -88,5 +88,9 @@ class ArenaFull(HubError):
     """No slot is free and nothing can be evicted now; try again later, or enlarge the arena."""
 
 
+class AdapterReplaced(BlendHubError):
+    """A LoRA adapter's weights are not, or may not be, those that the KV at hand was computed with."""
+
+
 class Unsupported(BlendHubError):
     """A model, page format or feature is not supported; the message says what still works."""

@@ -79,6 +79,7 @@ class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_field
     """By what the namespaces of one engine differ: each request chooses its LoRA adapter and its salt."""
 
     lora: Text = ""
+    """A name for the adapter's weights as they are loaded."""
     cache_salt: Text = ""
 
     def __post_init__(self) -> None:

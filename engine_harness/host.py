@@ -9,7 +9,6 @@ import importlib
 import os
 import sys
 import time
-import zlib
 from collections import Counter
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -180,6 +179,12 @@ class Host:
         """Empty vLLM's own prefix cache; false if blocks are still held."""
         return bool(self._scheduler.reset_prefix_cache())
 
+    def load_in_place(self, lora: str) -> None:
+        """Have vLLM read an adapter anew, as its server does where ``load_inplace`` is asked."""
+        from engine_harness.adapters import lora_request
+
+        self._engine.add_lora(lora_request(lora, load_inplace=True))
+
     def preemptions(self) -> int:
         return self._preempted
 
@@ -200,7 +205,8 @@ class Host:
 
     def _add(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> str:
         from vllm import SamplingParams
-        from vllm.lora.request import LoRARequest
+
+        from engine_harness.adapters import lora_request
 
         self._number += 1
         asked = dict(asked)
@@ -214,7 +220,7 @@ class Host:
             extra_args={"kv_transfer_params": {"blendhub": asked}} if asked else None,
         )
         request: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
-        adapter = LoRARequest(lora, zlib.crc32(lora.encode()) % 10_000 + 1, lora) if lora else None
+        adapter = lora_request(lora) if lora else None
         self._engine.add_request(f"request-{self._number}-", request, sampling, lora_request=adapter)
         return f"request-{self._number}-"
 

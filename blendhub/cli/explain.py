@@ -42,7 +42,9 @@ def add_parser(commands: Any) -> None:
         "--engine", metavar="ID", default="", help="the engine that would serve it, if there are several"
     )
     parser.add_argument("--cache-salt", metavar="SALT", default="", help="the salt of the prompt's request")
-    parser.add_argument("--lora", metavar="NAME", default="", help="the LoRA adapter of the prompt's request")
+    parser.add_argument(
+        "--lora", metavar="WEIGHTS", default="", help="of the request's LoRA adapter, as the engine's log names them"
+    )
     parser.add_argument("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
     parser.add_argument("--options", metavar="JSON", default="{}", help="the transport's options, such as keys")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")

@@ -36,6 +36,25 @@ class HubPlace(msgspec.Struct, frozen=True):
     namespace: Namespace
 
 
+class LoadedAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter in the memory of one rank."""
+
+    weights: str
+    """A name for its weights."""
+    since: int
+    """The step in which its id got them."""
+
+
+class Adapter(msgspec.Struct, frozen=True):
+    """A request's LoRA adapter, as all ranks have loaded it."""
+
+    id: int
+    """That of vLLM's ``LoRARequest``."""
+    weights: str
+    since: int
+    """The step in which the last rank got them."""
+
+
 class LoadJob(msgspec.Struct, frozen=True):
     """Load the KV that was decided for a request, and compute the holes and the chosen moved tokens."""
 
@@ -47,6 +66,8 @@ class LoadJob(msgspec.Struct, frozen=True):
     decision: Decision
     sensitivity: bytes = b""
     """What the hub knows of it: a byte for each token up to where the last match ends, or nothing."""
+    adapter: Adapter | None = None
+    """Whose KV it is."""
 
     @property
     def end(self) -> int:
@@ -86,6 +107,8 @@ class SaveJob(msgspec.Struct, frozen=True):
     span: Span
     blocks: npt.NDArray[np.int64]
     """The request's blocks, from position 0 to the end of the span."""
+    adapter: Adapter | None = None
+    """By which it was computed."""
 
 
 @dataclass
@@ -104,6 +127,8 @@ class StepPlan(KVConnectorMetadata):
     ending: set[str] = field(default_factory=set)
     """Requests that have ended and have no further saves. Their blocks are kept until all of their saves are copied.
     Each request is named in one plan only, because workers answer each time."""
+    number: int = 0
+    """The steps of an engine, counted."""
     budget: int = 0
     """Most tokens to recompute in this step."""
 
@@ -145,6 +170,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """How long the saves took that ended in this step, together."""
     carried_bytes: int = 0
     """Bytes of KV that went through the transport."""
+    adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
+    """All LoRA adapters of the ranks on which these have changed, by rank and by id."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -171,6 +198,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             opened=self.opened + other.opened,
             save_seconds=max(self.save_seconds, other.save_seconds),
             carried_bytes=self.carried_bytes + other.carried_bytes,
+            adapters=self.adapters | other.adapters,
         )
 
 

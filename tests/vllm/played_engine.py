@@ -13,6 +13,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
@@ -89,11 +90,13 @@ class PlayedEngine:
         self.client.close()
         self.side.close()
 
-    def request(self, name: str, prompt: list[int], salt: str | None = None, **asked: Any) -> Request:
+    def request(
+        self, name: str, prompt: list[int], salt: str | None = None, lora: LoRARequest | None = None, **asked: Any
+    ) -> Request:
         """``asked`` is what it says to BlendHub."""
         hasher = get_request_block_hasher(BLOCK, sha256)
         sampling = SamplingParams(max_tokens=99, extra_args={"kv_transfer_params": {"blendhub": asked}})
-        return Request(name, prompt, sampling, None, cache_salt=salt, block_hasher=hasher)
+        return Request(name, prompt, sampling, None, cache_salt=salt, block_hasher=hasher, lora_request=lora)
 
     def settle(self) -> None:
         """Until the hub has answered all that the scheduler side asked."""

@@ -35,6 +35,7 @@ class StandInModel:
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = False
+    adapters = None
 
     def __init__(self, together: Any = lambda tensor: tensor, base: float = 10000.0, n_layers: int = 2) -> None:
         self.layer_names = [f"layers.{number}.attn" for number in range(n_layers)]

@@ -1,7 +1,6 @@
 """Which requests take part, in which namespace, and how far: on vLLM's own requests."""
 
 import logging
-import os
 
 import pytest
 
@@ -15,6 +14,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request
 
 from blendhub.layout import KVLayout, Namespace, Variant
+from blendhub.vllm.messages import LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
@@ -149,25 +149,26 @@ def test_a_request_with_a_salt_that_no_message_can_hold_neither_reads_nor_stores
     assert terms.mode == "off" and not terms.stores and not terms.settles
 
 
-def test_each_lora_adapter_has_its_own_namespace_and_exact_reuse(tmp_path):
-    made = admission()
-    (tmp_path / "adapter.bin").write_bytes(b"first")
-    ours = request(lora_request=LoRARequest("ours", 1, str(tmp_path)))
-    theirs = request(lora_request=LoRARequest("theirs", 2, str(tmp_path)))
-    elsewhere = request(lora_request=LoRARequest("ours", 3, str(tmp_path / "elsewhere")))
-    first, refusal = made.admit(ours)
-    assert first.mode == "exact" and not made.holes_for(ours)
-    assert refusal is None and first.stores
-    assert first.variant == made.admit(ours)[0].variant
-    seen = [first, made.admit(theirs)[0], made.admit(elsewhere)[0]]
-    assert len({terms.variant for terms in seen} | {Variant()}) == 4
-    # Another adapter may be put in the same place.
-    os.utime(tmp_path / "adapter.bin", ns=(1, 1))
-    assert made.admit(ours)[0].variant != first.variant
+def test_a_request_with_an_adapter_has_the_namespace_of_the_loaded_weights_and_exact_reuse():
+    made, variants = admission(), []
+    adapters = {"one": LoRARequest("one", 1, "org/a"), "two": LoRARequest("two", 2, "org/a")}
+    made.adapters.report({0: {1: LoadedAdapter("weights", 4), 2: LoadedAdapter("others", 4)}})
+    for name in ("one", "one", "two"):
+        terms, refusal = made.admit(request(lora_request=adapters[name]))
+        assert refusal is None and terms.stores and terms.mode == "exact"
+        assert not made.holes_for(request(lora_request=adapters[name]))
+        variants.append(terms.variant)
+    assert variants[0] == variants[1] and len({*variants, Variant()}) == 3
+    # Other weights get the id of the first, which vLLM drops later.
+    made.adapters.report({0: {1: LoadedAdapter("third", 9), 2: LoadedAdapter("others", 4)}})
+    assert made.admit(request(lora_request=adapters["one"]))[0].variant not in variants
+    made.adapters.report({0: {2: LoadedAdapter("others", 4)}})
+    terms, refusal = made.admit(request(lora_request=adapters["one"]))
+    assert refusal.code == "adapter" and "--max-cpu-loras" in refusal.reason and terms.adapter is None
 
 
-def test_lora_adapters_that_are_not_local_directories_differ_by_name():
+def test_an_adapter_that_vllm_reads_anew_for_each_step_is_not_reused():
     made = admission()
-    adapters = [LoRARequest(name, 1, "org/adapter") for name in ("a", "b", "a")]
-    variants = [made.admit(request(lora_request=adapter))[0].variant for adapter in adapters]
-    assert len(set(variants)) == 2
+    made.adapters.report({0: {1: LoadedAdapter("weights", 4)}})
+    terms, refusal = made.admit(request(lora_request=LoRARequest("one", 1, "org/a", load_inplace=True)))
+    assert refusal.code == "adapter" and "load_inplace" in refusal.reason and terms.stores

@@ -3,9 +3,9 @@
 import pytest
 
 from engine_harness import Engine, disagreement, largest_difference
+from engine_harness.adapters import make_adapter
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
-from tests.vllm.test_engine_sharing import make_adapter
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -1,15 +1,13 @@
 """Several engines and one hub; text that may be shared, and text that may not."""
 
-import json
 import re
 import subprocess
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from engine_harness import Engine, disagreement, largest_difference
-from engine_harness.tiny_model import SHAPE, make_tiny_model
+from engine_harness.adapters import make_adapter
+from engine_harness.tiny_model import make_tiny_model
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
@@ -75,23 +73,6 @@ def test_adapters_share_nothing(model, settings, texts, tmp_path):
         engine.forget()
         moved = engine.one([*texts.new(40), *document, *texts.new(9)], lora=str(adapters[0]))
         assert reused(moved) == 0, "requests with an adapter are not blended"
-
-
-def make_adapter(path, seed):
-    """A LoRA adapter as PEFT writes it."""
-    path.mkdir()
-    generator = torch.Generator().manual_seed(seed)
-    hidden, queries = SHAPE["hidden_size"], SHAPE["num_attention_heads"] * SHAPE["head_dim"]
-    weights = {}
-    for layer in range(SHAPE["num_hidden_layers"]):
-        name = f"base_model.model.model.layers.{layer}.self_attn.q_proj"
-        weights[f"{name}.lora_A.weight"] = torch.randn(8, hidden, generator=generator)
-        weights[f"{name}.lora_B.weight"] = torch.randn(queries, 8, generator=generator)
-    save_file(weights, path / "adapter_model.safetensors")
-    about = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 8, "lora_alpha": 8, "bias": "none"}
-    about["target_modules"] = ["q_proj"]
-    (path / "adapter_config.json").write_text(json.dumps(about))
-    return path
 
 
 def test_an_engine_that_cannot_map_the_hub_s_memory_is_served_through_the_transport(model, plain, texts, tmp_path):

@@ -17,6 +17,7 @@ from blendhub.vllm.messages import (
     CopiesJob,
     HubAddress,
     HubPlace,
+    LoadedAdapter,
     LoadJob,
     LoadResult,
     SaveJob,
@@ -93,7 +94,11 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
 
 
 def test_what_workers_tell_survives_the_way_to_the_scheduler():
-    report = WorkerReport({"r": LoadResult((Span(3, 6),), 4, 0.5, error="no")}, 7, {"Busy": 2}, opened=1)
+    adapters = {1: {5: LoadedAdapter("weights", 3)}}
+    report = WorkerReport(
+        {"r": LoadResult((Span(3, 6),), 4, 0.5, error="no")}, 7, {"Busy": 2}, opened=1, adapters=adapters
+    )
+    assert WorkerReport(adapters={0: {}}).aggregate(report).adapters == {0: {}} | adapters
     met = WorkerHandshake(ModelSupport(LAYOUT, False, ("why",)), "weights", "rotary")
     assert pickle.loads(pickle.dumps(report)) == report
     assert pickle.loads(pickle.dumps(met)) == met

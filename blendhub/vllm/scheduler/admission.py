@@ -1,20 +1,23 @@
 """Admission: which requests read and store KV, in which namespace, and in which mode."""
 
 import logging
-from pathlib import Path
 
 from vllm.config import VllmConfig
+from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
 from blendhub.errors import InvalidInput, OptionError
 from blendhub.layout import Namespace, Variant
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.model_support import ModelSupport
+from blendhub.vllm.scheduler.adapters import Adapters
 from blendhub.vllm.scheduler.request_state import MOVING, Terms
 from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys, read_request
 
 log = logging.getLogger(__name__)
 MOST_NOTED = 32
+NOT_KNOWN = "not known"
+"""In place of an adapter's weights; no adapter's have this name."""
 
 
 class Admission:
@@ -23,6 +26,7 @@ class Admission:
     def __init__(self, config: VllmConfig, settings: Settings, support: ModelSupport, namespace: Namespace) -> None:
         self.namespace = namespace
         """The namespace of requests without LoRA and without a cache salt."""
+        self.adapters = Adapters(namespace.world_size)
         role = config.kv_transfer_config.kv_role if config.kv_transfer_config else None
         self._reads = role != "kv_producer"
         self._stores = settings.store and role != "kv_consumer"
@@ -32,9 +36,11 @@ class Admission:
 
     def admit(self, request: Request) -> tuple[Terms, Refusal | None]:
         """The request's terms, and why it reads nothing."""
-        variant = Variant()
+        lora = request.lora_request
+        adapter = self.adapters.find(lora) if lora else None
+        variant = Variant(adapter.weights if adapter else NOT_KNOWN if lora else "")
         try:
-            variant = _variant_of(request)
+            variant = Variant(variant.lora, request.cache_salt or "")
             asked = read_request(request.kv_transfer_params)
         except (InvalidInput, OptionError) as error:
             asked = RequestSettings(mode="off", store=False)
@@ -47,6 +53,7 @@ class Admission:
             mode = "exact"
         terms = Terms(
             variant=variant,
+            adapter=adapter,
             mode=mode,
             ratio=asked.recompute_ratio,
             stores=self._stores and asked.store and not _why_unsupported(request),
@@ -78,16 +85,21 @@ class Admission:
             return Refusal("off", "mode is off" + (" for this request" if asked.mode else ""))
         if not self._reads:
             return Refusal("role", "kv_role is kv_producer: this engine stores and reads nothing")
-        unsupported = _why_unsupported(request)
-        return Refusal("request", unsupported) if unsupported else None
+        if unsupported := _why_unsupported(request):
+            return Refusal("request", unsupported)
+        unknown = self._why_unknown(request.lora_request) if request.lora_request else ""
+        return Refusal("adapter", unknown) if unknown else None
 
-
-def _variant_of(request: Request) -> Variant:
-    lora = request.lora_request
-    return Variant(
-        lora=f"{lora.lora_name} {lora.lora_path} {_age_of(lora.lora_path)}" if lora else "",
-        cache_salt=request.cache_salt or "",
-    )
+    def _why_unknown(self, lora: LoRARequest) -> str:
+        """Why nobody knows with which weights vLLM would compute a request; empty if that is known."""
+        if lora.load_inplace:
+            return "vLLM reads the LoRA adapter anew for each step of the request: it was loaded with load_inplace"
+        if not self.adapters.find(lora):
+            return (
+                "no step has computed with the LoRA adapter since vLLM loaded it, or vLLM has dropped it; "
+                "--max-cpu-loras says how many it keeps"
+            )
+        return ""
 
 
 def _why_unsupported(request: Request) -> str:
@@ -101,11 +113,3 @@ def _why_unsupported(request: Request) -> str:
     if getattr(request, "resumable", False):  # not every vLLM has these
         return "prompts whose parts come one after the other are not supported"
     return ""
-
-
-def _age_of(path: str) -> int:
-    """When the adapter's files last changed: another adapter may take the same path."""
-    try:
-        return max(entry.stat().st_mtime_ns for entry in Path(path).iterdir())
-    except (OSError, ValueError):
-        return 0  # not a local directory, but a name that vLLM resolves

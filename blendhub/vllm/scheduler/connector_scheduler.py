@@ -72,6 +72,7 @@ class ConnectorScheduler:
             settings,
             admission.namespace.world_size,
             lambda: self._arena.stores_blended,
+            admission.adapters,
         )
         uses_sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
@@ -81,6 +82,7 @@ class ConnectorScheduler:
         self._requests: dict[str, RequestState] = {}
         self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
         self._turns = Turns(config.scheduler_config.max_num_batched_tokens)
+        self._n_steps = 0
         self._begun_tokens: int | None = None
         """In this step, once a request has asked for it."""
         self._loads: list[LoadJob] = []
@@ -106,7 +108,9 @@ class ConnectorScheduler:
         self.settling.take(state)
         if refusal:
             self._refuse(state, refusal)
-            if refusal.code == "off" and terms.stores and self._settings.learn_sensitivity:
+            # Requests with an adapter are not blended.
+            learns = terms.stores and self._settings.learn_sensitivity and request.lora_request is None
+            if refusal.code == "off" and learns:
                 self._look_for_copies(state)
         else:
             self.lookups.send(state)
@@ -163,7 +167,15 @@ class ConnectorScheduler:
             self._turns.begin(request, n_recomputed, self._pace())
         blocks_here = np.asarray(blocks, np.int64)
         self._loads.append(
-            LoadJob(state.id, state.terms.variant, state.tokens(), blocks_here, decision, state.sensitivity)
+            LoadJob(
+                state.id,
+                state.terms.variant,
+                state.tokens(),
+                blocks_here,
+                decision,
+                state.sensitivity,
+                state.terms.adapter,
+            )
         )
         if state.first_approximate != was_approximate_from:
             # It was preempted: its save plan would store as exact what is approximate from now on.
@@ -181,7 +193,8 @@ class ConnectorScheduler:
         self._turns.next_step()
         self.lookups.begin_step(self._requests.values())
         self.audits.report()
-        plan = StepPlan(budget=self._budget.of_step(step.total_num_scheduled_tokens))
+        self._n_steps += 1
+        plan = StepPlan(number=self._n_steps, budget=self._budget.of_step(step.total_num_scheduled_tokens))
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         plan.loads, self._loads = self._loads, []
@@ -196,6 +209,7 @@ class ConnectorScheduler:
     def process_report(self, report: WorkerReport) -> None:
         """Take note of what the workers have done."""
         self._closed_ranks -= report.opened
+        self._admission.adapters.report(report.adapters)
         self.counters["saved_tokens"] += report.saved_tokens
         self.counters["learned_tokens"] += report.learned_tokens
         self.counters["unlearned_tokens"] += report.unlearned_tokens
@@ -350,5 +364,5 @@ class ConnectorScheduler:
         reason = type(error).__name__
         if reason not in self._logged:
             self._logged.add(reason)
-            log.warning("the hub reserved no slots for computed KV, which is therefore not stored: %s", error)
+            log.warning("computed KV is not stored: %s", error)
         self.counters[f"reservations_failed_{reason}"] += 1

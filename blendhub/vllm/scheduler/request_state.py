@@ -13,7 +13,7 @@ from blendhub.layout import Variant
 from blendhub.plan import Match, Span
 from blendhub.tokens import Tokens
 from blendhub.vllm.decision import Allowed, Decision, Refusal
-from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 from blendhub.vllm.settings import Mode
@@ -43,9 +43,11 @@ class Stage(Enum):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What the engine's settings and the request's own parameters allow. Fixed when the request arrives."""
+    """What the engine's settings and the request's own parameters allow. Fixed when the request arrives, but for an
+    adapter that is known later."""
 
     variant: Variant
+    """Whose KV the request reads and stores."""
     mode: Mode
     ratio: float | None
     """The share of moved text that is recomputed; None: the engine's."""
@@ -53,6 +55,8 @@ class Terms(msgspec.Struct, frozen=True):
     explains: bool = False
     audit: bool = False
     """Whether the request asks for an audit."""
+    adapter: Adapter | None = None
+    """Its LoRA adapter; None without one, or until the workers have reported it."""
     settles: bool = False
     """Whether the request takes KV that earlier requests blended."""
 
@@ -178,11 +182,21 @@ class RequestState:
         if lookup:
             lookup.close()
 
+    def identify(self, adapter: Adapter) -> None:
+        """The workers have reported the request's adapter."""
+        variant = Variant(adapter.weights, self.terms.variant.cache_salt)
+        self.terms = msgspec.structs.replace(self.terms, adapter=adapter, variant=variant)
+
     # What follows from it.
 
     @property
     def id(self) -> str:
         return self.request.request_id
+
+    @property
+    def lacks_adapter(self) -> bool:
+        """Whether it has a LoRA adapter that the workers have not reported."""
+        return self.request.lora_request is not None and self.terms.adapter is None
 
     @property
     def matches(self) -> tuple[Match, ...]:

@@ -11,10 +11,11 @@ import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client import HubClient, Reservation
-from blendhub.errors import BlendHubError, DeadlineExceeded
+from blendhub.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.plan import Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
+from blendhub.vllm.scheduler.adapters import Adapters
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.settings import Settings
@@ -28,8 +29,10 @@ NULL_BLOCK = 0
 class RequestSaves:
     """What is being stored of one request."""
 
-    def __init__(self, request: RequestState) -> None:
+    def __init__(self, request: RequestState, begun_in: int) -> None:
         self.request = request
+        self.begun_in = begun_in
+        """The step that computed its first tokens."""
         self.plan: SavePlan | None = None
         self.retired: list[SavePlan] = []
         """Earlier plans. The workers finish what they save under these; no more is scheduled."""
@@ -45,9 +48,10 @@ class RequestSaves:
 class EndedRequest:
     """A request that has ended and whose KV is not stored yet."""
 
-    def __init__(self, saves: RequestSaves, plan: SavePlan, computed: int, blocks: list[int], ranks: int) -> None:
+    def __init__(self, saves: RequestSaves, computed: int, blocks: list[int], ranks: int) -> None:
         self.saves = saves
-        self.plan = plan
+        self.has_answer = False
+        """Whether its answer is planned, too."""
         self.computed = computed
         self.blocks = blocks
         self.ended_at = time.monotonic()
@@ -64,6 +68,7 @@ class SaveScheduler:
         settings: Settings,
         ranks: int,
         stores_blended: Callable[[], bool],
+        adapters: Adapters,
     ) -> None:
         self.block_ids: BlockIds = lambda request: []
         self.failed_reservations: SimpleQueue[BaseException] = SimpleQueue()
@@ -74,6 +79,7 @@ class SaveScheduler:
         self._timeout_s = settings.lookup_timeout_s
         self._ranks = ranks
         self._stores_blended = stores_blended
+        self._adapters = adapters
         self._running: dict[str, RequestSaves] = {}
         self._ending: dict[str, EndedRequest] = {}
         """vLLM keeps their blocks for saves that no plan has named yet."""
@@ -93,7 +99,9 @@ class SaveScheduler:
         for name, before in computed.items():
             request = requests.get(name)
             if request and request.terms.stores:
-                self._save_running(request, before + step.num_scheduled_tokens[name], plan)
+                saves = self._running.setdefault(name, RequestSaves(request, plan.number))
+                computed_now = before + step.num_scheduled_tokens[name]
+                self._save_running(saves, min(computed_now, request.request.num_prompt_tokens), plan)
         for ended in list(self._ending.values()):
             self._save_ended(ended, plan)
 
@@ -102,13 +110,13 @@ class SaveScheduler:
         saves = self._running.pop(request.id, None)
         if saves is None:
             return False
-        if saves.plan is None:
+        if saves.plan is None and (saves.is_dropped or not request.lacks_adapter):
             self._abandon(saves)
             return False
         # The last token was sampled but not computed; tokens that are being computed now were not sampled yet.
         computed = min(request.request.num_computed_tokens, request.request.num_tokens - 1)
-        saves.plan.add_answer(request.request.num_prompt_tokens, computed, request.first_approximate is None)
-        self._ending[request.id] = EndedRequest(saves, saves.plan, computed, blocks, self._ranks)
+        ended = self._ending[request.id] = EndedRequest(saves, computed, blocks, self._ranks)
+        self._plan_answer(ended)
         return True
 
     def settle(self, requests: Mapping[str, int]) -> list[RequestState]:
@@ -142,27 +150,61 @@ class SaveScheduler:
                 plan.drop()
             self._abandon(saves)
 
-    def _save_running(self, request: RequestState, computed: int, plan: StepPlan) -> None:
-        saves = self._running.setdefault(request.id, RequestSaves(request))
-        if saves.is_dropped:
-            return
-        if saves.plan is None:
-            saves.plan = self._new_plan(request)
-        self._schedule(request, saves.plan, min(computed, request.request.num_prompt_tokens), None, plan)
+    def _save_running(self, saves: RequestSaves, computed: int, plan: StepPlan) -> None:
+        if save_plan := self._planned(saves):
+            self._schedule(saves.request, save_plan, computed, None, plan)
 
     def _save_ended(self, ended: EndedRequest, plan: StepPlan) -> None:
+        request, save_plan = ended.saves.request, self._plan_answer(ended)
         # Read before: the hub may answer at any moment, and its answer must not be missed.
-        is_pending = ended.plan.is_pending
-        request = ended.saves.request
-        self._schedule(request, ended.plan, ended.computed, ended.blocks, plan)
+        is_pending = save_plan.is_pending if save_plan else not ended.saves.is_dropped
+        if save_plan:
+            self._schedule(request, save_plan, ended.computed, ended.blocks, plan)
         if is_pending:
             if time.monotonic() < ended.ended_at + self._timeout_s:
                 return
+            missing = "the hub reserved no slots" if save_plan else "the workers reported no LoRA adapter"
             self.failed_reservations.put(
-                DeadlineExceeded(f"the hub reserved no slots within lookup_timeout_s {self._timeout_s} of the end")
+                DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end")
             )
         plan.ending.add(request.id)
         self._announced[request.id] = self._ending.pop(request.id)
+
+    def _planned(self, saves: RequestSaves) -> SavePlan | None:
+        """The plan, made once it is known whose KV it is; None until then, and if nothing may be stored."""
+        if saves.plan is None and not saves.is_dropped and self._is_of_one_adapter(saves):
+            saves.plan = self._new_plan(saves.request)
+        return saves.plan
+
+    def _plan_answer(self, ended: EndedRequest) -> SavePlan | None:
+        plan, request = self._planned(ended.saves), ended.saves.request
+        if plan and not ended.has_answer:
+            ended.has_answer = True
+            plan.add_answer(request.request.num_prompt_tokens, ended.computed, request.first_approximate is None)
+        return plan
+
+    def _is_of_one_adapter(self, saves: RequestSaves) -> bool:
+        """Whether all KV of a request was computed with the weights that its adapter has now, as far as is known.
+
+        The workers check it again for each save.
+        """
+        request, lora = saves.request, saves.request.request.lora_request
+        if lora is None:
+            return True
+        # If it was not loaded when the request arrived, the report of the request's own step says what was loaded.
+        adapter = request.terms.adapter or self._adapters.find(lora)
+        if adapter is None:
+            return False
+        request.identify(adapter)
+        if adapter.since <= saves.begun_in and not (request.engine_tokens and self._adapters.was_replaced(lora)):
+            return True
+        saves.is_dropped = True
+        self.failed_reservations.put(
+            AdapterReplaced(
+                f"LoRA adapter {lora.lora_name} got other weights, and some of the KV may be of earlier ones"
+            )
+        )
+        return False
 
     def _schedule(
         self, request: RequestState, save_plan: SavePlan, computed: int, blocks: list[int] | None, plan: StepPlan
@@ -181,7 +223,7 @@ class SaveScheduler:
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
-            plan.saves.append(SaveJob(request.id, right, slots, span, needed))
+            plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter))
 
     def _abandon(self, saves: RequestSaves) -> None:
         """Schedule no more saves, and end the rights; what is stored stays."""

@@ -23,6 +23,7 @@ from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
+from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
 from blendhub.vllm.worker.stored_copies import StoredCopies
@@ -53,6 +54,7 @@ class ConnectorWorker:
         self._forwards = Forwards(context)
         self._device = context.device
         self._ranks = context.ranks
+        self._adapters = LoadedAdapters(context.model.adapters)
         self._host = host
         self._engine_id = engine_id
         self._timeout_s = timeout_s
@@ -83,6 +85,7 @@ class ConnectorWorker:
         if plan.hub:
             self._executor = HubExecutor(plan.hub, self._engine_id, self._ranks.number, self._host)
         self._open()
+        self._adapters.look(plan.number)
         if plan.loads or self._loading:
             self._device.begin_step()
         self._settle_saves(plan.preempted)
@@ -94,6 +97,7 @@ class ConnectorWorker:
 
     def load(self, plan: StepPlan) -> None:
         """Continue the loads, within the step's budget of recomputed tokens."""
+        self._adapters.look(plan.number)
         self._advance()
         self._agree()
         blending = {name: loading.blend for name, loading in self._loading.items() if loading.blend}
@@ -138,6 +142,8 @@ class ConnectorWorker:
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
         report.learned_tokens, report.unlearned_tokens = self._learning.take_numbers()
         report.carried_bytes = self._carrier.take_bytes() if self._carrier else 0
+        adapters = self._adapters.take_changes()
+        report.adapters = {} if adapters is None else {self._ranks.number: adapters}
         return report if report != WorkerReport() else None
 
     def close(self) -> None:
@@ -206,6 +212,7 @@ class ConnectorWorker:
             self._learning.add(loading.job, blend.comparisons, loading.epoch)
 
     def _begin_load(self, job: LoadJob, client: HubClient, acquired: Acquired) -> Transfer:
+        self._adapters.check(job.adapter, is_loaded=True)
         segments = [
             Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
             for piece in acquired.pieces
@@ -262,6 +269,7 @@ class ConnectorWorker:
 
     def _begin_save(self, job: SaveJob, client: HubClient) -> SaveJob | None:
         """Returns what there was no room for."""
+        self._adapters.check(job.adapter, is_loaded=False)
         model = self._context.model
         pages = model.pages(job.blocks)
         if self._carrier:

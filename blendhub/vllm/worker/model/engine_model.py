@@ -50,6 +50,11 @@ class EngineModel:
     def module(self) -> torch.nn.Module:
         return self._runner.module
 
+    @property
+    def adapters(self) -> Any:
+        """What keeps the LoRA adapters of this worker; None without LoRA."""
+        return self._runner.adapters
+
     def slots(self, chosen: Chosen) -> torch.Tensor:
         """Where the tokens lie in the pages, as vLLM counts: on the model's device."""
         return self._platform.slots(chosen.slots(self.block_size), self.device)

@@ -1,5 +1,6 @@
-"""A name for the weights of a model as they are loaded."""
+"""A name for the weights of a model, or of a LoRA adapter, as they are loaded."""
 
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -15,6 +16,28 @@ def fingerprint(model: torch.nn.Module) -> str:
         state.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
         state.update(_sample(parameter.detach()))
     return state.hexdigest()
+
+
+def adapter_fingerprint(adapter: Any) -> str:
+    """Names the weights of vLLM's ``LoRAModel``: all of their bytes, since users may bring adapters, and craft them."""
+    state = blake2b(digest_size=16)
+    for name, layer in sorted(adapter.loras.items()):
+        state.update(f"{name} {layer.scaling} ".encode())
+        for part in _tensors([layer.lora_a, layer.lora_b]):
+            state.update(f"{tuple(part.shape)} {part.dtype} ".encode())
+            state.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return state.hexdigest()
+
+
+def _tensors(parts: Any) -> Iterator[torch.Tensor]:
+    """Packed layers have lists of tensors, and None for what the adapter leaves as it is."""
+    if isinstance(parts, torch.Tensor):
+        yield parts
+    elif parts is None:
+        yield torch.empty(0)
+    else:
+        for part in parts:
+            yield from _tensors(part)
 
 
 def _sample(parameter: torch.Tensor) -> bytes:

@@ -54,7 +54,7 @@ class Runner:
 
     @property
     def adapters(self) -> Any:
-        """What sets the LoRA adapter of each token; None without LoRA."""
+        """What keeps the LoRA adapters, and sets that of each token; None without LoRA."""
         return getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)
 
 

@@ -1,0 +1,164 @@
+"""Which LoRA adapter has computed a request's KV: what workers notice, and what the scheduler side makes of it."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+from vllm.lora.lora_model import LoRAModel
+from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
+from vllm.lora.request import LoRARequest
+
+from blendhub.errors import AdapterReplaced
+from blendhub.layout import Variant
+from blendhub.vllm.messages import Adapter, LoadedAdapter, WorkerReport
+from blendhub.vllm.scheduler.adapters import Adapters
+from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
+from blendhub.vllm.worker.model.fingerprint import adapter_fingerprint
+from tests.vllm.played_engine import played_engine, text
+
+LORA = LoRARequest("one", 1, "org/a")
+
+
+def adapter_of(value=1.0, *, at=(7, 3), scaling=1.0):
+    """An adapter of vLLM's with a packed layer, one of whose parts it leaves as it is."""
+    down, up = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(32, 8, dtype=torch.bfloat16)
+    up[at] = value
+    packed = PackedLoRALayerWeights("m.qkv", 8, [8, None], [down, None], [up.clone(), None], [1.0, None])
+    return LoRAModel(1, 8, {"m.qkv": packed, "m.o": LoRALayerWeights("m.o", 8, 8, down, up, scaling)})
+
+
+def test_every_byte_of_an_adapter_counts():
+    same = adapter_fingerprint(adapter_of())
+    assert same == adapter_fingerprint(adapter_of())
+    others = [adapter_of(2.0), adapter_of(2.0, at=(7, 4)), adapter_of(scaling=2.0)]
+    assert len({same, *map(adapter_fingerprint, others)}) == 4
+
+
+@pytest.fixture
+def memory():
+    """What vLLM has loaded, and what a worker notices of it."""
+    loaded = {}
+    return loaded, LoadedAdapters(SimpleNamespace(list_adapters=lambda: dict(loaded)))
+
+
+def test_a_worker_notices_other_weights_and_not_that_vllm_reads_the_same_again(memory):
+    loaded, seen = memory
+    seen.look(1)
+    assert seen.take_changes() is None
+    loaded[1] = adapter_of()
+    seen.look(2)
+    ((number, first),) = seen.take_changes().items()
+    asked = Adapter(number, first.weights, first.since)
+    assert (number, first.since) == (1, 2)
+    seen.check(asked, is_loaded=True)
+    loaded.clear()
+    seen.look(3)
+    assert seen.take_changes() == {}
+    seen.check(asked, is_loaded=False)
+    with pytest.raises(AdapterReplaced, match="dropped"):
+        seen.check(asked, is_loaded=True)
+    loaded[1] = adapter_of()
+    seen.look(4)
+    assert seen.take_changes() == {1: first}
+    # Other weights, and the first ones again: a request may have computed with both.
+    for step, value in ((5, 2.0), (6, 1.0)):
+        loaded[1] = adapter_of(value)
+        seen.look(step)
+        with pytest.raises(AdapterReplaced, match="other weights"):
+            seen.check(asked, is_loaded=False)
+    assert seen.take_changes() == {1: LoadedAdapter(first.weights, 6)}
+
+
+def test_ranks_that_have_loaded_different_weights_are_told_apart_together():
+    """Expert parallelism gives each rank the experts that it computes."""
+    adapters, lora = Adapters(ranks=2), LoRARequest("one", 1, "org/a")
+    first, second, third = (LoadedAdapter(*of) for of in (("x", 4), ("y", 5), ("z", 9)))
+    adapters.report({0: {1: first}})
+    assert adapters.find(lora) is None, "one rank has not reported"
+    adapters.report({1: {1: second}})
+    found = adapters.find(lora)
+    assert (found.id, found.since) == (1, 5)
+    adapters.report({1: {1: third}})
+    assert adapters.find(lora).weights != found.weights and adapters.find(lora).since == 9
+    assert adapters.was_replaced(lora) and not adapters.was_replaced(LoRARequest("one", 1, "org/b"))
+    adapters.report({0: {}})
+    assert adapters.find(lora) is None
+
+
+@pytest.fixture
+def engine():
+    with played_engine() as engine:
+        yield engine
+
+
+def report(engine, weights, since, number=1):
+    engine.side.process_report(WorkerReport(adapters={0: {number: LoadedAdapter(weights, since)}}))
+
+
+def stored(engine, tokens, weights):
+    """How many tokens are found of the adapter with these weights."""
+    adapters = Adapters(1)
+    adapters.report({0: {1: LoadedAdapter(weights, 1)}})
+    found = engine.client.lookup(np.asarray(tokens, np.uint32), Variant(adapters.find(LORA).weights), acquire=False)
+    return sum(len(match.span) for match in found.matches)
+
+
+def computed(engine, name, prompt, *, local=0, cut=None, weights="x", since=0, then=()):
+    """A request that two steps compute, after which the worker reports its adapter, and what ``then`` says."""
+    request, cut = engine.request(name, prompt, lora=LORA), cut or len(prompt) // 2
+    engine.side.arrived(request)
+    assert engine.load(request, local) == local
+    engine.step(**{name: (local, cut - local)})
+    first = engine.side._n_steps
+    report(engine, weights, since or first)
+    for other in then:
+        report(engine, other, first + 1)
+    engine.step(**{name: (cut, len(prompt) - cut)})
+    request.append_output_token_ids(1)
+    engine.end(request, len(prompt))
+    return engine.side
+
+
+def test_the_first_request_of_an_adapter_is_computed_and_then_stored(engine):
+    prompt = text(0, 96)
+    side = computed(engine, "a", prompt)
+    assert side.counters["refused_adapter"] == 1 and stored(engine, prompt, "x") == 96
+    assert engine.found(prompt, exact=True) == set(), "it is nobody else's"
+    again = engine.request("b", prompt, lora=LORA)
+    side.arrived(again)
+    assert engine.load(again) == 95
+
+
+def test_a_request_of_one_step_is_stored_too(engine):
+    request = engine.request("a", text(0, 96), lora=LORA)
+    engine.side.arrived(request)
+    engine.load(request)
+    engine.step(a=(0, 96))
+    request.append_output_token_ids(1)
+    request.num_computed_tokens = 96
+    assert engine.side.ended(request, list(range(1, 7)))[0], "its blocks are needed until its adapter is known"
+    report(engine, "x", engine.side._n_steps)
+    for _ in range(3):
+        engine.step()
+    assert stored(engine, text(0, 96), "x") == 96
+
+
+@pytest.mark.parametrize("then", [["y"], ["y", "x"]], ids=["once", "and back"])
+def test_what_two_adapters_have_computed_is_not_stored(engine, then):
+    prompt = text(0, 96)
+    side = computed(engine, "a", prompt, then=then)
+    assert stored(engine, prompt, "x") == stored(engine, prompt, "y") == 0
+    assert side.counters["reservations_failed_AdapterReplaced"] == 1
+
+
+def test_what_stands_behind_vllm_s_cached_kv_of_an_earlier_adapter_is_not_stored(engine):
+    computed(engine, "a", text(0, 96))
+    report(engine, "y", engine.side._n_steps + 1)
+    computed(engine, "b", text(0, 96) + text(1, 96), local=96, cut=128, weights="y", since=engine.side._n_steps + 1)
+    assert stored(engine, text(0, 96) + text(1, 96), "y") == 0
+    computed(engine, "c", text(2, 96), weights="y", since=1)
+    assert stored(engine, text(2, 96), "y") == 96, "this begins anew"
