@@ -12,7 +12,7 @@ _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "fleet": {"store": ("shared_directory",)},
         "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},
         "mooncake": {"store": ("mooncake",)},
-        "selectors": {"selector": ("all", "combined", "first_k", "hkvd", "learned", "none", "question", "random")},
+        "selectors": {"selector": ("combined", "first_k", "hkvd")},
         "stores": {"store": ("disk",)},
         "transports": {"transport": ("inproc", "zmq")},
     }

@@ -1,4 +1,4 @@
-"""A selector that knows which tokens depend on other documents: the best that recomputation could do, and no plugin."""
+"""A selector that knows which tokens depend on other documents: the best that recomputation could do."""
 
 import json
 import random
@@ -15,7 +15,6 @@ from msgspec import Meta
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.reader.task import Prompt
 from blendhub.contracts import Selection, Selector
-from blendhub.hookspecs import PluginSpec, hookimpl
 from blendhub.plan import Span, join_spans
 
 READ_BEHIND = 3
@@ -75,27 +74,6 @@ def dependent_runs(prompt: Prompt) -> Iterator[tuple[int, int]]:
         runs = join_spans([Span(place, place + 1) for place in sorted(dependent)])
         yield from ((begin + run.start, begin + run.end) for run in runs)
         begin += len(document)
-
-
-def install(folder: Path) -> None:
-    """Have interpreters that search this folder find the selector as a plugin."""
-    facts = folder / "oracle-1.0.dist-info"
-    facts.mkdir()
-    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: oracle\nVersion: 1.0\n")
-    (facts / "entry_points.txt").write_text(f"[blendhub]\noracle = {__name__}\n")
-
-
-@hookimpl
-def blendhub_selectors() -> list[PluginSpec[Selector]]:
-    return [
-        PluginSpec(
-            name=NAME,
-            api=3,
-            summary="the tokens that depend on other documents, which only the benchmark knows",
-            factory=f"{__name__}:OracleSelector",
-            options=OracleOptions,
-        )
-    ]
 
 
 def _key(tokens: Sequence[int]) -> str:

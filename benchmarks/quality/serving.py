@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality import oracle
+from benchmarks.quality import plugin
 from benchmarks.quality.compared import Compared
 from engine_harness import Engine
 
@@ -26,7 +26,7 @@ class Serving:
         self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
         self._site = place / "site"
         self._site.mkdir()
-        oracle.install(self._site)
+        plugin.install(self._site)
         # Chunks of 256 tokens are not all full.
         self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes(str(options.get("dtype"))) / 2**30)
         self._endpoint = f"ipc://{place}/hub.sock"
@@ -34,7 +34,7 @@ class Serving:
     def storing(self) -> contextlib.AbstractContextManager[Engine]:
         """Its hub ends with it. It learns, but has nothing to choose: what moved is computed anew, all or nothing."""
         hub = {"arena_gib": self._arena_gib, "metrics": "", "listen": [{"endpoint": self._endpoint}]}
-        return self._engine({"hub": hub, "selector": {"name": "random"}})
+        return self._engine({"hub": hub, "selector": {"name": "first_k"}})
 
     def choosing(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
         """An engine with this selector. It does not learn: one question must not help the next."""

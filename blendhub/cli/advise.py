@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 HEADER = f"{'selector':<12} {'ratio':>5} {'audits':>6} {'agree':>6}  {'95% interval':<15} {'median KL':>9}"
-COMPARISONS = ("all", "none", "random")
-"""Selectors that only comparisons need."""
 
 
 def add_parser(commands: Any) -> None:
@@ -48,7 +46,7 @@ def add_parser(commands: Any) -> None:
     parser.add_argument("--model", required=True, help="as `vllm serve` takes it: a name or a path")
     parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="questions; shapes are below")
     parser.add_argument("--agreement", type=float, default=0.95, metavar="SHARE", help="to hold (default 0.95)")
-    parser.add_argument("--selectors", metavar="NAMES", help="with commas between; default: all that are of use")
+    parser.add_argument("--selectors", metavar="NAMES", help="with commas between; default: all that are installed")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help=f"default {','.join(map(str, RATIOS))}")
     parser.add_argument("--most", type=int, default=200, metavar="N", help="prompts to read (default 200)")
     parser.add_argument("--engine", default="{}", metavar="JSON", help="arguments of vLLM's LLM, such as max_model_len")
@@ -66,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     engine, settings = _mapping("--engine", arguments.engine), _mapping("--settings", arguments.settings)
     if mistakes := mistakes_in_settings({KEY: settings}, host, None):
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
-    names = arguments.selectors.split(",") if arguments.selectors else _selectors(host)
+    names = arguments.selectors.split(",") if arguments.selectors else host.names("selector")
     served = {name: _measured_with(settings, name) for name in names}
     distinct = {name: distinct_ratios(_selector(host, served[name]), ratios) for name in names}
     questions = read_questions(arguments.data, arguments.most)
@@ -168,10 +166,6 @@ def distinct_ratios(selector: Selector, ratios: tuple[float, ...]) -> tuple[floa
 
 def _listed(distinct: dict[str, tuple[float, ...]]) -> str:
     return ", ".join(f"{name} at {' '.join(f'{ratio:g}' for ratio in ratios)}" for name, ratios in distinct.items())
-
-
-def _selectors(host: PluginHost) -> list[str]:
-    return [name for name in host.names("selector") if name not in COMPARISONS]
 
 
 def _ratios(text: str) -> tuple[float, ...]:

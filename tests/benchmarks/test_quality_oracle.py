@@ -1,4 +1,4 @@
-"""The selector that knows what to recompute."""
+"""The selectors that only the benchmark has: one that knows what to recompute, and chance."""
 
 from itertools import pairwise
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.oracle import OracleOptions, OracleSelector, dependent_runs, write_answers
+from benchmarks.quality.plugin import RandomSelector
 from benchmarks.quality.reader.task import make_prompt
 from blendhub import Span
 from blendhub.contracts import Selection
@@ -62,3 +63,11 @@ def test_it_picks_nothing_that_did_not_move_and_knows_nothing_of_other_prompts(o
 
 def test_without_a_file_it_knows_nothing():
     assert not picked(OracleSelector(OracleOptions()), 0.5)
+
+
+def test_chance_picks_as_much_as_the_ratio_pays_for_everywhere():
+    moved = [Span(0, 1000), Span(1200, 2200)]
+    picks = [RandomSelector().select(Selection(moved, ratio, 16)) for ratio in (0.1, 0.5)]
+    few, many = ({place for span in one for place in range(span.start, span.end)} for one in picks)
+    assert len(few) == 200 and len(many) == 1000 and few <= many
+    assert {place // 200 for place in many} == {0, 1, 2, 3, 4, 6, 7, 8, 9, 10}

@@ -53,10 +53,10 @@ class SummingModel:
         return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
 
 
-def blended(model, decision, n, selector="none", budget=1000) -> tuple[Blend, list[int]]:
+def blended(model, decision, n, budget=1000) -> tuple[Blend, list[int]]:
     """The load of a request that was blended and audited, and the cost of each of its steps."""
     context = BlendContext(
-        model, [], LAYOUT, SimpleNamespace(block_tokens=1), HOST.create("selector", selector, {}), ALONE
+        model, [], LAYOUT, SimpleNamespace(block_tokens=1), HOST.create("selector", "first_k"), ALONE
     )
     tokens = np.arange(1, n + 1, dtype=np.uint32)
     blend = Blend(context, LoadJob("r", "space", tokens, np.arange(-(-n // BLOCK)), decision))
@@ -92,7 +92,7 @@ def test_without_an_audit_the_rest_of_the_prompt_is_left_to_vllm():
 
 
 def test_with_everything_recomputed_both_predictions_agree():
-    blend, _ = blended(SummingModel(60), Decision(0, 40, (moved(0, 40),), 1.0, audit=True), 60, selector="all")
+    blend, _ = blended(SummingModel(60), Decision(0, 40, (moved(0, 40),), 1.0, audit=True), 60)
     assert blend.result.audit == AuditOutcome(agrees=True, kl=0.0)
 
 
@@ -117,7 +117,7 @@ def test_all_that_is_not_exact_is_computed_anew_from_the_first_moved_token_on(pi
     for gap, length, exact in pieces:
         matches.append(Match(Span(at + gap, at + gap + length), at, 500, exact))
         at += gap + length
-    decision = Decision(data.draw(st.integers(0, matches[-1].span.end - 1)), at, tuple(matches), 0.1, audit=True)
+    decision = Decision(data.draw(st.integers(0, matches[-1].span.end - 1)), at, tuple(matches), 0.0, audit=True)
     n = at + data.draw(st.integers(1, 5))
     if not decision.moved:
         return

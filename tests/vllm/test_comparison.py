@@ -90,7 +90,7 @@ def blended(ratio: float, ranks=ALONE, pages=lambda shape: torch.ones(shape)) ->
     layers = [paged_layer(model, index) for index in range(2)]
     compared = ComparedLayer(model, 1, layers[1], LAYOUT, ranks)
     device = SimpleNamespace(block_tokens=1)
-    selector = HOST.create("selector", "random", {})
+    selector = HOST.create("selector", "combined")
     context = BlendContext(model, layers, LAYOUT, device, selector, ranks, compared)
     decision = Decision(4, 60, tuple(Match(span, 1, span.start + 100, False) for span in MOVED), ratio)
     blend = Blend(context, LoadJob("r", "space", TOKENS, np.arange(BLOCKS), decision))

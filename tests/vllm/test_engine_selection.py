@@ -11,6 +11,8 @@ from tests.vllm.test_engine_sensitivity import known
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+LEARNED = {"name": "combined", "options": {"question_share": 0}}
+
 
 @pytest.fixture(scope="module")
 def engine(model):
@@ -35,7 +37,7 @@ def test_the_places_that_the_question_asks_for_are_computed_again(engine, texts)
 def test_what_one_request_learned_decides_what_the_next_one_has_recomputed(model, texts):
     document, front, question = texts.new(300), texts.new(60), texts.new(9)
     first, second = [*texts.new(100), *document, *texts.new(9)], [*front, *document, *question]
-    with Engine(model, SETTINGS | {"selector": {"name": "learned"}}) as engine:
+    with Engine(model, SETTINGS | {"selector": LEARNED}) as engine:
         engine.one(document)
         engine.forget()
         assert engine.one(first, recompute_ratio=1.0, store=False).report["recomputed_tokens"] == 300
@@ -50,7 +52,7 @@ def test_what_one_request_learned_decides_what_the_next_one_has_recomputed(model
         tokens=np.array(second, np.uint32),
         sensitivity=sensitivity,
     )
-    selector = PluginHost.discover().create("selector", "learned")
+    selector = PluginHost.discover().create("selector", *LEARNED.values())
     assert [Span(*span) for span in answer.report["spans"]["recomputed"]] == selector.select(asked)
     place_alone = selector.select(Selection([Span(60, 360)], 0.15, holes=[Span(0, 60)]))
     assert selector.select(asked) != place_alone

@@ -112,7 +112,7 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     decision = Decision(0, starts[-1] + 40, matches, 0.25)
     computed = []
     model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
-    selector, device = HOST.create("selector", "random", {}), SimpleNamespace(block_tokens=1)
+    selector, device = HOST.create("selector", "first_k", {"k": 0}), SimpleNamespace(block_tokens=1)
     context = BlendContext(model, [], LAYOUT, device, selector, ALONE)
     blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), np.arange(40), decision))
     to_the_end(context, [blend])

@@ -44,19 +44,11 @@ class FirstKOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 16
 
 
-class RandomOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    seed: Annotated[int, Meta(ge=0, description="another seed picks other blocks")] = 0
-    block_tokens: BlockTokens = 0
-
-
 WindowTokens: TypeAlias = Annotated[int, Meta(ge=1, le=256)]
-QuestionTokens: TypeAlias = Annotated[
-    WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
-]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 
 
-class LearnedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class CombinedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     head_tokens: Annotated[
         int, Meta(ge=0, le=65536, description="the most of each span's beginning that is picked for its place alone")
     ] = 8
@@ -72,21 +64,12 @@ class LearnedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     learned_share: Annotated[
         Share, Meta(description="what changed most gets of the budget, relative to the other shares; 0: nothing")
     ] = 0.3
-
-
-QuestionBefore: TypeAlias = Annotated[
-    int, Meta(ge=0, le=256, description="so many tokens before a word of the question are picked with it")
-]
-
-
-class QuestionOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    question_tokens: QuestionTokens = 8
-    question_before: QuestionBefore = 3
-
-
-class CombinedOptions(LearnedOptions, frozen=True, forbid_unknown_fields=True):
-    question_tokens: QuestionTokens = 8
-    question_before: QuestionBefore = 3
+    question_tokens: Annotated[
+        WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
+    ] = 8
+    question_before: Annotated[
+        int, Meta(ge=0, le=256, description="so many tokens before a word of the question are picked with it")
+    ] = 3
     question_share: Annotated[
         Share, Meta(description="what the question's words get of the budget, relative to the other shares; 0: nothing")
     ] = 0.5

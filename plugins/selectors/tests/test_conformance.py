@@ -21,36 +21,17 @@ class TestCombined(SelectorSuite):
         return HOST.create("selector", "combined")
 
 
-@pytest.mark.slow
-class TestLearned(SelectorSuite):
-    capabilities = ("sensitivity",)
+class TestFirstK(SelectorSuite):
+    capabilities = ("own_ratio",)
 
     def create(self) -> Selector:
-        return HOST.create("selector", "learned", {"learned_tokens": 7, "head_share": 1.0})
-
-
-@pytest.mark.slow
-class TestQuestion(SelectorSuite):
-    def create(self) -> Selector:
-        return HOST.create("selector", "question")
+        return HOST.create("selector", "first_k")
 
 
 @pytest.mark.slow
-class TestHkvdInWindows(SelectorSuite):
+class TestHkvdOfKeysInWindows(SelectorSuite):
     def create(self) -> Selector:
-        return HOST.create("selector", "hkvd", {"window_tokens": 4, "probe_share": 1.0})
-
-
-@pytest.mark.slow
-class TestFirstKOfTheRatio(SelectorSuite):
-    def create(self) -> Selector:
-        return HOST.create("selector", "first_k", {"k": 0})
-
-
-@pytest.mark.slow
-class TestHkvdOfKeys(SelectorSuite):
-    def create(self) -> Selector:
-        return HOST.create("selector", "hkvd", {"signal": "k", "layer": 3})
+        return HOST.create("selector", "hkvd", {"signal": "k", "layer": 3, "window_tokens": 4, "probe_share": 1.0})
 
 
 @pytest.mark.slow
@@ -59,33 +40,7 @@ class TestHkvdOfValuesInBlocks(SelectorSuite):
         return HOST.create("selector", "hkvd", {"signal": "v", "block_tokens": 32})
 
 
-class TestRandom(SelectorSuite):
-    def create(self) -> Selector:
-        return HOST.create("selector", "random")
-
-
 @pytest.mark.slow
-class TestRandomInBlocks(SelectorSuite):
+class TestFirstKOfTheRatio(SelectorSuite):
     def create(self) -> Selector:
-        return HOST.create("selector", "random", {"seed": 5, "block_tokens": 8})
-
-
-class TestFirstK(SelectorSuite):
-    capabilities = ("own_ratio",)
-
-    def create(self) -> Selector:
-        return HOST.create("selector", "first_k")
-
-
-class TestAll(SelectorSuite):
-    capabilities = ("no_ratio",)
-
-    def create(self) -> Selector:
-        return HOST.create("selector", "all")
-
-
-class TestNone(SelectorSuite):
-    capabilities = ("no_ratio",)
-
-    def create(self) -> Selector:
-        return HOST.create("selector", "none")
+        return HOST.create("selector", "first_k", {"k": 0})

@@ -6,16 +6,18 @@ from math import log
 
 import numpy as np
 import pytest
-from blendhub_selectors.options import CombinedOptions, QuestionOptions
+from blendhub_selectors.combined import CombinedSelector
+from blendhub_selectors.options import CombinedOptions
 from blendhub_selectors.question import COMMON, FRONT, LONGEST, TEMPLATE_TIMES, TEMPLATE_TOKENS, question
 from blendhub_selectors.signals import moved_mask
-from blendhub_selectors.windowed import CombinedSelector, QuestionSelector
 from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Selection
 from plugins.selectors.tests.prompts import ranges, selections, tokens
+
+OF_THE_QUESTION = CombinedSelector(CombinedOptions(head_share=0, learned_share=0, question_tokens=6, question_before=0))
 
 
 def windows_of(asked, width, before=0):
@@ -113,9 +115,7 @@ def test_common_words_of_the_question_are_not_looked_for():
 def test_a_window_reaches_across_the_border_of_two_spans():
     asked = prompt(("moved", document(1, 100, at_98=[50, 51])), ("moved", document(2, 100)), ("question", [50, 51]))
     assert windows_of(asked, 6)[0] == range(98, 104)
-    assert set(range(98, 105)) <= set(
-        tokens(QuestionSelector(QuestionOptions(question_tokens=6, question_before=0)).select(asked))
-    )
+    assert set(range(98, 105)) <= set(tokens(OF_THE_QUESTION.select(asked)))
 
 
 def test_without_a_question_there_is_nothing_to_look_for():
@@ -183,8 +183,7 @@ def test_a_name_of_the_question_that_stands_in_several_places_is_no_template():
 
 def test_a_place_that_changes_with_the_context_comes_before_one_that_does_not():
     asked = prompt(("moved", document(1, 300, at_40=[50, 51], at_80=[50])), ("question", [50, 51]))
-    combined = CombinedSelector(CombinedOptions(head_share=0, learned_share=0, question_tokens=6, question_before=0))
     sensitivity = np.full(len(asked.tokens), 10, np.uint8)
-    assert combined.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(40, 46)]
+    assert OF_THE_QUESTION.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(40, 46)]
     sensitivity[82:86] = 200
-    assert combined.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(80, 86)]
+    assert OF_THE_QUESTION.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(80, 86)]

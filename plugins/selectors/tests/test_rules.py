@@ -4,9 +4,9 @@ from math import ceil, inf, isfinite
 
 import numpy as np
 import pytest
-from blendhub_selectors.fixed import AllSelector, FirstKSelector, NoneSelector
-from blendhub_selectors.options import FirstKOptions, HkvdOptions, RandomOptions
-from blendhub_selectors.ranking import HkvdSelector, RandomSelector
+from blendhub_selectors.first_k import FirstKSelector
+from blendhub_selectors.hkvd import HkvdSelector
+from blendhub_selectors.options import FirstKOptions, HkvdOptions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -113,28 +113,3 @@ def test_first_k_of_0_picks_equally_many_of_each_span(moved, ratio):
 
 def test_first_k_treats_spans_that_touch_each_by_itself():
     assert FirstKSelector(FirstKOptions(k=4)).select(Selection(TOUCHING, 0.5)) == [Span(4, 8), Span(10, 17)]
-
-
-def test_all_and_none_do_not_look_at_the_ratio():
-    for ratio in (0.0, 0.3, 1.0):
-        assert AllSelector().select(Selection(TOUCHING, ratio)) == [Span(4, 40)]
-        assert NoneSelector().select(Selection(TOUCHING, ratio)) == []
-
-
-@given(moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9), seed=st.integers(0, 5))
-def test_random_picks_whole_blocks_but_for_one(moved, ratio, width, seed):
-    picked = set(tokens(RandomSelector(RandomOptions(seed=seed)).select(Selection(moved, ratio, width))))
-    assert len(picked) == ceil(ratio * len(tokens(moved)))
-    blocks = [
-        set(range(start, min(start + width, span.end)))
-        for span in moved
-        for start in range(span.start, span.end, width)
-    ]
-    assert sum(0 < len(block & picked) < len(block) for block in blocks) <= 1
-
-
-def test_random_picks_otherwise_with_another_seed_and_everywhere():
-    moved = [Span(0, 2000)]
-    picks = [set(tokens(RandomSelector(RandomOptions(seed=seed)).select(Selection(moved, 0.1)))) for seed in range(40)]
-    assert len({frozenset(picked) for picked in picks}) == len(picks)
-    assert len(set.union(*picks)) > 1900

@@ -1,13 +1,14 @@
 """Windows are picked whole and in order; held against twins that go through the tokens one by one."""
 
+from dataclasses import replace
 from math import ceil
 
 import numpy as np
 import pytest
-from blendhub_selectors.options import CombinedOptions, LearnedOptions, QuestionOptions
+from blendhub_selectors.combined import CombinedSelector
+from blendhub_selectors.options import CombinedOptions
 from blendhub_selectors.signals import heads, learned, moved_mask
-from blendhub_selectors.windowed import CombinedSelector, LearnedSelector, QuestionSelector
-from blendhub_selectors.windows import Windows, one_after_another, side_by_side
+from blendhub_selectors.windows import Windows, side_by_side
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -99,34 +100,32 @@ def test_learned_windows_are_those_of_the_highest_bytes(asked, width):
     assert found == [range(start, end) for _, _, start, end in sorted(expected)]
 
 
-SELECTORS = {
-    "learned": lambda width, share: LearnedSelector(LearnedOptions(learned_tokens=width, head_share=share)),
-    "question": lambda width, share: QuestionSelector(QuestionOptions(question_tokens=width)),
-    "combined": lambda width, share: CombinedSelector(
-        CombinedOptions(learned_tokens=width, question_tokens=2 * width, question_share=share)
-    ),
-    "combined of nothing": lambda width, share: CombinedSelector(
-        CombinedOptions(head_share=0, question_share=0, learned_share=0)
-    ),
+SHARES = {
+    "all signals": {},
+    "learned": {"question_share": 0},
+    "question": {"head_share": 0, "learned_share": 0},
+    "nothing": {"head_share": 0, "question_share": 0, "learned_share": 0},
 }
 
 
-@pytest.mark.parametrize("create", SELECTORS.values(), ids=SELECTORS)
-@given(asked=selections(), width=WIDTHS, share=st.sampled_from([0.0, 0.3, 1.0]))
-def test_a_selector_picks_whole_windows_within_its_budget(create, asked, width, share):
-    selector = create(width, share)
-    order = one_after_another([selector.order(asked, moved_mask(asked)), heads(asked, selector._rest_tokens)])
+def combined(**options):
+    return CombinedSelector(CombinedOptions(**options))
+
+
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
+@given(asked=selections(), width=WIDTHS)
+def test_combined_picks_whole_windows_within_its_budget(shares, asked, width):
+    selector = combined(learned_tokens=width, question_tokens=2 * width, **shares)
+    order = selector.order(asked, moved_mask(asked))
     assert tokens(selector.select(asked)) == picked_in_turn(asked.moved, asked.ratio, ranges(order))
 
 
-@pytest.mark.parametrize("create", SELECTORS.values(), ids=SELECTORS)
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 @given(asked=selections(), ratio=st.floats(0, 1))
-def test_a_larger_budget_only_adds(create, asked, ratio):
+def test_a_larger_budget_only_adds(shares, asked, ratio):
     few, many = (
-        set(tokens(create(4, 0.3).select(Selection(asked.moved, one, tokens=asked.tokens, question=asked.question,
-                                                   sensitivity=asked.sensitivity))))
-        for one in sorted([ratio, asked.ratio])
-    )  # fmt: skip
+        set(tokens(combined(**shares).select(replace(asked, ratio=one)))) for one in sorted([ratio, asked.ratio])
+    )
     assert few <= many
 
 
@@ -134,19 +133,19 @@ def test_windows_reach_across_the_borders_of_spans():
     sensitivity = np.zeros(40, np.uint8)
     sensitivity[[18, 30]] = 255, 1
     asked = Selection([Span(0, 20), Span(20, 40)], 0.1, sensitivity=sensitivity)
-    assert LearnedSelector(LearnedOptions(head_share=0)).select(asked) == [Span(18, 22)]
+    assert combined(question_share=0, head_share=0).select(asked) == [Span(18, 22)]
 
 
 def test_more_of_the_beginning_is_picked_behind_a_hole():
     asked = Selection([Span(0, 100), Span(120, 220)], 0.12, holes=[Span(100, 120)])
-    assert LearnedSelector(LearnedOptions(learned_share=0)).select(asked) == [Span(0, 8), Span(120, 136)]
+    assert combined(question_share=0, learned_share=0).select(asked) == [Span(0, 8), Span(120, 136)]
 
 
 def test_a_beginning_that_is_known_not_to_change_is_not_picked_for_its_place():
     sensitivity = np.zeros(200, np.uint8)
     sensitivity[:100], sensitivity[50] = 5, 200
     asked = Selection([Span(0, 100), Span(100, 200)], 0.04, sensitivity=sensitivity)
-    assert LearnedSelector(LearnedOptions(learned_share=0)).select(asked) == [Span(100, 108)]
+    assert combined(question_share=0, learned_share=0).select(asked) == [Span(100, 108)]
 
 
 def test_a_token_of_which_nothing_is_known_counts_as_the_average():

@@ -1,4 +1,4 @@
-"""Selectors that decide from the plan alone, by a rule that leaves nothing to rank."""
+"""The beginnings of spans, by a rule that leaves nothing to rank."""
 
 from math import ceil
 
@@ -6,20 +6,6 @@ from blendhub.contracts import Selection, Selector
 from blendhub.plan import Span
 from blendhub_selectors.options import FirstKOptions
 from blendhub_selectors.signals import heads, moved_mask
-
-
-class AllSelector(Selector):
-    """Everything, whatever the ratio."""
-
-    def pick(self, selection: Selection) -> list[Span]:
-        return list(selection.moved)
-
-
-class NoneSelector(Selector):
-    """Nothing, whatever the ratio."""
-
-    def pick(self, selection: Selection) -> list[Span]:
-        return []
 
 
 class FirstKSelector(Selector):

@@ -1,6 +1,5 @@
-"""Selectors that put blocks in an order, and take the first of them until the budget is used up."""
+"""What deviates most: stored KV of an early layer beside what the model computes now."""
 
-from abc import abstractmethod
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,8 @@ import numpy.typing as npt
 from blendhub.contracts import Selection, Selector
 from blendhub.contracts.selection import Scores
 from blendhub.plan import Span
-from blendhub_selectors.blocks import Blocks, Positions
-from blendhub_selectors.options import HkvdOptions, RandomOptions
+from blendhub_selectors.blocks import Blocks
+from blendhub_selectors.options import HkvdOptions
 from blendhub_selectors.signals import moved_mask
 from blendhub_selectors.windows import Windows
 
@@ -21,62 +20,37 @@ if TYPE_CHECKING:
     from blendhub.contracts.selector import KeysAndValues
 
 
-class RankingSelector(Selector):
-    """Cuts moved spans into blocks and picks ``ceil(ratio * tokens)`` tokens, the best blocks first."""
-
-    def __init__(self, block_tokens: int) -> None:
-        self._block_tokens = block_tokens
-
-    @abstractmethod
-    def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
-        """The indices of all blocks, best first. The same whatever the budget, so that more of it only adds."""
-
-    def pick(self, selection: Selection) -> list[Span]:
-        spans = Blocks.of(selection.moved)
-        blocks = spans.split(self._block_tokens or selection.block_tokens)
-        budget = ceil(selection.ratio * int(spans.lengths.sum()))
-        return blocks.within(budget, self.order(blocks, selection.scores)).joined()
-
-
-class HkvdSelector(RankingSelector):
+class HkvdSelector(Selector):
     """High KV deviation: what the new surroundings changed most at an early layer, they change most at all layers."""
 
     def __init__(self, options: HkvdOptions) -> None:
-        super().__init__(options.block_tokens)
+        self._block_tokens = options.block_tokens
         self.probe_layer = options.layer
         self.probe_share = options.probe_share
         self._signal = options.signal
         self._window_tokens = options.window_tokens
 
     def pick(self, selection: Selection) -> list[Span]:
-        return self._windows(selection) if self._window_tokens else super().pick(selection)
+        assert selection.scores is not None, "Selector.select refuses calls without scores"
+        return (self._windows if self._window_tokens else self._blocks)(selection, selection.scores)
 
     def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         compared = (pair for name, *pair in zip("kv", fresh, stored, strict=True) if name in self._signal)
         return sum(_squared_distance(new, old) for new, old in compared)
 
-    def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
-        assert scores is not None, "Selector.select refuses calls without scores"
-        return np.argsort(-_means(blocks, scores), kind="stable")
+    def _blocks(self, selection: Selection, scores: Scores) -> list[Span]:
+        """``ceil(ratio * tokens)`` tokens in blocks, the best first."""
+        spans = Blocks.of(selection.moved)
+        blocks = spans.split(self._block_tokens or selection.block_tokens)
+        budget = ceil(selection.ratio * int(spans.lengths.sum()))
+        return blocks.within(budget, np.argsort(-_means(blocks, scores), kind="stable")).joined()
 
-    def _windows(self, selection: Selection) -> list[Span]:
-        assert selection.scores is not None, "Selector.select refuses calls without scores"
+    def _windows(self, selection: Selection, scores: Scores) -> list[Span]:
         moved = moved_mask(selection)
         at = np.flatnonzero(moved)
-        best_first = at[np.argsort(-_finite_or_highest(selection.scores[at]), kind="stable")]
+        best_first = at[np.argsort(-_finite_or_highest(scores[at]), kind="stable")]
         windows = Windows.at(best_first, self._window_tokens, len(moved))
         return windows.within(ceil(selection.ratio * len(at)), moved)
-
-
-class RandomSelector(RankingSelector):
-    """The same blocks whenever the same spans moved, so that ranks agree and measurements can be repeated."""
-
-    def __init__(self, options: RandomOptions) -> None:
-        super().__init__(options.block_tokens)
-        self._seed = options.seed
-
-    def order(self, blocks: Blocks, scores: Scores | None) -> Positions:
-        return np.random.default_rng(self._seed).permutation(len(blocks.starts))
 
 
 def _means(blocks: Blocks, scores: Scores) -> npt.NDArray[np.float64]:

@@ -1,0 +1,37 @@
+"""Whole windows, in an order that what is known of the prompt decides."""
+
+from math import ceil
+
+from blendhub.contracts import Selection, Selector
+from blendhub.plan import Span
+from blendhub_selectors.options import CombinedOptions
+from blendhub_selectors.question import question
+from blendhub_selectors.signals import heads, learned, means, moved_mask, sensitivity_squared
+from blendhub_selectors.windows import Mask, Windows, one_after_another, side_by_side
+
+
+class CombinedSelector(Selector):
+    """Three signals share the budget: beginnings of spans, the question's words, and what was learned.
+
+    Windows are picked until the budget is used up. Their order does not depend on it, so more of it only adds.
+    """
+
+    def __init__(self, options: CombinedOptions) -> None:
+        self._options = options
+
+    def pick(self, selection: Selection) -> list[Span]:
+        moved = moved_mask(selection)
+        return self.order(selection, moved).within(ceil(selection.ratio * int(moved.sum())), moved)
+
+    def order(self, selection: Selection, moved: Mask) -> Windows:
+        """All windows, the best first. What the signals leave of the budget goes to the beginnings of spans."""
+        options, changes = self._options, sensitivity_squared(selection, moved)
+        windows, worth = question(selection, moved, options.question_tokens, options.question_before)
+        # What the question asks for is right as it is, where no context changes it.
+        asked = windows.ordered(-worth * means(changes, windows))
+        places = heads(selection, options.learned_tokens, options.head_tokens, options.after_hole)
+        # A beginning that is known to change less than other text needs not be computed for its place.
+        first = places.where(means(changes, places) >= 1)
+        changed = learned(selection, moved, options.learned_tokens, options.after_hole)
+        shares = [(options.question_share, asked), (options.head_share, first), (options.learned_share, changed)]
+        return one_after_another([side_by_side(shares, moved), heads(selection, options.learned_tokens)])
