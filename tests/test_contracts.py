@@ -110,29 +110,58 @@ def test_picks_pass_if_and_only_if_every_token_of_them_moved(borders, moved):
             Picking(picks).select(Selection(ascending, 0.5))
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"moved": [Span(0, 10), Span(9, 20)]},
-        {"moved": [(0, 10)]},
-        {"ratio": 2},
-        {"ratio": float("nan")},
-        {"block_tokens": 0},
-        {"scores": np.zeros(99, np.float32)},
-        {"holes": [Span(25, 35)]},
-        {"question": Span(49, 60)},
-        {"tokens": np.zeros(49, np.uint32)},
-        {"tokens": [0] * 50},
-        {"sensitivity": np.zeros(49, np.uint8)},
-        {"sensitivity": np.zeros(50, np.int8)},
+BAD_SELECTIONS = {
+    "moved": [
+        [Span(0, 10), Span(9, 20)],
+        [Span(0, 10), Span(0, 10)],
+        [Span(30, 40), Span(0, 10)],
+        [Span(0, 10), Span(12, 12), Span(20, 30)],
+        [(0, 10), (20, 30)],
+        [Span(0, 10), None],
     ],
-    ids=str,
-)
-def test_a_selector_s_method_never_sees_bad_arguments(bad):
+    "ratio": [-0.1, -1e-12, 1.0000001, 15, float("nan"), float("inf"), "0.5", None],
+    "block_tokens": [0, -1, 1.5, "16", None],
+    "holes": [[Span(25, 35)], [Span(30, 35), Span(34, 40)], [Span(30, 30)], [(30, 40)]],
+    "question": [Span(0, 5), Span(49, 60), (50, 62), None],
+    "tokens": [np.zeros(49, np.uint32), [0] * 50, np.zeros(50, np.int64), np.zeros((50, 1), np.uint32), None],
+    "sensitivity": [
+        np.zeros(49, np.uint8),
+        np.zeros(51, np.uint8),
+        bytes(50),
+        np.zeros(50, np.float32),
+        np.zeros((50, 1), np.uint8),
+        None,
+    ],
+}
+BAD_SCORES = [
+    None,
+    np.zeros(49, np.float32),
+    [0.0] * 50,
+    np.zeros(50),
+    np.zeros(50, np.int64),
+    np.zeros((50, 1), np.float32),
+    np.float32(1),
+]
+
+
+@pytest.mark.parametrize("key", [*BAD_SELECTIONS, "scores"])
+def test_a_selector_s_method_never_sees_bad_arguments(key):
     selector = Picking([])
-    with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-        selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, **bad}))
+    selector.probe_layer = key == "scores"
+    for bad in BAD_SELECTIONS.get(key, BAD_SCORES):
+        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+            selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, key: bad}))
     assert not selector.asked
+
+
+def test_scores_that_no_selector_asked_for_are_refused():
+    with pytest.raises(InvalidInput, match="asks for no probe"):
+        Picking([]).select(Selection(MOVED, 0.5, scores=np.zeros(50, np.float32)))
+
+
+def test_a_question_beyond_the_tokens_is_refused():
+    with pytest.raises(InvalidInput, match="there are 61 tokens, but spans up to 62"):
+        Picking([]).select(Selection(MOVED, 0.5, question=Span(50, 62), tokens=np.zeros(61, np.uint32)))
 
 
 def test_a_matcher_s_methods_see_arrays_of_tokens():

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Selector(ABC):
     """Picks moved tokens to recompute. Holes are computed in any case; they cannot be picked.
 
-    Callers use ``select`` and ``score``, which check arguments and results. A plugin implements ``pick``, and
-    ``deviation`` if it probes: their arguments are sound.
+    Callers use ``select`` and ``score``, which check arguments and results and which no plugin replaces. A plugin
+    implements ``pick``, and ``deviation`` if it probes: their arguments are sound.
 
     A selector either decides from what is known of the prompt, or first sees how far the stored KV of an early layer is
     from what the model computes now. All ranks of a tensor-parallel group must pick the same tokens, so a selector
@@ -30,8 +30,8 @@ class Selector(ABC):
     whatever was asked before. Scores are summed over the group before they come to ``select``.
 
     *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
-    place of the budget. ``no_ratio``: the ratio plays no part at all, not even 0 and 1. ``sensitivity``: the selector
-    looks at the bytes of sensitivity, which an engine asks of the hub for such a selector only.
+    place of the budget. ``sensitivity``: the selector looks at the bytes of sensitivity, which an engine asks of the
+    hub for such a selector only.
     """
 
     probe_layer: int = 0
@@ -48,7 +48,7 @@ class Selector(ABC):
 
         At a ratio of 0 it picks nothing, at 1 everything that moved, and between at most ``ceil(ratio * tokens)`` of
         the moved tokens. A larger ratio never picks fewer. The capability ``own_ratio`` lifts the limit between 0 and
-        1, ``no_ratio`` all three.
+        1.
         """
 
     def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":

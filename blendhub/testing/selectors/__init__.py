@@ -3,9 +3,8 @@
 from blendhub.testing.selectors.agreeing import AgreeingTests
 from blendhub.testing.selectors.picking import PickingTests
 from blendhub.testing.selectors.probing import ProbingTests
-from blendhub.testing.selectors.refusing import RefusingTests
 from blendhub.testing.selectors.scoring import ScoringTests
 
 
-class SelectorSuite(PickingTests, ProbingTests, ScoringTests, AgreeingTests, RefusingTests):
+class SelectorSuite(PickingTests, ProbingTests, ScoringTests, AgreeingTests):
     """Subclass it as ``class TestMine(SelectorSuite)`` with a ``create`` that returns a new selector."""

@@ -37,15 +37,6 @@ def tokens_of(spans: Sequence[Span]) -> int:
     return sum(len(span) for span in spans)
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
-    """Ascending spans with those that touch made one."""
-    made: list[Span] = []
-    for span in spans:
-        start = made.pop().start if made and made[-1].end == span.start else span.start
-        made.append(Span(start, span.end))
-    return made
-
-
 def prompt_around(
     moved: Sequence[Span], seed: int = 3, words: int = 50, known: float = 0.5, question_tokens: int = QUESTION_TOKENS
 ) -> dict[str, Any]:
@@ -131,12 +122,11 @@ class SelectorTests(ABC):
         prompt = prompt_around(moved) if prompt is None else prompt
         picks = selector.select(Selection(moved, ratio, block_tokens, scores, **prompt))
         check_picks(picks, moved)
-        if "no_ratio" not in self.capabilities:
-            budget = ceil(ratio * tokens_of(moved))
-            if ratio in (0, 1):
-                assert tokens_of(picks) == budget, f"picked {tokens_of(picks)} of {tokens_of(moved)} tokens at {ratio}"
-            elif "own_ratio" not in self.capabilities:
-                assert tokens_of(picks) <= budget, f"picked {tokens_of(picks)} tokens, but may pick {budget}"
+        budget = ceil(ratio * tokens_of(moved))
+        if ratio in (0, 1):
+            assert tokens_of(picks) == budget, f"picked {tokens_of(picks)} of {tokens_of(moved)} tokens at {ratio}"
+        elif "own_ratio" not in self.capabilities:
+            assert tokens_of(picks) <= budget, f"picked {tokens_of(picks)} tokens, but may pick {budget}"
         return picks
 
     def needs_probe(self, selector: Selector) -> None:
