@@ -16,7 +16,6 @@ from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.layout import KVLayout
 from blendhub.testing.device_reference import CompletedTransfer, ReferenceDevice, decoded, encoded, rotated
 from blendhub.testing.devices import DeviceSuite
-from blendhub.testing.devices.copying import SIZES
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup
 
 pytestmark = pytest.mark.slow
@@ -309,10 +308,10 @@ def _passes(suite: DeviceSuite, name: str) -> bool:
     wanted = inspect.signature(test).parameters
     values = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"}
     values |= {name: served for name, served in suite.parameters().items() if name in wanted}
-    for *chosen, sizes in itertools.product(*values.values(), SIZES if "sized" in wanted else [SIZES[-1]]):
+    for chosen in itertools.product(*values.values()):
         given = dict(zip(values, chosen, strict=True))
         try:
-            test(**given, **_fixtures(suite, wanted, sizes))
+            test(**given, **_fixtures(suite, wanted))
         except pytest.skip.Exception:
             continue
         except (Exception, pytest.fail.Exception):
@@ -320,23 +319,14 @@ def _passes(suite: DeviceSuite, name: str) -> bool:
     return True
 
 
-def _fixtures(suite: DeviceSuite, wanted: Any, sizes: tuple[int, int]) -> dict[str, Any]:
+def _fixtures(suite: DeviceSuite, wanted: Any) -> dict[str, Any]:
     def make_harness(setup: Setup) -> DeviceHarness:
         return DeviceHarness(suite.create(), suite.torch_type, setup)
 
-    block_size, chunk_tokens = sizes
     made = {
         "device": suite.create,
         "make_harness": lambda: make_harness,
         "harness": lambda: make_harness(suite.setup()),
-        "sized": lambda: make_harness(
-            suite.setup(
-                block_size=block_size,
-                chunk_tokens=chunk_tokens,
-                n_blocks=60 // block_size + 4,
-                n_shards=60 // chunk_tokens + 2,
-            )
-        ),
     }
     return {name: make() for name, make in made.items() if name in wanted}
 

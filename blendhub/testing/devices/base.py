@@ -54,12 +54,16 @@ class DeviceTests(ABC):
     def create(self) -> Device:
         """A new device, not attached to anything."""
 
+    @property
+    def rotatable_dtypes(self) -> list[str]:
+        """Those of the device's dtypes whose keys can be rotated."""
+        return [dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES]
+
     def parameters(self) -> dict[str, Sequence[Any]]:
         """The values of the tests' arguments that depend on the device; a test runs once for each of them."""
         return {
             "format": self.formats,
-            "dtype": self.dtypes,
-            "rotatable_dtype": [dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES],
+            "rotatable_dtype": self.rotatable_dtypes,
             "dtype_of_8_bits": [dtype for dtype in self.dtypes if ITEM_SIZES[dtype] == 1],
         }
 
@@ -98,8 +102,7 @@ class DeviceTests(ABC):
 
     def setup(self, **fields: Any) -> Setup:
         """A setup that the device supports, with these fields changed."""
-        dtype = next(dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES)
-        return Setup(**{"format": self.formats[0], "dtype": dtype, **fields})
+        return Setup(**{"format": self.formats[0], "dtype": self.rotatable_dtypes[0], **fields})
 
 
 def _has_none(name: str) -> pytest.MarkDecorator:

@@ -3,6 +3,9 @@
 Every test compares all bytes of pages and arena, so one token too many fails it as one too few does.
 """
 
+from collections.abc import Iterator
+from itertools import product
+
 import numpy as np
 import pytest
 
@@ -14,73 +17,69 @@ SIZES = [(8, 24), (24, 8), (16, 12), (12, 16), (7, 5), (5, 17), (16, 16), (1, 6)
 """Tokens of a block and of a chunk: equal, larger, smaller, multiples of each other or not."""
 
 
+SPANS_WITH_HOLES = {
+    "hole at the start": [(11, 30), (30, 50)],
+    "in the middle": [(0, 13), (37, 60)],
+    "at the end": [(0, 13), (20, 33)],
+    "everywhere": [(5, 6), (7, 8), (30, 31), (59, 60)],
+    "beside an empty segment": [(17, 17), (20, 29)],
+    "only holes": [],
+}
+
+
 @holds("Values are copied bit for bit, and so are keys that stay at their position")
 class CopyingTests(DeviceTests):
-    @pytest.fixture(params=SIZES, ids=lambda sizes: f"block {sizes[0]}, chunk {sizes[1]}")
-    def sized(self, request: pytest.FixtureRequest, make_harness: MakeHarness) -> DeviceHarness:
+    def of_any_size(self, make_harness: MakeHarness) -> Iterator[DeviceHarness]:
         """Harnesses of different block and chunk sizes, each for 60 tokens or more."""
-        block_size, chunk_tokens = request.param
-        return make_harness(
-            self.setup(
-                block_size=block_size,
-                chunk_tokens=chunk_tokens,
-                n_blocks=60 // block_size + 4,
-                n_shards=60 // chunk_tokens + 2,
+        for block_size, chunk_tokens in SIZES:
+            blocks, shards = 60 // block_size + 4, 60 // chunk_tokens + 2
+            yield make_harness(
+                self.setup(block_size=block_size, chunk_tokens=chunk_tokens, n_blocks=blocks, n_shards=shards)
             )
-        )
 
-    def test_a_run_of_chunks_is_loaded(self, sized: DeviceHarness) -> None:
-        sized.load(sized.chunks(0, 60))
-
-    def test_a_run_of_chunks_is_loaded_anywhere(self, sized: DeviceHarness) -> None:
-        sized.load(sized.chunks(3, 58))
-
-    @holds("``save`` writes the rows of its segments and nothing else.")
-    def test_a_run_of_chunks_is_saved(self, sized: DeviceHarness) -> None:
-        sized.save(sized.chunks(0, 60))
+    def test_a_run_of_chunks_is_loaded(self, make_harness: MakeHarness) -> None:
+        for harness in self.of_any_size(make_harness):
+            harness.load(harness.chunks(0, 60))
+            harness.overwrite_pages()
+            harness.load(harness.chunks(3, 58))
 
     @holds("``save`` writes the rows of its segments and nothing else.")
-    def test_a_run_of_chunks_is_saved_from_anywhere(self, sized: DeviceHarness) -> None:
-        sized.save(sized.chunks(3, 58))
+    def test_a_run_of_chunks_is_saved(self, make_harness: MakeHarness) -> None:
+        for harness in self.of_any_size(make_harness):
+            harness.save(harness.chunks(0, 60))
+            harness.overwrite_pages()
+            harness.save(harness.chunks(3, 58))
 
-    def test_saved_tokens_are_loaded_unchanged(self, sized: DeviceHarness) -> None:
-        sized.save(sized.chunks(3, 58))
-        sized.overwrite_pages()
-        sized.load(sized.chunks(3, 58))
+    def test_saved_tokens_are_loaded_unchanged(self, make_harness: MakeHarness) -> None:
+        for harness in self.of_any_size(make_harness):
+            harness.save(harness.chunks(3, 58))
+            harness.overwrite_pages()
+            harness.load(harness.chunks(3, 58))
 
-    @pytest.mark.parametrize("skipped", [0, 1, 3, 10, 24, 27, 40, 57, 58, 1000])
     @holds("``load`` writes the tokens of its segments from position")
-    def test_the_skipped_prefix_is_not_touched(self, sized: DeviceHarness, skipped: int) -> None:
-        sized.load(sized.chunks(3, 58), skip_prefix_n_tokens=skipped)
+    def test_the_skipped_prefix_is_not_touched(self, make_harness: MakeHarness) -> None:
+        for harness in self.of_any_size(make_harness):
+            for skipped in (0, 1, 3, 10, 24, 27, 40, 57, 58, 1000):
+                harness.overwrite_pages()
+                harness.load(harness.chunks(3, 58), skip_prefix_n_tokens=skipped)
 
-    @pytest.mark.parametrize("skipped", [0, 20])
-    @pytest.mark.parametrize(
-        "spans",
-        [
-            [(11, 30), (30, 50)],
-            [(0, 13), (37, 60)],
-            [(0, 13), (20, 33)],
-            [(5, 6), (7, 8), (30, 31), (59, 60)],
-            [(17, 17), (20, 29)],
-            [],
-        ],
-        ids=["hole at the start", "in the middle", "at the end", "everywhere", "beside an empty segment", "only holes"],
-    )
+    @pytest.mark.parametrize("spans", SPANS_WITH_HOLES.values(), ids=SPANS_WITH_HOLES)
     @holds("``load`` writes the tokens of its segments from position")
-    def test_holes_are_not_touched(self, harness: DeviceHarness, spans: list[tuple[int, int]], skipped: int) -> None:
+    def test_holes_are_not_touched(self, harness: DeviceHarness, spans: list[tuple[int, int]]) -> None:
         segments = [harness.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
-        harness.load(segments, skipped)
-        harness.overwrite_pages()
-        harness.save(segments)
+        for skipped in (0, 20):
+            harness.load(segments, skipped)
+            harness.overwrite_pages()
+            harness.save(segments)
 
-    @pytest.mark.parametrize("row", [0, 1, 9, 15])
-    @pytest.mark.parametrize("start", [0, 7, 8, 12])
-    def test_segments_begin_within_shards_and_blocks(self, harness: DeviceHarness, start: int, row: int) -> None:
-        segments = [harness.segment(start, start + 9, row=row)]
-        harness.load(segments)
-        harness.load(segments, skip_prefix_n_tokens=start + 4)
-        harness.overwrite_pages()
-        harness.save(segments)
+    def test_segments_begin_within_shards_and_blocks(self, harness: DeviceHarness) -> None:
+        for start, row in product((0, 7, 8, 12), (0, 1, 9, 15)):
+            segments = [harness.segment(start, start + 9, row=row)]
+            harness.load(segments)
+            harness.overwrite_pages()
+            harness.load(segments, skip_prefix_n_tokens=start + 4)
+            harness.overwrite_pages()
+            harness.save(segments)
 
     def test_segments_come_in_any_order(self, harness: DeviceHarness) -> None:
         harness.load(

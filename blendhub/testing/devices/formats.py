@@ -1,6 +1,7 @@
 """Every page format and dtype is copied bit for bit."""
 
-import pytest
+from itertools import product
+
 from msgspec.structs import replace
 
 from blendhub.contracts import PageFormat
@@ -8,47 +9,36 @@ from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests, MakeHar
 from blendhub.testing.devices.device_harness import Rotary, Setup
 from blendhub.testing.sentences import holds
 
+DIMS = [(1, 2, 2), (2, 16, 8), (1, 64, 64), (5, 6, 10), (2, 33, 1)]
+"""Heads, and widths of their keys and values."""
+
 
 @holds("Values are copied bit for bit, and so are keys that stay at their position")
 class FormatTests(DeviceTests):
-    @pytest.mark.parametrize("strided", [False, True], ids=["whole", "strided"])
-    def test_every_bit_is_copied(
-        self, make_harness: MakeHarness, format: PageFormat, dtype: str, strided: bool
-    ) -> None:
+    def test_every_bit_is_copied(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """NaN payloads and signed zeros included."""
-        harness = make_harness(Setup(format=format, dtype=dtype, strided=strided))
-        segments = [harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)]
-        harness.load(segments, skip_prefix_n_tokens=4)
-        harness.overwrite_pages()
-        harness.save(segments)
+        for dtype, strided in product(self.dtypes, (False, True)):
+            harness = make_harness(Setup(format=format, dtype=dtype, strided=strided))
+            segments = [harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)]
+            harness.load(segments, skip_prefix_n_tokens=4)
+            harness.overwrite_pages()
+            harness.save(segments)
 
-    @pytest.mark.parametrize("strided", [False, True], ids=["whole", "strided"])
     @holds("Moved keys are rotated by the angle between the two positions:")
-    def test_moved_keys_are_rotated(
-        self, make_harness: MakeHarness, format: PageFormat, rotatable_dtype: str, strided: bool
-    ) -> None:
-        harness = make_harness(Setup(format=format, dtype=rotatable_dtype, strided=strided, rotations=(Rotary(), None)))
-        harness.load([harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)], 4)
+    def test_moved_keys_are_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:
+        for dtype, strided in product(self.rotatable_dtypes, (False, True)):
+            harness = make_harness(Setup(format=format, dtype=dtype, strided=strided, rotations=(Rotary(), None)))
+            harness.load([harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)], 4)
 
-    @pytest.mark.parametrize("dims", [(1, 2, 2), (2, 16, 8), (1, 64, 64), (5, 6, 10), (2, 33, 1)])
-    def test_heads_and_widths(self, make_harness: MakeHarness, format: PageFormat, dims: tuple[int, int, int]) -> None:
-        heads, key_dim, value_dim = dims
-        harness = make_harness(
-            self.setup(
-                format=format,
-                kv_heads=heads,
-                key_dim=key_dim,
-                value_dim=value_dim,
-                rotations=(None, Rotary(width=2)),
-                block_size=19,
-                chunk_tokens=40,
-                n_blocks=6,
-            )
-        )
-        segments = [harness.segment(2, 41, row=1, source=7)]
-        harness.load(segments)
-        harness.overwrite_pages()
-        harness.save(segments)
+    def test_heads_and_widths(self, make_harness: MakeHarness, format: PageFormat) -> None:
+        sizes = {"block_size": 19, "chunk_tokens": 40, "n_blocks": 6}
+        for heads, key_dim, value_dim in DIMS:
+            dims = {"kv_heads": heads, "key_dim": key_dim, "value_dim": value_dim}
+            harness = make_harness(self.setup(format=format, rotations=(None, Rotary(width=2)), **dims, **sizes))
+            segments = [harness.segment(2, 41, row=1, source=7)]
+            harness.load(segments)
+            harness.overwrite_pages()
+            harness.save(segments)
 
     @holds("The first item of the rotated part of a key; items outside it are not rotated.")
     def test_only_the_last_part_of_the_keys_is_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:

@@ -32,8 +32,8 @@ def moved_spans(draw: st.DrawFn) -> list[Span]:
 class PickingTests(SelectorTests):
     """What an answer must be, whatever the selector's rule."""
 
+    @holds("At a ratio of 0 it picks nothing, at 1 everything that moved, and between at")
     def test_picks_are_in_order_and_within_the_budget(self, selector: Selector) -> None:
-        """Nothing at 0, everything at 1."""
         for moved, block_tokens, ratio in product(MOVED.values(), BLOCKS, RATIOS):
             self.picks(selector, moved, ratio, block_tokens)
 
