@@ -130,6 +130,7 @@ class Host:
             if not other and seen > 8:
                 added_at = _own_time()
                 other = self._add(prompt, asked, tokens)
+        self.settle()  # a request's blocks are known when they are free
         return {
             "answer": self._told(answer, first_s),
             "stream": self._told(stream, None),

@@ -119,7 +119,6 @@ FAULTS = [
     (ForgetsItsPlace, "test_a_place_in_use_is_refused"),
     (ForgetsToForget, "test_a_discarded_chunk_is_gone_for_good"),
     (SaysNothingOfWhatItDrops, "test_the_longest_unused_is_dropped_and_reported"),
-    (SaysNothingOfWhatItDrops, "test_any_history_in_a_tight_store"),
     (HoldsMoreThanItMay, "test_a_large_chunk_drops_several"),
     (TakesNoLoadForAUse, "test_loading_and_saving_again_are_uses"),
     (TakesANoteForAUse, "test_notes_are_no_use"),

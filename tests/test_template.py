@@ -25,7 +25,7 @@ PLUGINS = {
 }
 WHAT_IS_REFUSED = {
     "matcher": "refuses",
-    "selector": "refuses",
+    "selector": "are_refused",
     "device": "change_nothing",
     "transport": "refused or too_many",
     "store": "closed_store_says_so",

@@ -6,6 +6,7 @@ BlendHub's error types, and no other client is affected.
 
 import math
 import random
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ class Hostile:
         """Of each write lease its session, and how far that may commit."""
         self._shard_bytes: dict[int, int] = {}
         """By session."""
-        self._puts: list[Request] = []
+        self._begun: deque[Request] = deque()
         """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
             (6, self._register),
@@ -80,8 +81,8 @@ class Hostile:
         ]
 
     def next(self) -> Request:
-        if self._puts:
-            return self._puts.pop()
+        if self._begun:
+            return self._begun.popleft()
         weights = [weight for weight, _ in self._makers]
         (maker,) = self.chance.choices([maker for _, maker in self._makers], weights)
         return maker() if self.sessions else self._register()
@@ -96,10 +97,12 @@ class Hostile:
         self.leases = [*self.leases[-30:], *([lease] if lease is not None else [])]
         self.runs = [*self.runs[-30:], *([run] if run is not None else [])]
         if isinstance(reply, wire.Reserved) and lease is not None:
-            slots = reply.slots[: self.chance.choice((1, 4, len(reply.slots)))]
+            slots = reply.slots[: self.chance.choice((1, 4))]
             self._granted[lease] = asked.session, slots[-1].span.end
             ids, shard = {"session": asked.session, "epoch": self._epoch}, bytes(self._shard_bytes[asked.session])
-            self._puts = [(wire.Put(**ids, lease=lease, position=slot.span.start), [shard]) for slot in slots[:4]]
+            self._begun.extend((wire.Put(**ids, lease=lease, position=slot.span.start), [shard]) for slot in slots)
+            if self.chance.random() < 0.5:
+                self._begun.append((wire.Commit(**ids, lease=lease, upto=slots[-1].span.end), []))
 
     def forget_sessions(self) -> None:
         """The hub knows none of them any more."""
