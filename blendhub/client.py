@@ -1,6 +1,7 @@
 """The hub as a Python object, over any transport."""
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 
 import msgspec
@@ -9,7 +10,7 @@ import numpy.typing as npt
 
 from blendhub import wire
 from blendhub.contracts.transport import Buffer
-from blendhub.errors import BlendHubError, HubError
+from blendhub.errors import BlendHubError, Busy, HubError
 from blendhub.hub_session import HubSession, PendingReply
 from blendhub.layout import Variant
 from blendhub.plan import Match, Span
@@ -19,6 +20,8 @@ from blendhub.write_rights import WriteRight
 
 BASE = Variant()
 """The namespace of requests without LoRA and salt."""
+
+BUSY_PAUSE_S = 0.01
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -215,8 +218,19 @@ class HubClient(HubSession):
         self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
 
     def put(self, right: WriteRight, position: int, shard: Buffer) -> None:
-        """This rank's shard of the slot at a position, through the transport; for hubs on other machines."""
-        self._call(wire.Done, wire.Put(**self._ids(), lease=right.lease, position=position), [shard])
+        """This rank's shard of the slot at a position, through the transport; for hubs on other machines.
+
+        Where the hub holds as many bytes as it takes, as when several ranks put at once, it is asked again.
+        """
+        give_up_at = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._call(wire.Done, wire.Put(**self._ids(), lease=right.lease, position=position), [shard])
+                return
+            except Busy:
+                if time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(BUSY_PAUSE_S)
 
     # The rest.
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from blendhub.errors import Busy, LeaseError
+from blendhub.hub.sessions import Session
 from blendhub.hub.shares import Shares
 
 T = TypeVar("T", bound="Lease")
@@ -14,14 +15,15 @@ T = TypeVar("T", bound="Lease")
 class Lease:
     """The right to use named slots until a deadline. Subclasses name the slots and their use."""
 
-    __slots__ = ("cost", "deadline", "engine", "id", "session")
+    __slots__ = ("cost", "deadline", "engine", "id", "peer", "session")
 
-    def __init__(self, id: int, session: int, engine: str, deadline: float, cost: int) -> None:
-        """``cost`` is what the lease takes of what its session may have; see ``Leases.check``."""
+    def __init__(self, id: int, session: Session, deadline: float, cost: int) -> None:
+        """``cost`` is what the lease takes of what its connection may have; see ``Leases.check``."""
         self.cost = cost
         self.id = id
-        self.session = session
-        self.engine = engine
+        self.session = session.id
+        self.peer = session.peer
+        self.engine = session.engine.name
         self.deadline = deadline
 
 
@@ -34,7 +36,7 @@ class Leases(Generic[T]):
         self._numbers: Counter[int] = Counter()
         """How many leases each session has."""
         self._costs = Shares()
-        """What they cost, by session."""
+        """What they cost, by connection: one may have many sessions."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -45,21 +47,21 @@ class Leases(Generic[T]):
     def __contains__(self, lease: T) -> bool:
         return lease.id in self._by_id
 
-    def check(self, session: int, cost: int, *, most_cost: int, most: int, unit: str) -> None:
-        """Raise Busy if one more lease is more than a session may have, or costs more than its share of a bound."""
-        number, costs = self._numbers[session], self._costs
-        if number >= most or not costs.have_room(session, cost, most_cost):
+    def check(self, session: Session, cost: int, *, most_cost: int, most: int, unit: str) -> None:
+        """Raise Busy if a session may have no more leases, or one more costs more than its connection's share."""
+        number, costs = self._numbers[session.id], self._costs
+        if number >= most or not costs.have_room(session.peer, cost, most_cost):
             raise Busy(
-                f"this session has {number} leases with {costs.held_by(session)} {unit}, and asks for {cost} more; it "
-                f"may have {most}, and no more {unit} than are left of {most_cost}, of which all sessions have "
-                f"{costs.total}: end some first"
+                f"this session has {number} leases, and its connection {costs.held_by(session.peer)} {unit}, and it "
+                f"asks for {cost} more; a session may have {most}, and a connection no more {unit} than are left of "
+                f"{most_cost}, of which all have {costs.total}: end some first"
             )
 
     def add(self, lease: T) -> None:
         self._by_id[lease.id] = lease
         self._by_engine.setdefault(lease.engine, {})[lease.id] = lease
         self._numbers[lease.session] += 1
-        self._costs.take(lease.session, lease.cost)
+        self._costs.take(lease.peer, lease.cost)
 
     def of_session(self, id: int, session: int) -> T:
         """The lease, if that session holds it."""
@@ -82,7 +84,7 @@ class Leases(Generic[T]):
         if not of_engine:
             del self._by_engine[lease.engine]
         self._numbers[lease.session] -= 1
-        self._costs.give_back(lease.session, lease.cost)
+        self._costs.give_back(lease.peer, lease.cost)
         if not self._numbers[lease.session]:
             del self._numbers[lease.session]
 

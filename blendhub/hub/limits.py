@@ -38,21 +38,21 @@ MOST_WAITING_NOTES = 2**16
 MATCH_THREADS = 2
 """Threads for long matches. An engine has one of them at a time, so that another engine's long lookups find one."""
 
-MOST_WAITING_BYTES = 2**28
+MOST_WAITING_BYTES = 2**29
 WAITING_REQUEST_BYTES = 2**16
 """Payloads of all requests that wait for an answer, of which each counts for the second number at least. A connection
-may have as much waiting as is left: two of the longest prompts, 128 MiB, if it is alone. One more is answered Busy."""
+may have as much waiting as is left: half of them if it is alone. One more is answered Busy."""
 
 MOST_RESERVED_TOKENS = 2**26
-"""Tokens that all write leases keep, 256 MiB. A session may have as many as are left: half of them if it is alone."""
+"""Tokens that all write leases keep, 256 MiB. A connection may have as many as are left: half if it is alone."""
 
 MOST_WRITE_LEASES = 4096
 """Of one session. One more reservation is answered Busy."""
 
 MOST_READ_LEASES = 4096
 MOST_READ_CHUNKS = 2**19
-"""Of one session, and the chunks that the leases of all concern, counted once for each. A session may have as many as
-are left: half of them if it is alone. One more is answered Busy."""
+"""Of one session, and the chunks that the leases of all concern, counted once for each. A connection may have as many
+as are left: half of them if it is alone. One more is answered Busy."""
 
 FREE_INDEX_BYTES = 2**28
 """What indexes may take beyond the KV that each of them indexes. Where they take more, the engine whose indexes take

@@ -15,7 +15,7 @@ class ReadLease(Lease):
     __slots__ = ("_chunk_matches", "chunks")
 
     def __init__(self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]) -> None:
-        super().__init__(id, session.id, session.engine.name, deadline, cost=len(chunk_matches))
+        super().__init__(id, session, deadline, cost=len(chunk_matches))
         self._chunk_matches = chunk_matches
         self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
 
@@ -38,9 +38,7 @@ class Reads:
         """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many."""
         if not chunk_matches:
             return None
-        self.leases.check(
-            session.id, len(chunk_matches), most_cost=MOST_READ_CHUNKS, most=MOST_READ_LEASES, unit="chunks"
-        )
+        self.leases.check(session, len(chunk_matches), most_cost=MOST_READ_CHUNKS, most=MOST_READ_LEASES, unit="chunks")
         lease = ReadLease(id, session, deadline, chunk_matches)
         for chunk in lease.chunks:
             self._cache.pin(chunk)

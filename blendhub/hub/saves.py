@@ -71,7 +71,8 @@ class Saves:
         """How many of them belong to each run. A run keeps its tokens for them."""
         self._saving: asyncio.Task[None] | None = None
         self._later: deque[Chunk] = deque()
-        """What the store was away for, the oldest first. It can be evicted: then it is not saved."""
+        """What the store was away for, in the order in which it is tried again. It can be evicted: then it is not
+        saved."""
         self._trying_again: asyncio.TimerHandle | None = None
         self._closing = False
         self._progress = asyncio.Event()
@@ -161,6 +162,12 @@ class Saves:
             self._of_run[chunk.run] += 1
             self._later.append(chunk)
             self._end(chunk, Saved.NO)
+        # Chunks that were evicted meanwhile would keep the tokens of their runs.
+        for _ in range(len(self._later)):
+            if self._is_left(self._later[0]):
+                self._later.rotate(-1)
+            else:
+                self._end_waiting(queue=False)
         while self._later and (self._closing or len(self._later) > MOST_WAITING_SAVES):
             self.skipped += self._end_waiting(queue=False)
         self._progress.set()
@@ -179,14 +186,17 @@ class Saves:
             n_queued += self._end_waiting(queue=True)
 
     def _end_waiting(self, *, queue: bool) -> bool:
-        """The oldest chunk that was put off waits no longer; returns whether it is still to be saved."""
+        """The first chunk that was put off waits no longer; returns whether it is still to be saved."""
         chunk = self._later.popleft()
-        tokens = chunk.run.tokens
-        is_left = chunk.saved is Saved.NO and chunk.offset is not None and tokens is not None
+        is_left, tokens = self._is_left(chunk), chunk.run.tokens
         if queue and is_left and tokens is not None:
             self._queue(chunk.run, tokens, [chunk])
         self._release_tokens(chunk.run)
         return is_left
+
+    def _is_left(self, chunk: Chunk) -> bool:
+        """Whether a chunk that was put off can still be saved."""
+        return chunk.saved is Saved.NO and chunk.offset is not None and chunk.run.tokens is not None
 
     async def _rest(self, seconds: float) -> None:
         """Wait, as often as the pace asks for it, unless the hub ends: what waits then is not saved."""

@@ -16,7 +16,7 @@ class Shares:
 
     def have_room(self, holder: Hashable, more: int, most: int) -> bool:
         """Whether a holder may have more, where all of them may have ``most``."""
-        return self._held[holder] + more <= most - self.total
+        return self._held[holder] + more <= most - self.total - more
 
     def take(self, holder: Hashable, more: int) -> None:
         self.total += more

@@ -42,13 +42,17 @@ class HubState:
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
         self._make_index = index_of
         self._lease_numbers = itertools.count(1)
+        self._run_numbers = itertools.count()
 
     def next_lease_number(self) -> int:
         return next(self._lease_numbers)
 
     def new_run_id(self) -> int:
-        """Not to be guessed, since the page finds text by it; exact as a number of JSON, which has 53 bits."""
-        return secrets.randbits(53)
+        """No other run has it, and it is not to be guessed, since the page finds text by it.
+
+        Numbers of JSON are exact up to 53 bits.
+        """
+        return (next(self._run_numbers) % 2**24) << 29 | secrets.randbits(29)
 
     def make_index(self, namespace: Namespace) -> NamespaceIndex:
         """A new index. Slow: matchers may compile. Changes no state, so any thread may call it."""

@@ -24,7 +24,7 @@ class WriteLease(Lease):
     def __init__(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
     ) -> None:
-        super().__init__(id, session.id, session.engine.name, deadline, cost=len(tokens))
+        super().__init__(id, session, deadline, cost=len(tokens))
         self.number = number
         """Later leases have larger numbers."""
         self.run = run
@@ -108,7 +108,7 @@ class Writes:
         It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
         """
         namespace = run.index.namespace
-        self.leases.check(session.id, span.end, most_cost=MOST_RESERVED_TOKENS, most=MOST_WRITE_LEASES, unit="tokens")
+        self.leases.check(session, span.end, most_cost=MOST_RESERVED_TOKENS, most=MOST_WRITE_LEASES, unit="tokens")
         slots: list[Slot] = []
         evictions = self._cache.evictions
         size = namespace.layout.chunk_tokens

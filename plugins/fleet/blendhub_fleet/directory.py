@@ -24,6 +24,7 @@ from blendhub_fleet.watched import Watched, Work
 Piece: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint8]]"
 PIECE = 2**20
 """Bytes that are copied at a time: few enough to stay in the processor's cache between file and arena."""
+FLUSHED = 16 * PIECE
 _AWAY = {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EIO}
 """What file systems answer whose server does not."""
 
@@ -107,12 +108,19 @@ class Folder:
         """Write a file, whole or not at all."""
         self._prepare()
         file = self._file(key)
-        self._make(file.parent)
+        try:
+            self._make(file.parent)
+        except FileNotFoundError:  # the folder was removed, or another file system was mounted here
+            self._owner = None
+            self._prepare()
+            self._make(file.parent)
         with self._draft(file.parent) as draft:
             for start in range(0, len(content), PIECE):
                 left = memoryview(content[start : start + PIECE])
                 while left:
                     left = left[draft.write(left) :]
+                if start and start % FLUSHED == 0:  # else the file's end would wait for all of it
+                    os.fdatasync(draft.fileno())
                 work.step()
             draft.close()  # which some file systems write with
             work.step()

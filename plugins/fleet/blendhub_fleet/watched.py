@@ -65,7 +65,11 @@ class Watched:
         """The result of the work. Raises StoreAway if it makes no step for ``silence_s``, or if too many calls hang."""
         one: Work[T] = Work()
         self._begin(one)
-        threading.Thread(target=self._do, args=[one, work], name="blendhub-files", daemon=True).start()
+        try:
+            threading.Thread(target=self._do, args=[one, work], name="blendhub-files", daemon=True).start()
+        except RuntimeError as error:  # a limit of processes
+            self._ended(one)
+            raise StoreAway(f"no thread could be started for {self._place}: {error}") from error
         if one.wait(self._silence_s):
             return one.result.result()
         with self._changed:
@@ -89,6 +93,9 @@ class Watched:
             one.result.set_result(work(one))
         except BaseException as error:
             one.result.set_exception(error)
+        self._ended(one)
+
+    def _ended(self, one: Work[Any]) -> None:
         with self._changed:
             self._under_way.discard(one)
             self._left &= self._under_way

@@ -9,7 +9,7 @@ from functools import partial
 from blendhub_fleet.bytes import Bytes, Extent
 
 from blendhub.errors import InvalidInput, StoreAway, StoreFailed
-from blendhub_mooncake.codes import Outcome, of_get, of_put
+from blendhub_mooncake.codes import MASTER_IS_AWAY, Outcome, of_get, of_put
 from blendhub_mooncake.frames import Call, Setup
 from blendhub_mooncake.process import MooncakeProcess
 
@@ -98,7 +98,8 @@ class MooncakeBytes(Bytes):
             process.kill(f"a transfer of a {call.what} may still be under way after its answer")
         failed = [code for code, outcome in zip(codes, outcomes, strict=True) if not outcome.is_certain]
         if failed:
-            raise self._failure(call, f"{len(failed)} of its keys failed, the first with code {failed[0]}")
+            kind = StoreAway if MASTER_IS_AWAY.issuperset(failed) else StoreFailed
+            raise self._failure(call, f"{len(failed)} of its keys failed, the first with code {failed[0]}", kind)
         done = [outcome is Outcome.DONE for outcome in outcomes]
         with self._changed:
             self._counts[f"{call.what}_keys"] += sum(done)

@@ -6,15 +6,20 @@ OBJECT_NOT_FOUND = -704
 REPLICA_IS_GONE = -712
 NO_AVAILABLE_HANDLE = -200
 
-ENDED = frozenset(
+MASTER_IS_AWAY = frozenset(
+    {
+        -900,  # it could not be reached, before the transfer or after it
+        -901,  # it did not answer in time, likewise
+    }
+)
+
+ENDED = MASTER_IS_AWAY | frozenset(
     {
         -600,  # invalid parameters, such as a buffer that is too small: nothing was started
         -702,  # no complete replica: nothing was started
         -703,  # the object is still being put: nothing was started
         -707,  # the lease ended before the transfer did, and both have
         -801,  # the whole object was transferred, and has another checksum
-        -900,  # the master could not be reached, before the transfer or after it
-        -901,  # the master did not answer in time, likewise
     }
 )
 """Failures after which Mooncake transfers nothing more for the key."""

@@ -53,7 +53,6 @@ class AcceptGate:
         self._event = _Event(select.EPOLLIN | select.EPOLLONESHOT, data)
         self._control = ctypes.CDLL(None).epoll_ctl
         self._loop = asyncio.get_running_loop()
-        self._timer: asyncio.TimerHandle | None = None
         # At a Unix socket's full queue a client fails at once, while one that uses TCP waits.
         self._may_pause = where.path is None
         self._pause_until = 0.0
@@ -65,14 +64,13 @@ class AcceptGate:
         if refusing and self._may_pause:
             self._pause_until = now + PAUSES_S
         if now < self._pause_until:
-            self._timer = self._loop.call_later(PAUSE_S, self._open)
+            self._loop.call_later(PAUSE_S, self._open)
         else:
             self._open()
 
     def close(self) -> None:
         """Before the server's socket is closed: its descriptors may be other files' then."""
-        if self._timer:
-            self._timer.cancel()
+        self._epoll = -1
 
     def _open(self) -> None:
         if self._epoll >= 0:

@@ -36,8 +36,8 @@ class Admission:
         self._max_files = raise_file_limit()
         self._ceiling = self._max_files - min(MOST_SPARE, self._max_files // 2)
         self._open: set[int] = set()
-        self._silent: dict[int, None] = {}
-        """Those that have sent no request, the oldest first."""
+        self._silent: dict[int, str] = {}
+        """Those that have sent no request, the oldest first, and which client each is of."""
         self._next_line = 0.0
         self._unsaid = 0
 
@@ -45,7 +45,7 @@ class Admission:
         """Take note of a new connection; where that is one too many, close some. Returns how many were closed."""
         self._open.add(descriptor)
         self._silent.pop(descriptor, None)
-        self._silent[descriptor] = None
+        self._silent[descriptor] = _source(descriptor, self._where)
         if descriptor >= self._ceiling:  # the kernel gives out the lowest number that is free
             return self._make_room(f"{self._max_files} open files; raise the hard limit (ulimit -Hn, LimitNOFILE)")
         if len(self._open) > self._max_connections:
@@ -61,14 +61,14 @@ class Admission:
         self._silent.pop(descriptor, None)
 
     def _make_room(self, limit: str) -> int:
-        sources = {descriptor: _source(descriptor, self._where) for descriptor in self._silent}
-        ((heaviest, n_silent),) = Counter(sources.values()).most_common(1)
+        ((heaviest, n_silent),) = Counter(self._silent.values()).most_common(1)
         n_open = len(self._open)
         # Half of them, so that a flood of connections does not cost a look at all of them each time.
-        oldest = [one for one, source in sources.items() if source == heaviest][: (n_silent + 1) // 2]
+        oldest = [one for one, source in self._silent.items() if source == heaviest][: (n_silent + 1) // 2]
         for descriptor in oldest:
             self.disconnected(descriptor)
-            if heaviest:
+            # One that has left meanwhile may have given its number to another file.
+            if heaviest and _source(descriptor, self._where) == heaviest:
                 _shut_down(descriptor)
         self._unsaid += len(oldest)
         if heaviest and time.monotonic() >= self._next_line:
@@ -92,7 +92,10 @@ def raise_file_limit() -> int:
     )
     wanted = min(hard, ENOUGH_FILES)
     if soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+        except (OSError, ValueError):  # a sandbox may forbid it
+            return soft
     return max(soft, wanted)
 
 

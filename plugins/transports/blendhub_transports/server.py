@@ -132,8 +132,8 @@ class ZmqServer(Server):
             n_refused = self._admission.connected(value)
             self.refused += n_refused
             self._gate.open_again(refusing=bool(n_refused))
-        elif event == ACCEPT_FAILED:
-            self._gate.open_again()
+        elif event == ACCEPT_FAILED:  # such as at a limit of the whole machine: the next attempt may fail, too
+            self._gate.open_again(refusing=True)
         elif event == DISCONNECTED:
             self._peers.disconnected(value)
             self._admission.disconnected(value)
