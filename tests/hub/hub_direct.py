@@ -51,10 +51,17 @@ class Member:
     """One session and its requests. With a rank, it maps the arena unless ``maps`` is false."""
 
     def __init__(
-        self, hub: "DirectHub", engine: str, rank: int, namespace: Namespace, process: ProcessId, maps: bool
+        self,
+        hub: "DirectHub",
+        engine: str,
+        rank: int,
+        namespace: Namespace,
+        process: ProcessId,
+        maps: bool,
+        peer: Peer = b"peer",
     ) -> None:
         self.hub, self.engine, self.rank, self.process = hub, engine, rank, process
-        self.namespace = namespace
+        self.namespace, self.peer = namespace, peer
         self.client = secrets.randbits(62)
         self.view = ArenaView(hub.arena.name) if maps and rank >= 0 else None
         self.join()
@@ -67,7 +74,8 @@ class Member:
                 process=self.process,
                 namespace=self.namespace,
                 client=self.client,
-            )
+            ),
+            peer=self.peer,
         )
         if self.view:
             self.ask(wire.Mapped, nonce=self.view.name.nonce, mapping=self.view.mapping)
@@ -79,7 +87,7 @@ class Member:
 
     def ask(self, kind: type, payload: Sequence[Any] = (), **fields: Any) -> Any:
         fields = {"session": self.registered.session, "epoch": self.registered.epoch, **fields}
-        return self.hub.ask(kind(**fields), payload)
+        return self.hub.ask(kind(**fields), payload, self.peer)
 
     def lookup(self, prompt: Tokens, **more: Any) -> wire.Found:
         return self.ask(wire.Lookup, [prompt.tobytes()], **more)
@@ -179,9 +187,9 @@ class DirectHub:
     async def _start_following(self) -> None:
         self.follower.start()
 
-    def ask(self, message: Any, payload: Sequence[Any] = ()) -> Any:
+    def ask(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Any:
         """The reply's message; raises the error if there is one."""
-        return self.envelope(message, payload).message
+        return self.envelope(message, payload, peer).message
 
     def envelope(self, message: Any, payload: Sequence[Any] = (), peer: Peer = b"peer") -> Envelope:
         # Through the codec, which checks the bounds of peers' values.
@@ -204,7 +212,8 @@ class DirectHub:
 
     def join(self, engine: str = "e", rank: int = 0, namespace: Namespace | None = None, **more: Any) -> Member:
         process = more.get("process") or ProcessId.mine()
-        return Member(self, engine, rank, namespace or DEFAULT_NAMESPACE, process, more.get("maps", True))
+        maps, peer = more.get("maps", True), more.get("peer", b"peer")
+        return Member(self, engine, rank, namespace or DEFAULT_NAMESPACE, process, maps, peer)
 
     def stop(self) -> None:
         async def end() -> None:

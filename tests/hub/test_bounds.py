@@ -72,12 +72,14 @@ def test_a_lease_keeps_only_the_tokens_before_its_end(hub):
     assert len(lease.tokens) == 1 and lease.tokens.base.nbytes == 4
 
 
-def test_the_tokens_that_leases_keep_are_charged_to_their_session(hub, monkeypatch):
-    monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 450)
-    member, other = hub.join(), hub.join("other")
+def test_the_tokens_that_leases_keep_are_charged_to_their_connection(hub, monkeypatch):
+    monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 550)
+    member, other = hub.join(), hub.join("other", peer=b"other")
     held = [member.reserve(tokens(seed, 100), Span(99, 100)) for seed in range(2)]
-    with pytest.raises(Busy, match="2 leases with 200 tokens, and asks for 100 more"):
+    with pytest.raises(Busy, match="2 leases, and its connection 200 tokens, and it asks for 100 more"):
         member.reserve(tokens(3, 100), Span(99, 100))
+    with pytest.raises(Busy, match="0 leases, and its connection 200 tokens"):
+        hub.join("another session").reserve(tokens(3, 100), Span(99, 100))
     assert other.reserve(tokens(4, 100)).lease is not None
     member.commit(held[0])
     assert member.reserve(tokens(3, 100), Span(99, 100)).lease is not None
@@ -85,19 +87,20 @@ def test_the_tokens_that_leases_keep_are_charged_to_their_session(hub, monkeypat
 
 def test_tokens_that_leases_keep_are_bounded_for_the_whole_hub(hub, monkeypatch):
     monkeypatch.setattr(writes, "MOST_RESERVED_TOKENS", 1000)
-    engines = [hub.join(f"e{number}", process=ELSEWHERE) for number in range(12)]
+    engines = [hub.join(f"e{number}", process=ELSEWHERE, peer=b"%d" % number) for number in range(12)]
     for seed in range(300):
         with contextlib.suppress(Busy):
             engines[seed % 12].reserve(tokens(seed, 20), Span(19, 20))
     held = sum(len(lease.tokens) for lease in hub.state.writes.leases)
-    assert 500 < held < 1000, "two sessions alone may have 666"
-    assert hub.join("newcomer").reserve(tokens(300, 1000 - held), Span(0, 1)).lease is not None
+    assert 500 < held < 1000, "two connections alone may have 666"
+    newcomer = hub.join("newcomer", peer=b"newcomer")
+    assert newcomer.reserve(tokens(300, (1000 - held) // 2), Span(0, 1)).lease is not None
 
 
-@pytest.mark.parametrize("bound, most", [("MOST_READ_LEASES", 3), ("MOST_READ_CHUNKS", 6)])
+@pytest.mark.parametrize("bound, most", [("MOST_READ_LEASES", 3), ("MOST_READ_CHUNKS", 7)])
 def test_what_a_session_reads_at_a_time_is_bounded(hub, monkeypatch, bound, most):
     monkeypatch.setattr(reads, bound, most)
-    member, other, text = hub.join(), hub.join("other"), tokens(1, CHUNK)
+    member, other, text = hub.join(), hub.join("other", peer=b"other"), tokens(1, CHUNK)
     member.store(text)
     leases = [member.lookup(text).lease for _ in range(3)]
     with pytest.raises(Busy, match="end some first"):
