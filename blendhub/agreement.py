@@ -1,4 +1,4 @@
-"""The share of audits that agreed, and between which bounds it probably is."""
+"""The share of audits that agreed, and its confidence interval."""
 
 import math
 from typing import NamedTuple
@@ -24,7 +24,7 @@ def wilson(agreed: float, audits: float, quantile: float = USUAL) -> Interval:
 
 
 def audits_needed(agreed: float, target: float) -> int | None:
-    """How many audits show a share above the target if ``agreed`` is the share that agrees; None: no number does."""
+    """How many audits prove a share above the target if the true share is ``agreed``; None: no number proves it."""
     if agreed <= target:
         return None
     # An interval of Wilson's lies above a share if a test of that share says so.

@@ -20,7 +20,7 @@ HEADER_BYTES = 4096
 MAGIC = b"BLENDHUB ARENA 2"
 LARGEST_ARENA = 2**50
 MappingId = Annotated[int, Meta(ge=LARGEST_ARENA + HEADER_BYTES, le=2**62)]
-"""Names a mapping of an arena: the byte of its file, far behind its end, that is locked while the mapping lasts."""
+"""The name of an arena's mapping: the byte of its file, far behind its end, that is locked while the mapping lasts."""
 
 
 class ArenaName(msgspec.Struct, frozen=True):
@@ -78,7 +78,7 @@ class ArenaView:
         return self.bytes[offset : offset + size]
 
     def release(self) -> None:
-        """Have no slots any more; other arrays over the mapping may still make it last."""
+        """Drop this view's slots; other arrays over the mapping may still keep the mapping alive."""
         self.bytes = self.bytes[:0].copy()
 
 

@@ -27,7 +27,7 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class Reservation(msgspec.Struct, frozen=True):
-    """Slots for ``span``: the requested one without what is stored already; no right if nothing is left to write."""
+    """Slots for ``span``: the requested span without what is stored already; no right if nothing is left to write."""
 
     span: Span
     run: int | None
@@ -76,7 +76,7 @@ class HubClient(HubSession):
         settled: float | None = None,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
-        """The same without waiting for the reply.
+        """Send the request of ``lookup`` without waiting for the reply.
 
         ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``. ``settled``: the least
         share that was recomputed in settled KV; None: find none.
@@ -110,7 +110,7 @@ class HubClient(HubSession):
         skip_prefix: int = 0,
         timeout: float | None = None,
     ) -> PendingReply[wire.Acquired]:
-        """The same without waiting for the reply."""
+        """Send the request of ``acquire`` without waiting for the reply."""
         message = wire.Acquire(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
         return self._submit(wire.Acquired, message, (), timeout)
 
@@ -126,7 +126,7 @@ class HubClient(HubSession):
         self.submit_release(lease).result()
 
     def submit_release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
-        """The same without waiting for the reply."""
+        """Send the request of ``release`` without waiting for the reply."""
         return self._submit(wire.Done, wire.Release(**self._ids(), lease=lease), (), timeout)
 
     @contextlib.contextmanager
@@ -162,7 +162,7 @@ class HubClient(HubSession):
         return list(self.submit_fetch(lease).payload())
 
     def submit_fetch(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Bytes]:
-        """The same without waiting for the reply."""
+        """Send the request of ``fetch`` without waiting for the reply."""
         return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease), (), timeout)
 
     # Writing.
@@ -199,7 +199,7 @@ class HubClient(HubSession):
 
     @contextlib.contextmanager
     def writing(self, right: WriteRight) -> Iterator[None]:
-        """Around every write into the slots of a lease; raises LeaseError if the right to write has ended."""
+        """Enclose every write into the slots of a lease; raises LeaseError if the right to write has ended."""
         self._rights.begin_write(right)
         try:
             yield
@@ -207,7 +207,7 @@ class HubClient(HubSession):
             self._rights.end_write(right)
 
     def commit(self, right: WriteRight, upto: int) -> None:
-        """This rank has written its shards up to a position; when all ranks have, they are matchable."""
+        """Report that this rank has written its shards up to a position; when all ranks have, they are matchable."""
         if upto == right.end:
             self._end(right)
         self._call(wire.Done, wire.Commit(**self._ids(), lease=right.lease, upto=upto))
@@ -239,15 +239,15 @@ class HubClient(HubSession):
         self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
 
     def report_audits(self, agreed: int, disagreed: int) -> None:
-        """So many more audits of this engine have ended, for the hub's numbers."""
+        """Add so many ended audits of this engine to the hub's numbers."""
         self._call(wire.Done, wire.Audited(**self._ids(), agreed=agreed, disagreed=disagreed))
 
     def report_prompts(self, reports: Sequence[PromptReport]) -> None:
-        """These requests of this engine have ended; at most ``MOST_REPORTS`` of them."""
+        """Report that these requests of this engine have ended; at most ``MOST_REPORTS`` of them."""
         self._call(wire.Done, wire.Reported(**self._ids(), reports=tuple(reports)))
 
     def explain(self, request: str) -> wire.Explained:
-        """What became of a request's prompt; needs no registration."""
+        """The report of a request's prompt; needs no registration."""
         return self._call(wire.Explained, wire.Explain(request[:LONGEST_NAME]))
 
     def preview(self, tokens: TokenBuffer, engine: str = "", variant: Variant = BASE) -> wire.Previewed:

@@ -26,7 +26,7 @@ CONTRACTS: Mapping[str, type] = MappingProxyType(
 OBSERVER_HOOKS = ("blendhub_engine_started", "blendhub_request_done", "blendhub_engine_stopping")
 
 FOREIGN_ERRORS = (Exception, SystemExit)
-"""What a plugin's module may raise without ending the host's process; a person's Ctrl-C still ends it."""
+"""The errors of a plugin's module that must not end the host's process; a person's Ctrl-C still ends it."""
 
 
 class Plugin(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +44,9 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
     available: bool
     reason: str | None
     remedy: str | None
-    """The command that makes it available; None where there is a fault instead that no command mends."""
+    """The command that makes the plugin available; None where there is a fault that no command repairs."""
     is_missed: bool
-    """False where it cannot run, and the machine has nothing that it is for."""
+    """False if the plugin cannot run here and the machine has nothing that the plugin is for."""
     details: tuple[str, ...]
     capabilities: tuple[str, ...]
     options: list[dict[str, Any]]
@@ -77,7 +77,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         return f"{trouble.reason}; to change it: {trouble.command}" if trouble.command else trouble.reason
 
     def _trouble(self) -> Unavailable | None:
-        """Why this cannot be used right now; without a command where there is a fault instead that none mends."""
+        """Why the offer cannot be used right now, without a command if no command repairs it."""
         if self.error:
             return Unavailable(self.error, "")
         if self.spec is None:
@@ -209,7 +209,7 @@ def _refusal(spec: Any, kind: str, hook: str) -> str | None:
 
 
 def refuse_duplicates(offers: list[Offer]) -> list[Offer]:
-    """Two plugins with one name would make a configuration mean different things on different machines."""
+    """Refuse offers with the same name, which would let a configuration mean different things on different machines."""
     checked = [_refuse_reserved_name(offer) for offer in offers]
     owners: dict[tuple[str | None, str], list[str]] = {}
     for offer in checked:

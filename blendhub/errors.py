@@ -61,7 +61,7 @@ class StoreAway(StoreFailed):
 
 
 class CursorLost(StoreFailed):
-    """A shared store does not know any more, all that happened after a cursor; take a new snapshot."""
+    """A shared store no longer knows all that happened after a cursor; take a new snapshot."""
 
 
 class HubError(BlendHubError):

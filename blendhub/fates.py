@@ -1,4 +1,4 @@
-"""What became of each token of a prompt: the words and colours of every strip, in terminals, pages and pictures."""
+"""The fate of each token of a prompt: the words and colours of every strip, in terminals, pages and pictures."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
@@ -72,7 +72,7 @@ WHY = {
 
 
 class Stretch(msgspec.Struct, frozen=True):
-    """Neighbours of one fate."""
+    """Neighbouring tokens of one fate."""
 
     span: Span
     fate: Fate
@@ -85,11 +85,11 @@ OF_SPANS = {
     "recomputed": Fate.RECOMPUTED,
     "holes": Fate.HOLE,
 }
-"""What the spans in a request's report became, by their names there."""
+"""The fates of the spans in a request's report, by the spans' names there."""
 
 
 def strip_of(n_tokens: int, engine_tokens: int, spans: Mapping[str, Sequence[Span]]) -> list[Stretch]:
-    """The whole prompt of a request, from what its report says."""
+    """The fates of a request's whole prompt, made from its report."""
     return paint(n_tokens, engine_tokens, {fate: spans.get(name, ()) for name, fate in OF_SPANS.items()})
 
 
@@ -139,7 +139,7 @@ def in_parts(plan: Sequence[Stretch], n_parts: int) -> list[Stretch]:
 
 
 def joined(plan: Iterable[Stretch]) -> list[Stretch]:
-    """The same with neighbours of one fate made one."""
+    """The stretches, with neighbours of one fate made one."""
     result: list[Stretch] = []
     for one in plan:
         if result and result[-1].fate is one.fate:
@@ -149,5 +149,5 @@ def joined(plan: Iterable[Stretch]) -> list[Stretch]:
 
 
 def count(plan: Sequence[Stretch]) -> dict[Fate, int]:
-    """How many tokens met which fate."""
+    """The number of tokens of each fate."""
     return {fate: sum(len(one.span) for one in plan if one.fate is fate) for fate in Fate}

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 CONTRACTS = "blendhub.contracts."
 _ORIGIN = "__blendhub_origin__"
 _PLAIN = (type(None), bool, int, list, dict)
-"""What most methods return. Checked first, because matchers are called thousands of times a second."""
+"""The types that most methods return. Checked first, because matchers are called thousands of times a second."""
 
 _logged: set[tuple[str, str, type]] = set()
 """Faults whose traceback is in the log."""

@@ -1,4 +1,4 @@
-"""Which of this project's distributions brings which plugin: to name what to install, and whose a name is."""
+"""Maps this project's plugins to its distributions: what to install for a plugin, and who owns a plugin's name."""
 
 import re
 from collections.abc import Mapping
@@ -17,28 +17,28 @@ _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "transports": {"transport": ("inproc", "zmq")},
     }
 )
-"""Extras of the distribution ``blendhub``; the extra X brings at least the distribution ``blendhub-X``."""
+"""The plugins of each extra of ``blendhub``, by kind; the extra X brings at least the distribution ``blendhub-X``."""
 
 HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
     {(kind, name): extra for extra, plugins in _EXTRAS.items() for kind, names in plugins.items() for name in names}
 )
-"""The extra that brings a plugin, by kind and name."""
+"""The extra that installs each plugin, by the plugin's kind and name."""
 
 
 def owner_of(kind: str, name: str) -> str | None:
-    """The distribution that alone may offer this name; None if the name is free."""
+    """The only distribution that may offer a plugin of this name; None if any distribution may."""
     extra = HOMES.get((kind, name))
     return f"blendhub-{extra}" if extra else None
 
 
 def install_command(kind: str, name: str) -> str | None:
-    """What to type to get this plugin; None if it is not one of this project."""
+    """The command that installs this plugin; None if it is not a plugin of this project."""
     extra = HOMES.get((kind, name))
     return f"pip install 'blendhub[{extra}]'" if extra else None
 
 
 def same_distribution(one: str, other: str) -> bool:
-    """Whether two names mean the same distribution: packaging tools write them in several ways."""
+    """Whether two names mean the same distribution: packaging tools spell a name in several ways."""
     return _normal(one) == _normal(other)
 
 

@@ -74,7 +74,7 @@ class PluginHost:
         return self._usable(kind, name)[1]
 
     def offered(self, kind: str, name: str) -> PluginSpec[Any]:
-        """The same, but without a probe: what is installed may still be unable to run on this machine."""
+        """The spec behind a name, without a probe: an installed plugin may still be unable to run on this machine."""
         return self._sound(kind, name)[1]
 
     def observers(self) -> list[Offer]:
@@ -108,7 +108,7 @@ class PluginHost:
         return offer, spec
 
     def _sound(self, kind: str, name: str) -> tuple[Offer, PluginSpec[Any]]:
-        """The same, whether its probe says that it can run here or not."""
+        """The offer behind a name, and its spec, whether or not its probe says that it can run here."""
         if kind not in CONTRACTS:
             raise PluginError(f"no plugin kind {kind!r}{did_you_mean(kind, CONTRACTS)}; kinds: {', '.join(CONTRACTS)}")
         offers = [offer for offer in self._all() if offer.kind == kind and offer.name == name]

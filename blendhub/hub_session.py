@@ -31,11 +31,11 @@ log = logging.getLogger(__name__)
 R = TypeVar("R")
 TIMEOUT_S = 5.0
 REGISTER_TIMEOUT_S = 60.0
-"""The hub may have to compile the matchers of an engine that registers."""
+"""The timeout of a registration, for which the hub may have to compile an engine's matchers."""
 
 RETRY_S = 0.1
 LEAVE_TIMEOUT_S = 1.0
-"""The hub notices in any case that a process has left."""
+"""The timeout of leaving the hub, which notices in any case that a process has left."""
 
 
 class PendingReply(Generic[R]):
@@ -108,16 +108,16 @@ class HubSession:
         self._rights = WriteRights(clock)
         self._closed = threading.Event()
         self._down = threading.Event()
-        """The hub does not answer, or does not know this session: requests fail without waiting for their timeouts."""
+        """Whether the hub does not answer, or does not know this session: then requests fail without waiting."""
         self._is_lost = False
-        """The hub does not know this session any more."""
+        """Whether the hub does not know this session any more."""
         self._trouble: Exception | None = None
         """Why the session is not ``is_up``, or was not the last time."""
         self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
         self.arena: ArenaView | None = None
         """The hub's arena, mapped; None if the hub is on another machine."""
         self.arena_trouble = ""
-        """Why the arena could not be mapped, the last time that it was tried."""
+        """Why the last attempt to map the arena failed."""
         self.registrations = 0
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
@@ -172,7 +172,7 @@ class HubSession:
 
     @property
     def namespace(self) -> Namespace:
-        """That of requests without LoRA and salt."""
+        """The namespace of requests without LoRA and salt."""
         if self._register is None:
             raise HubError("this client is not registered; call register first")
         return self._register.namespace

@@ -76,7 +76,7 @@ DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 
 class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """By what the namespaces of one engine differ: each request chooses its LoRA adapter and its salt."""
+    """The part of a namespace that each request chooses: its LoRA adapter and its salt."""
 
     lora: Text = ""
     """A name for the adapter's weights as they are loaded."""

@@ -28,7 +28,7 @@ class Observers:
         self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
         self._stopping = False
         self._changed = threading.Condition()
-        """Guards the two above. It is never held while an observer runs."""
+        """Guards the two fields above. It is never held while an observer runs."""
         self._thread = threading.Thread(target=self._run, name="blendhub-observers", daemon=True)
         if observers:
             self._thread.start()

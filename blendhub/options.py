@@ -36,7 +36,7 @@ def mistakes_in(owner: str, options: type[msgspec.Struct], given: Any) -> list[s
 
 @functools.cache
 def _fields(struct: type[msgspec.Struct]) -> dict[str, msgspec.structs.FieldInfo]:
-    """By name. msgspec evaluates all annotations for them, and every new cache_salt of a request makes matchers."""
+    """The fields by name, cached: msgspec evaluates all annotations, and every new cache_salt makes matchers."""
     return {field.encode_name: field for field in msgspec.structs.fields(struct)}
 
 
@@ -56,7 +56,7 @@ def _in_struct(owner: str, struct: type[msgspec.Struct], given: Mapping[Any, Any
 
 
 def _inside(owner: str, expected: inspect.Type, given: Any) -> Iterator[str]:
-    """The mistakes within the structs of a value."""
+    """The mistakes within a value that is a struct."""
     if isinstance(expected, inspect.Metadata):
         yield from _inside(owner, expected.type, given)
     elif isinstance(expected, inspect.UnionType):
@@ -83,7 +83,7 @@ def _misfit(what: str, wanted: Any, expected: inspect.Type, value: Any) -> Itera
 
 
 def _allowed(expected: inspect.Type) -> list[str]:
-    """The words to choose from; none if another type is expected."""
+    """The words that are allowed; none if another type is expected."""
     if isinstance(expected, inspect.Metadata):
         return _allowed(expected.type)
     if isinstance(expected, inspect.UnionType):

@@ -13,7 +13,7 @@ class NotOurs(Exception):
 
 
 class NoFile(NotOurs):
-    """What has the name is no regular file, so nobody has written it as one."""
+    """The name is not that of a regular file."""
 
 
 def open_own(path: str | os.PathLike[str], flags: int, *, owner: int | None = None, group: int | None = None) -> int:

@@ -10,7 +10,7 @@ from blendhub.errors import InvalidInput
 
 Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
-"""Bounds of what messages and stores may say; in memory, nothing checks them."""
+"""A position with the bounds for messages and stores; in memory, nothing checks the bounds."""
 
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
@@ -43,7 +43,7 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def moved(self) -> bool:
-        """Whether the text stood behind another prefix, or elsewhere, when its KV was computed."""
+        """Whether the KV was computed behind another prefix, or at another position."""
         return not (self.exact or self.settled)
 
     def part(self, start: int, end: int) -> "Match":

@@ -17,7 +17,7 @@ class ProcessId(msgspec.Struct, frozen=True):
     """The machine's boot id and the pid namespace, within which pids are unique."""
     pid: Annotated[int, Meta(ge=0, le=2**31 - 1)]
     started: Annotated[int, Meta(ge=0, le=2**63 - 1)]
-    """Its start time, in the kernel's ticks."""
+    """The start time of the process, in the kernel's ticks."""
 
     @classmethod
     def mine(cls) -> "ProcessId":

@@ -1,4 +1,4 @@
-"""What became of a request's prompt, as engines report it to the hub: counts and positions, nothing of its text."""
+"""The report of a request's prompt, as engines send it to the hub: counts and positions, no text."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -13,12 +13,12 @@ from blendhub.plan import Match, Span
 from blendhub.why_unused import NotReused, Why, longest, not_reused
 
 MOST_STRETCHES = 512
-"""Of one prompt; with more, its strip is shortened to equal parts."""
+"""The most stretches of one prompt's strip; a longer strip is shortened to equal parts."""
 
 MOST_SOURCES = 64
 MOST_NOT_REUSED = 64
 MOST_REPORTS = 32
-"""In one message."""
+"""The most reports in one message."""
 
 LONGEST_NAME = 256
 LONGEST_REASON = 1024
@@ -34,12 +34,12 @@ class Painted(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One request that has ended."""
+    """The report of one request that has ended."""
 
     request: RequestName
     prompt_tokens: Tokens
     tokens: dict[Fate, Tokens]
-    """How many tokens met which fate."""
+    """The number of tokens of each fate."""
     strip: Annotated[tuple[Painted, ...], Meta(max_length=MOST_STRETCHES)]
     """The whole prompt, in order."""
     sources: Annotated[tuple[Match, ...], Meta(max_length=MOST_SOURCES)] = ()
@@ -51,7 +51,7 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
     """Why nothing was reused, or what went wrong."""
     variant: Variant | None = None
-    """The request's own. The hub finds the text of the sources by it, and shows it to nobody."""
+    """The request's variant, by which the hub finds the text of the sources. The hub never shows the variant."""
     ended_at: Annotated[float, Meta(ge=0)] = 0.0
     """The hub's wall clock, in seconds since 1970."""
 

@@ -1,4 +1,4 @@
-"""Warnings of what happens again and again, such as a full disk: said once, then counted."""
+"""Warnings of what happens again and again, such as a full disk: logged once, then counted."""
 
 import logging
 import threading
@@ -17,7 +17,7 @@ class RecurringWarnings:
     def __init__(self, log: logging.Logger) -> None:
         self._log = log
         self._kinds: dict[Hashable, tuple[float, int]] = {}
-        """When a kind was said last, and how often it came since."""
+        """When each kind was logged last, and how often it has come since."""
         self._lock = threading.Lock()
 
     def warn(self, kind: Hashable, text: str, error: BaseException | None = None) -> None:

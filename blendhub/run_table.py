@@ -10,7 +10,7 @@ from blendhub.plan import Span, gaps
 
 
 class Run:
-    """The stored parts of one run, and where it may grow."""
+    """The stored parts of one run, and the position at which it may grow."""
 
     def __init__(self, start: int) -> None:
         self.end = start

@@ -1,4 +1,4 @@
-"""The versions of vLLM that BlendHub serves, what installs them, and what starts their server. Imports no vLLM."""
+"""The versions of vLLM that BlendHub serves, and the commands that install and start them. Imports no vLLM."""
 
 import json
 import shlex
@@ -9,7 +9,7 @@ from typing import Any
 
 OLDEST, TESTED = "0.27.1", "0.32"
 WITH_NPUS = "0.23"
-"""What vllm-ascend runs with."""
+"""The packages that vllm-ascend needs."""
 
 SERVED = f"vLLM {OLDEST} to {TESTED}, and vLLM {WITH_NPUS} with vllm-ascend"
 
@@ -27,7 +27,7 @@ MODULE = "python -m vllm.entrypoints.openai.api_server --model MODEL"
 
 
 def server_command(flag: Mapping[str, Any] | None = None) -> str:
-    """What starts the server of the vLLM that is installed here; ``flag`` is for ``--kv-transfer-config``."""
+    """The command that starts the server of the installed vLLM; ``flag`` is for ``--kv-transfer-config``."""
     command = COMMAND if find_spec("vllm") is None or _has_metadata() else MODULE
     return f"{command} --kv-transfer-config {shlex.quote(json.dumps(flag))}" if flag else command
 

@@ -61,7 +61,7 @@ class NotReused(msgspec.Struct, frozen=True, array_like=True):
 
 
 def not_reused(plan: Sequence[Stretch], whys: Mapping[Why, Sequence[Span]]) -> list[NotReused]:
-    """What of a prompt was computed, with the reasons. Of reasons that overlap, the later one counts."""
+    """The stretches of a prompt that were computed, with the reasons. Of overlapping reasons, the later one counts."""
     reasons = np.full(plan[-1].span.end if plan else 0, NO_REASON)
     for why, spans in whys.items():
         number = WHYS.index(why)
@@ -74,5 +74,5 @@ def not_reused(plan: Sequence[Stretch], whys: Mapping[Why, Sequence[Span]]) -> l
 
 
 def longest(computed: Sequence[NotReused], most: int) -> list[NotReused]:
-    """At most so many of them, in the order of the prompt."""
+    """The longest stretches, at most so many, in the order of the prompt."""
     return sorted(sorted(computed, key=lambda one: -len(one.span))[:most], key=lambda one: one.span)

@@ -25,9 +25,9 @@ Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
-"""In one message; a lookup answers with no more."""
+"""The most matches in one message; a lookup answers with no more."""
 MOST_AUDITS = 2**12
-"""In one message, of each outcome."""
+"""The most audits of each outcome in one message."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
@@ -101,7 +101,7 @@ class Mapped(FromSession, frozen=True):
     """This process has mapped the arena and is going to write into it. It writes nothing before the reply."""
 
     nonce: Annotated[str, Meta(max_length=64)]
-    """Read from the mapped segment."""
+    """The nonce that the process has read from the mapped segment."""
     mapping: MappingId
 
 
@@ -190,14 +190,14 @@ class Clear(FromSession, frozen=True):
 
 
 class Audited(FromSession, frozen=True, kw_only=True):
-    """So many more requests of this session's engine were audited, and their first tokens agreed or disagreed."""
+    """Report so many more audits of this session's engine, whose first tokens agreed or disagreed."""
 
     agreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
     disagreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
 
 
 class Reported(FromSession, frozen=True, kw_only=True):
-    """These requests of the session's engine have ended."""
+    """Report that these requests of the session's engine have ended."""
 
     reports: Annotated[tuple[PromptReport, ...], Meta(max_length=MOST_REPORTS)]
 
@@ -212,7 +212,7 @@ class Preview(Message, frozen=True, kw_only=True):
     """Ask what an engine would find of these tokens now, without a lease; needs no session."""
 
     engine: Text = ""
-    """Its name; empty: the only one that is registered."""
+    """The engine's name; empty: the only engine that is registered."""
     variant: Variant = Variant()
 
 
@@ -296,11 +296,11 @@ class Found(Message, frozen=True):
     on_the_way_tokens: Position = 0
     """Tokens that only the store has; they are being fetched, and no match covers them yet."""
     on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
-    """Where they stand in the prompt."""
+    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
 
 
 class Acquired(Message, frozen=True):
-    """What the lease covers, ascending; no lease if nothing is left."""
+    """The pieces that the lease covers, ascending; no lease if no piece is left."""
 
     pieces: tuple[Piece, ...] = ()
     lease: Id | None = None
@@ -326,7 +326,7 @@ class Explained(Message, frozen=True):
 
 
 class Previewed(Message, frozen=True):
-    """Which engine it is, and what is in the arena for it."""
+    """The engine's name, and the matches that are in the arena for it."""
 
     engine: Text
     model: Text
@@ -334,7 +334,7 @@ class Previewed(Message, frozen=True):
     on_the_way_tokens: Position = 0
     """Tokens that only the store has."""
     on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
-    """Where they stand in the prompt."""
+    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
 
 
 class HubStats(Message, frozen=True):

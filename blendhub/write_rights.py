@@ -20,14 +20,14 @@ class WriteRight(msgspec.Struct, frozen=True):
 
     lease: int
     number: int
-    """Leases of a hub are numbered as they are granted."""
+    """The number of the lease; a hub numbers leases as it grants them."""
     epoch: int
     arena: str
     """The nonce of the arena that the slots belong to."""
     end: int
-    """When this rank has committed up to here, it has nothing left to write."""
+    """The position up to which this rank commits; behind it, nothing is left to write."""
     deadline: float
-    """By the clock of ``time.monotonic``, which all processes of a machine share."""
+    """The deadline on the clock ``time.monotonic``, which all processes of a machine share."""
 
 
 class WriteRights:
@@ -45,7 +45,7 @@ class WriteRights:
         self._writes: Counter[int] = Counter()
         self._unacknowledged: set[int] = set()
         self._ended: dict[int, float] = {}
-        """Leases that ended before their deadlines, and when their deadlines will have passed."""
+        """The leases that ended before their deadlines, and the deadlines."""
 
     def begin_session(
         self, epoch: int, arena: str, first: int, granted_before: Collection[int], longest_lease_s: float
@@ -78,7 +78,7 @@ class WriteRights:
             )
 
     def begin_write(self, right: WriteRight) -> None:
-        """To be followed by ``end_write``. Raises LeaseError if the right has ended."""
+        """Begin a write, which ``end_write`` must follow. Raises LeaseError if the right has ended."""
         with self._changed:
             ended = self._why_ended(right)
             if ended:
@@ -93,13 +93,13 @@ class WriteRights:
                 self._changed.notify_all()
 
     def end(self, right: WriteRight) -> None:
-        """This process writes no more under the right."""
+        """End the right: this process writes no more under it."""
         with self._changed:
             self._forget_passed()
             self._ended[right.lease] = right.deadline
 
     def revoke(self, leases: Iterable[int]) -> None:
-        """The hub has taken these back, and waits until this process acknowledges that."""
+        """Stop writing under leases that the hub has taken back; the hub waits for the acknowledgement."""
         with self._changed:
             self._forget_passed()
             for lease in leases:
@@ -116,7 +116,7 @@ class WriteRights:
             self._unacknowledged.difference_update(leases)
 
     def _why_ended(self, right: WriteRight) -> str:
-        """Empty if the right holds."""
+        """Why the right has ended; empty if it holds."""
         if self._is_closed:
             return "this process has left the hub"
         if self._epoch is None:

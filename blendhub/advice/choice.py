@@ -1,4 +1,4 @@
-"""From measured agreement to advice: pure."""
+"""Turns measured agreement into advice; pure functions."""
 
 import statistics
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from blendhub.agreement import Interval, wilson
 
 
 class Audited(msgspec.Struct, frozen=True):
-    """What one prompt's audit found."""
+    """The audit of one prompt."""
 
     agrees: bool
     kl: float
@@ -18,12 +18,12 @@ class Audited(msgspec.Struct, frozen=True):
 
 
 class Measured(msgspec.Struct, frozen=True):
-    """All prompts with one selector and one ratio."""
+    """The audits of all prompts with one selector and one ratio."""
 
     selector: str
     ratio: float
     audits: tuple[Audited, ...]
-    """Of the prompts of which text was moved."""
+    """The audits of the prompts in which text was moved."""
 
     @property
     def agreed(self) -> int:
@@ -39,19 +39,19 @@ class Measured(msgspec.Struct, frozen=True):
 
     @property
     def divergence(self) -> float:
-        """The median."""
+        """The median divergence of the audits."""
         return statistics.median([one.kl for one in self.audits]) if self.audits else 0.0
 
 
 class Advice(msgspec.Struct, frozen=True):
     chosen: Measured | None
-    """None: nothing that was measured holds the agreement with 95% confidence."""
+    """The measurement to choose; None: no measurement holds the agreement with 95% confidence."""
     promising: Measured | None = None
     """Without a choice: what agreed most, where that was above the target, but in too few audits."""
 
 
 def advise(measured: Sequence[Measured], target: float) -> Advice:
-    """What recomputes least among all whose agreement lies above the target with its whole interval."""
+    """The measurement that recomputes least among those whose whole interval of agreement lies above the target."""
     audited = [one for one in measured if one.audits]
     if enough := [one for one in audited if one.interval.low >= target]:
         return Advice(min(enough, key=lambda one: (one.ratio, -one.agreement)))
@@ -60,7 +60,7 @@ def advise(measured: Sequence[Measured], target: float) -> Advice:
 
 
 def settings_for(advice: Advice, target: float, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings to paste: those that were measured with, and what is advised."""
+    """The settings to paste: the given ones, changed as advised."""
     if advice.chosen is None:
         return {**given, "mode": "exact"}
     options = given.get("selector", {}).get("options", {})

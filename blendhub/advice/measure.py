@@ -35,12 +35,12 @@ class Job(msgspec.Struct, frozen=True):
 
 
 class Part(msgspec.Struct, frozen=True):
-    """Some of the prompts at one ratio."""
+    """The audits of some prompts at one ratio."""
 
     ratio: float
     prompts: int
     audits: tuple[Audited, ...]
-    """Of those of which text was moved."""
+    """The audits of those prompts in which text was moved."""
 
 
 class Engine:
@@ -78,7 +78,7 @@ class Engine:
             yield Part(ratio, len(prompts), tuple(audits))
 
     def _ask(self, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reports of prompts that all ask the same of BlendHub."""
+        """The reports of prompts that all give BlendHub the same settings."""
         from vllm import SamplingParams
 
         sampling = SamplingParams(

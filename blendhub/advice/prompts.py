@@ -26,7 +26,7 @@ class Prompts:
         """Each document alone, the longest last."""
 
     def _frame(self) -> tuple[list[int], list[int]]:
-        """What stands before and behind the words of a user."""
+        """The tokens that the chat template puts before and behind the words of a user."""
         if getattr(self._tokenizer, "chat_template", None):
             message = [{"role": "user", "content": CONTENT}]
             chat: str = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)

@@ -28,7 +28,7 @@ class Question(msgspec.Struct, frozen=True):
     documents: Annotated[list[Text], Meta(min_length=1)]
     question: Text
     answers: list[str] = []
-    """Any of them is right; none if the file does not say."""
+    """The right answers, any of which is accepted; empty if the file names none."""
 
 
 def read_questions(file: Path, most: int | None = None) -> list[Question]:

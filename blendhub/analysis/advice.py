@@ -1,4 +1,4 @@
-"""From what was found to what to do: pure."""
+"""Turns the findings of an analysis into advice; pure functions."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,18 +6,18 @@ from typing import Any
 from blendhub.analysis.findings import ArenaFound, Change, Shares
 
 WORTH_IT = 0.05
-"""A smaller share of the tokens, beyond what a prefix cache reuses, is not worth a connector."""
+"""A share of the tokens, beyond what a prefix cache reuses, below which a connector is not worth its effort."""
 
 WORTH_MOVING = 0.02
 WORTH_A_MATCHER = 0.01
 NEARLY_ALL = 0.95
-"""The advised arena reuses so much of what the largest one would."""
+"""The share of the largest arena's reuse that the advised arena must reach."""
 
 CONNECTOR = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
 
 
 def verdict(shares: Shares) -> str:
-    """One sentence: will it help?"""
+    """One sentence that says whether a hub will help."""
     gain = shares.anywhere - shares.prefix
     found = (
         f"{shares.anywhere:.0%} of the prompt tokens were seen before; a prefix cache would reuse {shares.prefix:.0%}"
@@ -32,7 +32,7 @@ def verdict(shares: Shares) -> str:
 
 
 def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:
-    """The smallest one that reuses nearly as much as the largest."""
+    """The smallest arena that reuses nearly as much as the largest one."""
     return next(arena for arena in arenas if arena.anywhere >= NEARLY_ALL * arenas[-1].anywhere)
 
 

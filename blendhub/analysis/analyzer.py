@@ -1,4 +1,4 @@
-"""Plays prompts, one after the other, and counts what could be reused of them."""
+"""Plays prompts, one after the other, and counts how many of their tokens could be reused."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -21,9 +21,9 @@ class Sizes(msgspec.Struct, frozen=True):
     """Sizes in chunks."""
 
     arenas: tuple[int, ...]
-    """Those of the curve; the largest that can be played is always another one."""
+    """The arena sizes of the curve; the largest size that can be played is always added."""
     vllm_cache: int | None = None
-    """That of vLLM's own prefix cache; None: as large as the largest arena."""
+    """The size of vLLM's own prefix cache; None: as large as the largest arena."""
 
 
 class Analyzer:
@@ -41,7 +41,7 @@ class Analyzer:
         self.prefix_cache = PlayedHub(
             host, (PluginChoice("prefix"),), {*slots, cache}, policy="lru", only_beginnings=True
         )
-        """What an engine's own cache would reuse, were it of these sizes."""
+        """Prefix caches of these sizes, which show what an engine's own cache would reuse."""
         self.total = Share()
         self.days = Groups()
         self.systems = Groups()
@@ -52,7 +52,7 @@ class Analyzer:
         self.what_if = WhatIf(separator)
         self.first: float | None = None
         self.last: float | None = None
-        """Times of the first prompt and of the last one."""
+        """The times of the first and the last prompt."""
         self._cache = [arena.slots for arena in self.prefix_cache.arenas].index(cache)
 
     def add(self, prompt: Prompt, tokens: Tokens) -> None:
@@ -74,12 +74,12 @@ class Analyzer:
         self.what_if.add(tokens, place, sum(reused), played.matches)
 
     def prefix_arena(self, slots: int) -> PlayedArena:
-        """A prefix cache of that size, which is one of the curve's."""
+        """The prefix cache with this number of slots, which is one of the sizes of the curve."""
         return next(arena for arena in self.prefix_cache.arenas if arena.slots == slots)
 
 
 def _system(prompt: Prompt, tokens: Tokens) -> str:
-    """Which system prompt it has: by its text or, where a log does not separate it, by how the prompt begins."""
+    """The system prompt's name: by its text or, where a log does not separate it, by how the prompt begins."""
     if prompt.system is not None:
         return name_of(prompt.system.encode())
     return name_of(tokens[:HEAD_TOKENS].tobytes())

@@ -25,12 +25,12 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
 
 
 class BrokenLines:
-    """How many there are, whatever their number, in bounded memory."""
+    """Counts broken lines, however many there are, in bounded memory."""
 
     def __init__(self) -> None:
         self.reasons: Counter[str] = Counter()
         self.named: list[tuple[Place, str]] = []
-        """The first ones of all reasons, and why each is broken."""
+        """The first broken lines, whatever their reasons, and why each is broken."""
 
     def __len__(self) -> int:
         return self.reasons.total()

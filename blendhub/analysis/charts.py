@@ -84,7 +84,7 @@ def days(found: Sequence[NamedShares]) -> str:
 
 
 def stretches(found: Sequence[StretchesFound]) -> str:
-    """What is reused, by how long the stretches are."""
+    """The reused tokens by the length of the reused stretches."""
     total = sum(one.tokens for one in found)
     # Lines at whole per cents.
     most = math.ceil(5 * max(one.tokens for one in found) / total) / 5

@@ -29,7 +29,7 @@ from blendhub.plugin_choice import PluginChoice
 from blendhub.tokens import Tokens, as_tokens
 
 MOST_SHOWN = 12
-"""Of system prompts, and of texts."""
+"""The most system prompts, and the most texts, that are shown."""
 
 Show = Callable[[Tokens], str]
 
@@ -110,7 +110,7 @@ def _arena(seen: Analyzer, arena: PlayedArena, prefix: PlayedArena, kv_bytes: in
 
 
 def _first_token(seen: Analyzer, ms_per_1k: float | None) -> FirstToken:
-    """Of all prompts together, but for the quantiles, which are of prompts."""
+    """The time to the first token of all prompts together; the quantiles are over single prompts."""
     total = seen.total
     prefix_cache = 1 - total.prefix / (total.tokens or 1)
     mean = seen.costs.ratio(total.tokens, total.exact, total.moved)

@@ -13,11 +13,11 @@ class Shares(msgspec.Struct, frozen=True):
     requests: int
     tokens: int
     prefix: float
-    """By a prefix cache alone."""
+    """The share that a prefix cache alone reuses."""
     exact: float
-    """By the hub, bit for bit."""
+    """The share that the hub reuses bit for bit."""
     anywhere: float
-    """By the hub, wherever the text stands."""
+    """The share that the hub reuses, wherever the text stands."""
 
 
 class NamedShares(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ class NamedShares(msgspec.Struct, frozen=True):
     shares: Shares
     first_seen: str
     text: str | None = None
-    """How it begins; only if texts are shown."""
+    """The beginning of the text; None if texts are not shown."""
 
 
 class ArenaFound(msgspec.Struct, frozen=True):
@@ -65,7 +65,7 @@ class FirstToken(msgspec.Struct, frozen=True):
     mean: float
     median: float
     ninetieth: float
-    """Nine of ten prompts are as fast as that."""
+    """The ratio that nine of ten prompts reach or stay below."""
     full_ms: float | None = None
     prefix_cache_ms: float | None = None
     mean_ms: float | None = None
@@ -81,7 +81,7 @@ class Change(msgspec.Struct, frozen=True):
     before: float
     after: float
     tokens: int
-    """Of these prompts."""
+    """The number of tokens in these prompts."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -91,15 +91,15 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str
     interrupted: bool
     read_share: float | None
-    """Of the files; None if their size is not known."""
+    """The share of the files that was read; None if their size is not known."""
     sample: float
     late: int
-    """Prompts that were played after later ones."""
+    """The number of prompts that were played after later ones."""
     policy: str
     kv_bytes: int
-    """Of a token."""
+    """The KV of one token, in bytes."""
     kv_bytes_known: bool
-    """If not, it is what many models of 8 billion weights take."""
+    """Whether ``kv_bytes`` is known; if not, it is the size for many models of 8 billion weights."""
     vllm_cache_tokens: int | None
     prefill_ms_per_1k: float | None
     seconds: dict[str, float]
@@ -112,7 +112,7 @@ class Broken(msgspec.Struct, frozen=True):
     number: int
     reasons: dict[str, int]
     named: list[str]
-    """The first ones."""
+    """The first broken lines."""
 
 
 class Findings(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,11 +120,11 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     verdict: str
     first: str | None
     last: str | None
-    """When the first prompt came, and the last one."""
+    """The times of the first and the last prompt."""
     shares: Shares
     days: list[NamedShares]
     systems: list[NamedShares]
-    """Those with most tokens, and how many there are."""
+    """The system prompts with the most tokens, and how many there are."""
     n_systems: int
     stretches: list[StretchesFound]
     texts: list[TextFound]
@@ -133,4 +133,4 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Change]
     broken: Broken
     config: dict[str, Any]
-    """For ``--kv-transfer-config``."""
+    """The value for ``--kv-transfer-config``."""

@@ -11,7 +11,7 @@ DOCUMENTS, DOCUMENT, BETWEEN, QUESTION = 7, 512, 26, 64
 PROMPT = DOCUMENTS * (DOCUMENT + BETWEEN) + QUESTION
 
 EXACT = 0.049
-"""Time relative to full prefill: all but the question is exact."""
+"""Time relative to full prefill, where every token but those of the question is exact."""
 
 MOVED = 0.306
 """The documents are moved, and 15% of their tokens are recomputed, picked by the default selector."""
@@ -26,7 +26,7 @@ class Costs(msgspec.Struct, frozen=True):
     exact: float
     moved: float
     of_user: bool = True
-    """Whether the user has measured them; if not, they are those of another model."""
+    """Whether the user measured the costs; if not, they are those of another model."""
 
     def ratio(self, tokens: int, exact: int, moved: int) -> float:
         """The time of a prompt, relative to that of its full prefill."""
@@ -56,7 +56,7 @@ class Ratios:
         self._total += 1
 
     def quantile(self, part: float) -> float:
-        """The ratio that this part of the prompts stays below or reaches; 1 if there are none."""
+        """The ratio that this part of the prompts reaches or stays below; 1 if there are no prompts."""
         left = part * self._total
         for step, count in enumerate(self._counts):
             left -= count

@@ -1,4 +1,4 @@
-"""The prompts in a line of JSON: of a request, wherever it stands in the line, or token ids."""
+"""The prompts in a line of JSON: requests, wherever they stand in the line, or token ids."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ INSIDE = ("body", "request", "request_body", "params", "kwargs", "input")
 TIMES = ("timestamp", "time", "ts", "created", "created_at", "start_time", "startTime", "@timestamp", "date")
 IDS = ("prompt_token_ids", "token_ids", "input_ids", "tokens")
 WANTED = ("messages", "prompt", "prompt_token_ids")
-"""What is missing where there is no prompt."""
+"""The keys that errors name as missing in a line without a prompt."""
 
 
 def read_json(place: Place, line: bytes) -> list[Prompt]:
@@ -48,7 +48,7 @@ def _prompts(place: Place, given: Any) -> list[Prompt]:
 
 
 def _body(given: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The mapping that has the prompt: this one, or one within it."""
+    """The mapping that holds the prompt: the given one, or one inside it."""
     if _has_prompt(given):
         return given
     for key in INSIDE:
@@ -69,7 +69,7 @@ def _has_prompt(body: Mapping[str, Any]) -> bool:
 
 
 def _chat(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
-    """The messages of a chat; None if it is none."""
+    """The messages of a chat; None if the body is no chat."""
     if body.get("messages") is not None:
         given, system = body["messages"], body.get("system")
     elif body.get("prompt") is None:

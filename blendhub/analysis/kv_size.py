@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 
 USUAL = 128 * 1024
-"""What is assumed where no model is named: 32 layers, 8 KV heads of 128, keys and values, 2 bytes each."""
+"""The size for an unnamed model: 32 layers, 8 KV heads of 128, keys and values, 2 bytes each."""
 
 NUMBER = 2
-"""Bytes; vLLM computes in 16 bits, also with weights that are stored in 32."""
+"""The bytes of one number: vLLM computes in 16 bits, also with weights that are stored in 32."""
 
 
 def kv_bytes_of(config: str | Path) -> int | None:

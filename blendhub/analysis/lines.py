@@ -21,7 +21,7 @@ STANDARD_INPUT = "-"
 COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
 ZSTANDARD = b"\x28\xb5\x2f\xfd"
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
-"""What reading raises where compressed data end early or are wrong."""
+"""The errors that reading raises where compressed data end early or are wrong."""
 
 MARKS = {
     b"\xff\xfe\x00\x00": "utf-32",
@@ -87,7 +87,7 @@ class LogFile:
 
 
 def _encoding(start: bytes) -> str | None:
-    """The encoding of a file that begins so; None if its lines are bytes in UTF-8, or in what is much like it."""
+    """The encoding of a file that begins with these bytes; None if its lines are UTF-8, or nearly so."""
     for mark, encoding in MARKS.items():
         if start.startswith(mark):
             return encoding

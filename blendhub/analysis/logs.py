@@ -23,7 +23,7 @@ STRETCH = 512
 """A sample is made of stretches of so many lines: requests that stand together often share text."""
 
 HEAD = 50
-"""By so many lines a file's format is recognised."""
+"""The number of lines by which a file's format is recognised."""
 
 WINDOW = 1024
 WINDOW_BYTES = 2**26
@@ -38,7 +38,7 @@ class Logs:
         self.files = [LogFile(path) for path in paths]
         self.broken = BrokenLines()
         self.late = 0
-        """Prompts that stand in their log behind later ones, too far to be put in order."""
+        """The number of prompts that stand in their log too far behind later ones to be put in order."""
         self._format = format
         self._sample = sample
 

@@ -41,12 +41,12 @@ class Reused(NamedTuple):
 
 
 class Played(NamedTuple):
-    """What became of one prompt."""
+    """The result of playing one prompt."""
 
     reused: list[Reused]
-    """In each arena, the largest last."""
+    """The tokens that each arena would reuse; the largest arena comes last."""
     matches: list[Match]
-    """In the largest."""
+    """The matches in the largest arena."""
 
 
 class PlayedChunk(Chunk):
@@ -57,11 +57,11 @@ class PlayedChunk(Chunk):
     def __init__(self, run: Run, span: Span, content: int) -> None:
         super().__init__(run, span, None, content)
         self.arenas = 0
-        """A bit for each."""
+        """A bit for each arena that holds the chunk."""
 
 
 class Piece(NamedTuple):
-    """What a prompt has of one chunk, in tokens."""
+    """The part of a prompt that one chunk holds, in tokens."""
 
     chunk: PlayedChunk
     exact: int
@@ -69,7 +69,7 @@ class Piece(NamedTuple):
 
 
 class PlayedArena:
-    """An arena of one size: which chunks are in it, and what it was good for."""
+    """An arena of one size: the chunks in it, and how much they were reused."""
 
     def __init__(self, number: int, slots: int, policy: PolicyName) -> None:
         self.slots = slots
@@ -138,7 +138,7 @@ class PlayedArena:
             chunk.arenas ^= self._bit
 
     def release(self) -> None:
-        """What was read of the last prompt may be evicted again."""
+        """Let the chunks that the last prompt read be evicted again."""
         for chunk in self._held:
             self._policy.release(chunk)
 
@@ -147,7 +147,7 @@ class PlayedArena:
         return len(self._policy)
 
     def check_integrity(self, chunks: Collection[PlayedChunk]) -> None:
-        """Assert that it holds no more than it can, and only some of these chunks."""
+        """Assert that the arena holds no more than it can, and only some of these chunks."""
         assert self.n_chunks <= self.slots
         held = [chunk for chunk in chunks if chunk in self]
         assert all(chunk in self._policy for chunk in held)
@@ -199,7 +199,7 @@ class PlayedHub:
         return Played([reused for reused, _ in read], matches)
 
     def _pieces(self, matches: Sequence[Match], end: int) -> list[Piece]:
-        """What a prompt, whose last token is at ``end``, has of each chunk. A prefix cache goes on up to a gap."""
+        """The part of a prompt, whose last token is at ``end``, in each chunk. A prefix cache goes on up to a gap."""
         counted: dict[Chunk, list[int]] = {}
         reached = 0
         for found in self._index.cut_at_chunks(matches):
@@ -212,7 +212,7 @@ class PlayedHub:
         return [Piece(chunk, *tokens) for chunk, tokens in counted.items()]  # type: ignore[arg-type]
 
     def check_integrity(self) -> None:
-        """Assert that no arena holds more than it can, or what the index does not have."""
+        """Assert that no arena holds more than it can, or holds a chunk that the index lacks."""
         self._index.check_integrity()
         chunks = [chunk for chunk in self._index.chunks() if isinstance(chunk, PlayedChunk)]
         for arena in self.arenas:

@@ -1,4 +1,4 @@
-"""A prompt of a log, as text, as chat messages or as token ids, and when it came."""
+"""A prompt of a log, as text, as chat messages or as token ids, and its time."""
 
 from array import array
 from typing import Any
@@ -26,7 +26,7 @@ class Prompt(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """About as many bytes as it takes."""
+        """The approximate size of the prompt in bytes."""
         if self.ids is not None:
             return self.ids.nbytes
         texts = [self.text] if self.text is not None else [str(one.get("content")) for one in self.messages or ()]

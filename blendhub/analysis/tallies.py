@@ -1,4 +1,4 @@
-"""What is counted while prompts are played, in bounded memory."""
+"""The numbers that are counted while prompts are played, in bounded memory."""
 
 from collections import Counter
 from copy import copy
@@ -11,19 +11,19 @@ from blendhub.plan import Match
 from blendhub.tokens import Tokens
 
 HEAD_TOKENS = 64
-"""So much of a text is kept, to show how it begins."""
+"""The number of a text's first tokens that are kept, to show how the text begins."""
 
 
 class Share(msgspec.Struct):
-    """Prompts, and what of their tokens could be reused."""
+    """Prompts, and how many of their tokens could be reused."""
 
     requests: int = 0
     tokens: int = 0
     prefix: int = 0
-    """By a prefix cache."""
+    """The tokens that a prefix cache reuses."""
     exact: int = 0
     moved: int = 0
-    """By the hub: bit for bit, and at another place or behind other text."""
+    """The tokens that the hub reuses: bit for bit, and at another place or behind other text."""
 
     def add(self, other: "Share") -> None:
         self.requests += other.requests
@@ -42,12 +42,12 @@ class Group(msgspec.Struct):
 
     first_seen: Place
     head: tuple[int, ...]
-    """How the first of them begins."""
+    """The first tokens of the first prompt of the group."""
     share: Share = msgspec.field(default_factory=Share)
 
 
 class Groups:
-    """Groups by name. Of too many, those with the fewest tokens become one."""
+    """Groups by name. If there are too many, those with the fewest tokens become one."""
 
     def __init__(self, most: int = 4096) -> None:
         self.by_name: dict[str, Group] = {}
@@ -86,7 +86,7 @@ class Text(msgspec.Struct):
     """A text that was reused."""
 
     id: str
-    """Of its tokens: the same in every analysis."""
+    """A name made from the text's tokens, so that every analysis gives the text the same id."""
     tokens: int
     head: tuple[int, ...]
     first_seen: Place
@@ -100,7 +100,7 @@ class Text(msgspec.Struct):
 
 
 class Texts:
-    """The texts that are reused most. Of too many, those that were reused least are forgotten."""
+    """The texts that are reused most. If there are too many, those that were reused least are forgotten."""
 
     def __init__(self, most: int = 2**15) -> None:
         self._texts: dict[tuple[int, int, int], Text] = {}
@@ -120,7 +120,7 @@ class Texts:
         known.reuses += 1
 
     def most_reused(self, most: int) -> list[Text]:
-        """Those that saved most tokens, without texts that are nearly the same as one of them."""
+        """The texts that saved the most tokens, without texts that nearly equal one of these."""
         ranked = sorted(self._texts.values(), key=lambda text: -text.reused)
         chosen: dict[tuple[int, ...], Text] = {}
         by_run: dict[int, list[Text]] = {}

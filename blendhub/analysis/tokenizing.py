@@ -24,7 +24,7 @@ class Encoder(ABC):
     """Makes token ids of prompts. Those that are token ids already stay as they are."""
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """Of each prompt its tokens, or why it has none."""
+        """For each prompt its tokens, or the reason why it has none."""
         texts = [prompt for prompt in prompts if prompt.ids is None]
         encoded = iter(self.encode_texts(texts) if texts else [])
         found = [prompt.ids if prompt.ids is not None else next(encoded) for prompt in prompts]
@@ -32,7 +32,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """The same for prompts with text or messages."""
+        """For each prompt with text or messages its tokens, or the reason why it has none."""
 
     @abstractmethod
     def separator(self, text: str) -> tuple[int, ...]:
@@ -56,7 +56,7 @@ def _checked(tokens: Tokens) -> Encoded:
 
 
 class IdsOnly(Encoder):
-    """For logs of token ids."""
+    """The encoder for logs of token ids."""
 
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         raise InvalidInput(
@@ -77,7 +77,7 @@ class IdsOnly(Encoder):
 
 
 class Bytes(Encoder):
-    """A token a byte. Shares come out much as with a real tokenizer; a token of one is about four bytes."""
+    """An encoder with one token a byte. Shares are close to a real tokenizer's, whose tokens have about four bytes."""
 
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return [as_tokens(np.frombuffer(_plain(prompt).encode(), np.uint8).astype(np.uint32)) for prompt in prompts]

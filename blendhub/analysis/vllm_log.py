@@ -10,7 +10,7 @@ from blendhub.analysis.requests import Prompt, token_ids
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 BEGINS = re.compile(r"\.py:\d+\] (?:Received request |Request \S+ details: )")
-"""Behind the place in vLLM's code: other lines hold texts of users, which may have the same words."""
+"""The words that begin a request, behind a place in vLLM's code: users' texts in other lines may hold these words."""
 PROMPT = re.compile(r"prompt: (?P<text>None|'(?:[^'\\]|\\.)*'|\"(?:[^\"\\]|\\.)*\")")
 IDS = re.compile(r"prompt_token_ids: \[(?P<ids>[\d, ]*)\]")
 TIME = re.compile(r"\b(?:DEBUG|INFO|WARNING|ERROR) (?:(?P<year>\d{4})-)?(?P<rest>\d\d-\d\d \d\d:\d\d:\d\d)\b")
@@ -22,7 +22,7 @@ class VLLMLog:
 
     def __init__(self, year: int) -> None:
         self._year = year
-        """Of the log's end: its lines have month and day alone."""
+        """The year of the log's end: the lines have only month and day."""
         self._has_prompts = False
 
     def read(self, place: Place, line: bytes) -> list[Prompt]:

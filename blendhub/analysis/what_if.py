@@ -14,13 +14,13 @@ from blendhub.plugin_choice import PluginChoice
 from blendhub.tokens import Tokens
 
 TRIED_TOKENS = 2_000_000
-"""Of the log's beginning."""
+"""The number of tokens, from the log's beginning, that other matchers are tried on."""
 
 SHORTER = 32
 """The smallest ``min_match_tokens`` that is of use: ``rolling_hash`` looks for windows of 32 tokens."""
 
 LEAST_SHARE = 0.2
-"""A token that stands before less of the reused stretches separates nothing."""
+"""A token that stands before a smaller share of the reused stretches is no separator."""
 
 
 class Tried(msgspec.Struct, frozen=True):
@@ -29,7 +29,7 @@ class Tried(msgspec.Struct, frozen=True):
     what: str
     matchers: tuple[PluginChoice, ...]
     reused: int
-    """Tokens."""
+    """The number of reused tokens."""
 
 
 class WhatIf:
@@ -38,15 +38,15 @@ class WhatIf:
     def __init__(self, separator: Sequence[int] | None = None, most_tokens: int = TRIED_TOKENS) -> None:
         self.tokens = 0
         self.reused = 0
-        """By the matchers that are used: what is tried is compared with that."""
+        """The tokens that the matchers in use reuse: the baseline for other matchers."""
         self._separator = tuple(separator or ())
         self._most = most_tokens
         self._prompts: list[tuple[Tokens, Place]] = []
         self._before: Counter[int] = Counter()
-        """The tokens before reused stretches."""
+        """How often each token stands before a reused stretch."""
 
     def add(self, tokens: Tokens, place: Place, reused: int, matches: Sequence[Match]) -> None:
-        """A prompt, and what of it is reused."""
+        """Add a prompt, and the tokens of it that are reused."""
         if self.tokens >= self._most:
             return
         self._prompts.append((tokens, place))

@@ -110,7 +110,7 @@ def _progress() -> "Progress":
 
 
 def _run_engine(job: Job) -> Iterator[Part]:
-    """What one engine measures comes as it goes on. vLLM's output is shown only if it fails."""
+    """Run an engine, and yield its measurements as they arrive. vLLM's output is shown only if the engine fails."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
         child = subprocess.Popen(

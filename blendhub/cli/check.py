@@ -1,4 +1,4 @@
-"""``blendhub check``: what is wrong in a ``--kv-transfer-config``, before vLLM has loaded a model to find out."""
+"""``blendhub check``: reports mistakes in a ``--kv-transfer-config`` before vLLM has to load a model to find them."""
 
 import argparse
 from typing import Any

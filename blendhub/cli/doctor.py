@@ -1,4 +1,4 @@
-"""``blendhub doctor``: what is wrong on this machine, and what mends it."""
+"""``blendhub doctor``: finds what is wrong on this machine, and names the commands that repair it."""
 
 import argparse
 import os
@@ -95,7 +95,7 @@ def _transport(arguments: argparse.Namespace, at: Circumstances) -> PluginChoice
 
 
 def _shown(found: Iterable[Finding]) -> Iterator[Finding]:
-    """The same findings, each printed when it comes."""
+    """Print each finding when it comes, and pass it on."""
     from rich.console import Console
     from rich.text import Text
 

@@ -1,4 +1,4 @@
-"""``blendhub explain``: what became of a prompt, or what would be reused of it now."""
+"""``blendhub explain``: shows the fate of a prompt's tokens, or what would be reused of the prompt now."""
 
 import argparse
 import sys

@@ -1,4 +1,4 @@
-"""Reads what ``vllm serve --kv-transfer-config`` is given: the flag itself, or the configuration of a whole server."""
+"""Reads the value of ``vllm serve --kv-transfer-config``: the flag itself, or the configuration of a whole server."""
 
 import json
 import sys

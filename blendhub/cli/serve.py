@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Row = tuple[str, str]
 DEFAULT_TRANSPORT = Listen(endpoint="any").transport
 LEAST_ARENA_GIB = 0.001
-"""Hardly a chunk of the smallest model."""
+"""A size too small for a single chunk of nearly every model."""
 
 
 def add_parser(commands: Any) -> None:

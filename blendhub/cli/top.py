@@ -79,7 +79,7 @@ class Sample(msgspec.Struct, frozen=True):
     stats: HubStats
 
     def counter(self, name: str) -> float:
-        """Zero for what has not happened yet: a hub reports only counters that it has used."""
+        """The value of a counter; zero if it is missing, because a hub reports only counters that it has used."""
         return self.stats.counters.get(name, 0)
 
     def gauge(self, name: str) -> float:
@@ -153,7 +153,7 @@ class View:
         )
 
     def _agreement(self) -> str:
-        """Of each namespace whose requests were audited lately. A few digits of its digest tell it from others."""
+        """The agreement of each namespace that was audited lately, labelled with a few digits of its digest."""
         shares = []
         for digest, numbers in sorted(self._now.stats.namespaces.items()):
             audits = numbers.get("recent_audits", 0)

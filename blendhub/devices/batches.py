@@ -13,7 +13,7 @@ from blendhub.layout import KVLayout
 
 
 class Slice(NamedTuple):
-    """Consecutive bytes of the arena, and their place in staging."""
+    """A range of consecutive bytes of the arena, and its place in staging."""
 
     at: int
     """Offset in the arena."""
@@ -73,7 +73,7 @@ class BatchPlanner(ABC):
         skip_prefix_n_tokens: int,
         stage_partial_chunks: bool,
     ) -> Iterator[BatchGroup]:
-        """The segments' tokens from ``skip_prefix_n_tokens`` on."""
+        """The batches of the segments' tokens from ``skip_prefix_n_tokens`` on, in groups."""
 
     @abstractmethod
     def rows_of(self, batch: Any) -> Iterable[AnySlice]:

@@ -45,7 +45,7 @@ class HostArena:
             start = border
 
     def pin(self) -> None:
-        """Takes long. Ends early, after the part at hand, when ``stop_pinning`` is called."""
+        """Page-lock the arena: slow. Ends early, after the part at hand, when ``stop_pinning`` is called."""
         self._runtime.enter()
         for part in self.parts(0, self.bytes.size):
             if self._is_stopped.is_set():
@@ -69,7 +69,7 @@ class HostArena:
         self._is_stopped.set()
 
     def unpin(self) -> None:
-        """Nothing may be copying."""
+        """Undo all page-locking. No copy may be under way."""
         self._runtime.enter()
         self._pinned_end = 0
         while self._pinned:

@@ -77,7 +77,7 @@ class StreamTransfer(Transfer):
 
 
 class TransferQueue(ABC):
-    """All loads of a device, or all its saves."""
+    """The queue of all loads of a device, or of all its saves."""
 
     def __init__(self, name: str, n_streams: int, runtime: Runtime, mover: Mover, planner: BatchPlanner) -> None:
         self._runtime = runtime
@@ -167,7 +167,7 @@ class LoadQueue(TransferQueue):
     _step_begins: Any = None
 
     def begin_step(self) -> None:
-        """Loads that start from now on follow the engine's work up to here, and not the step's own."""
+        """Let loads that start from now on follow the engine's work up to here, and not the work of the step itself."""
         self._runtime.enter()
         self._step_begins = self._runtime.record_event()
 
@@ -193,7 +193,7 @@ class LoadQueue(TransferQueue):
             self._move(stream, stream.staging, group, batch)
 
     def _finish_batch(self, stream: StagingStream) -> None:
-        """Nothing: the host's part of a load comes before its copies."""
+        """Do nothing: the host's part of a load comes before its copies."""
 
     def _fill_bounce_buffer(self, stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena) -> None:
         stream.wait_for_bounce_copy()

@@ -20,7 +20,7 @@ from blendhub.layout import KVLayout
 
 
 class Pages(Protocol):
-    """What every device knows of the engine's pages."""
+    """The facts about the engine's pages that every device needs."""
 
     @property
     def n_blocks(self) -> int: ...

@@ -1,1 +1,1 @@
-"""What is wrong on this machine: checks that each end in findings, for ``blendhub doctor``."""
+"""The checks of ``blendhub doctor``: each ends in findings about this machine."""

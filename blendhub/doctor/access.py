@@ -10,12 +10,12 @@ from blendhub.doctor.finding import Finding, fail, warn
 
 
 def as_root(command: str) -> str:
-    """The command, as one who is not root gives it."""
+    """The command with ``sudo`` unless the user is root."""
     return command if os.geteuid() == 0 else f"sudo sh -c {shlex.quote(command)}"
 
 
 def quoted(path: Path | str) -> str:
-    """As a word of a command."""
+    """A path quoted for use in a command."""
     return shlex.quote(str(path))
 
 

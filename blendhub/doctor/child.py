@@ -1,4 +1,4 @@
-"""Runs work in another process, so that what crashes or hangs there is a finding here."""
+"""Runs work in another process, so that a crash or a hang there becomes a finding here."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from blendhub.processes import importing_the_same, python_module
 
 
 class Reply(NamedTuple):
-    """What a child process reported, and how it ended otherwise than well."""
+    """The output of a child process, and the reason why it ended if it failed."""
 
     reports: list[dict[str, Any]]
     trouble: str

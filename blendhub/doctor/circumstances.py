@@ -1,4 +1,4 @@
-"""What is to be examined: this machine, for the hub of a configuration or for the one that would run by default."""
+"""The subject of an examination: this machine, for the hub of a configuration or for the default one."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from blendhub.plugin_choice import PluginChoice
 
 
 def settings_of(flag: Any) -> dict[str, Any]:
-    """What vLLM's flag says to BlendHub, valid or not."""
+    """BlendHub's settings in vLLM's flag, valid or not."""
     extra = flag.get("kv_connector_extra_config") if isinstance(flag, dict) else None
     settings = extra.get("blendhub") if isinstance(extra, dict) else None
     return settings if isinstance(settings, dict) else {}
@@ -25,14 +25,14 @@ class Circumstances(msgspec.Struct, frozen=True, kw_only=True):
     flag: Any = None
     """The value of vLLM's ``--kv-transfer-config``; None if none is examined."""
     device: str | None = None
-    """vLLM's device, if it was given."""
+    """vLLM's device, if the user named it."""
     endpoint: str = ""
-    """Of a running hub that is examined too."""
+    """The endpoint of a running hub that is examined too."""
     transport: PluginChoice = PluginChoice("zmq")
-    """How to reach it."""
+    """The transport that reaches the running hub."""
 
     def to_set_arena(self, gib: float) -> str:
-        """What gives the arena another size."""
+        """The words that give the arena another size."""
         if self.flag is not None:
             return f"set kv_connector_extra_config.blendhub.hub.arena_gib to {gib:g} in the configuration"
         return f"blendhub serve --config {self.config} --arena-gib {gib:g}"

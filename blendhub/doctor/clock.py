@@ -15,7 +15,7 @@ SOURCES = Path("/sys/devices/system/clocksource/clocksource0")
 SLOW_S = 1e-6
 READINGS = 1_000
 ROUNDS = 10
-"""The quickest counts: in others the system may have run something else."""
+"""The number of rounds. The quickest one counts: the system may have run something else during the others."""
 WATCHED_S = 0.3
 MOST_STEP_S = 0.05
 IN_THE_FUTURE_S = 60.0
@@ -28,7 +28,7 @@ def clock(at: Circumstances) -> Iterator[Finding]:
 
 
 def _namespace() -> Iterator[Finding]:
-    """A process in a time namespace sees other start times of processes, by which a hub tells them apart."""
+    """Check for a time namespace: there, processes show other start times, by which a hub tells them apart."""
     try:
         offsets = [line.split() for line in OFFSETS.read_text(encoding="ascii").splitlines()]
     except OSError:  # a kernel without time namespaces
@@ -42,7 +42,7 @@ def _namespace() -> Iterator[Finding]:
 
 
 def _steps() -> Iterator[Finding]:
-    """Hubs and clients of one machine subtract each other's readings of the wall clock."""
+    """Check for steps of the wall clock: hubs and clients of one machine subtract each other's readings."""
     wall, steady = time.time(), time.monotonic()
     time.sleep(WATCHED_S)
     step = abs((time.time() - wall) - (time.monotonic() - steady))
@@ -71,7 +71,7 @@ def _seconds_of_a_reading() -> float:
 
 
 def _future(at: Circumstances) -> Iterator[Finding]:
-    """The store drops what was used longest ago, by the files' dates."""
+    """Check for dates in the future: the store drops what was used longest ago, by the files' dates."""
     folder = store_directory(at)
     if folder is None or not folder.is_dir():
         return

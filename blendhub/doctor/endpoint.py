@@ -18,7 +18,7 @@ SLOW_S = 0.05
 
 SAMPLES = 20
 FEW = 100
-"""With fewer lookups nothing follows from how many found something."""
+"""The number of lookups below which their share of hits means nothing."""
 
 
 def endpoint(at: Circumstances) -> Iterator[Finding]:
@@ -39,7 +39,7 @@ def endpoint(at: Circumstances) -> Iterator[Finding]:
 
 
 def _asked(client: HubClient) -> tuple[HubStats, float]:
-    """The hub's numbers, and the median of the seconds in which it gave them."""
+    """The hub's numbers, and the median of the seconds that the hub took to answer."""
     times = []
     for _ in range(SAMPLES):
         started = time.perf_counter()

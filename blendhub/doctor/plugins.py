@@ -13,7 +13,7 @@ NEEDED = {
     "selector": "pip install 'blendhub[selectors]'",
     "device": "pip install 'blendhub[cpu]'",
 }
-"""Kinds of which an engine needs one, and what brings it."""
+"""The kinds of plugins that an engine needs, and what installs one of each kind."""
 
 
 def plugins(at: Circumstances) -> Iterator[Finding]:

@@ -16,11 +16,11 @@ LONGEST_PATH = 107
 """Bytes that the kernel allows for the path of a Unix socket."""
 
 OF_EMBEDDED = "/blendhub-12345678/hub.sock"
-"""How long the rest of the path of an embedded hub's socket is, in the directory for temporary files."""
+"""The length of the rest of the path of an embedded hub's socket, in the directory for temporary files."""
 
 
 def sockets(at: Circumstances) -> Iterator[Finding]:
-    """The sockets of the configured hub, or the default one; and where an embedded hub has its own."""
+    """Check the sockets of the configured or default hub, and the place where an embedded hub has its own."""
     wrong = [finding for listen in at.hub.listen for finding in _configured(listen)]
     if not at.hub.listen:
         wrong = [*_default(), *_embedded()]

@@ -27,7 +27,7 @@ def stores(at: Circumstances) -> Iterator[Finding]:
 
 
 def store_directory(at: Circumstances) -> Path | None:
-    """The directory of the configured store, or of the default one if it is there; None: there is neither."""
+    """The directory of the configured store, or of the default one if that exists; None: there is no store."""
     store = at.hub.store
     if store is None:
         return default_disk_store() if default_disk_store().exists() else None

@@ -1,4 +1,4 @@
-"""Whether the versions of what BlendHub runs with fit: Python, drivers, torch and vLLM."""
+"""Checks the versions of what BlendHub runs with: Python, drivers, torch and vLLM."""
 
 import os
 import platform
@@ -119,7 +119,7 @@ def _without(file: Path) -> str:
 
 
 def _loading(well: str) -> Iterator[Finding]:
-    """Whether vLLM loads BlendHub's entry point: this variable lists those that it loads."""
+    """Check that ``VLLM_PLUGINS``, which lists the entry points that vLLM loads, names BlendHub's."""
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "blendhub" not in allowed.split(","):
         yield fail(

@@ -102,7 +102,7 @@ class Arena:
         return memoryview(self._memory)[HEADER_BYTES + offset : HEADER_BYTES + offset + size]
 
     def is_mapped_by(self, mapping: int) -> bool:
-        """Whether any process still has a client's mapping: the one that created it, or one forked from that."""
+        """Whether a process still has a client's mapping: the process that created it, or one forked from that process."""
         return is_byte_locked(self._fd, mapping)
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class Mount(NamedTuple):
 
 
 def mount_at(place: Path) -> Mount:
-    """What is mounted at a directory; of no type and without options if it is no mount point."""
+    """The file system that is mounted at a directory; without type and options if the directory is no mount point."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     # Of file systems that are mounted on one another, the last is visible.
     return next(

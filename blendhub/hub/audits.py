@@ -5,7 +5,7 @@ from collections import deque
 from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
 
 RECENT = 512
-"""The audits of a namespace that its present agreement is taken from: the last ones."""
+"""The number of a namespace's last audits from which its present agreement is computed."""
 
 
 class _Audits:
@@ -20,7 +20,7 @@ class AuditTable:
 
     def __init__(self) -> None:
         self.namespaces: dict[str, _Audits] = {}
-        """The one that was silent longest comes first."""
+        """The audits by namespace; the namespace that was silent longest comes first."""
 
     def add(self, namespace: str, agreed: int, disagreed: int) -> None:
         counts = self.namespaces.pop(namespace, None) or _Audits()

@@ -13,10 +13,10 @@ class Cache:
         self.arena = arena
         self.policy = policy
         self.filling: dict[Chunk, int] = {}
-        """Offsets of slots into which the store is reading chunks."""
+        """The chunks that the store is being read into, and the offsets of their slots."""
         self.evictions = 0
         self.forgotten = 0
-        """Evicted chunks that no store had; their tokens are no longer matchable."""
+        """The number of evicted chunks that no store had; their tokens are no longer matchable."""
         self._chunk_at: dict[int, Chunk] = {}
         """The chunks in the arena, by offset."""
 
@@ -31,7 +31,7 @@ class Cache:
         return offset
 
     def pin(self, chunk: Chunk) -> None:
-        """The chunk stays in the arena until it is unpinned as often as it was pinned."""
+        """Keep the chunk in the arena until it is unpinned as often as it was pinned."""
         chunk.pins += 1
         if chunk.pins == 1 and chunk.offset is not None:
             self.policy.hold(chunk)
@@ -58,14 +58,14 @@ class Cache:
             self.arena.extents.free(offset, slot_bytes(chunk))
 
     def shards(self, chunk: Chunk) -> list[memoryview]:
-        """The parts of a chunk's slot, one a rank; of the slot that it is read into, if it is not in the arena yet."""
+        """The parts of a chunk's slot, one a rank; while the chunk is read from the store, those of the slot being filled."""
         namespace = chunk.run.index.namespace
         offset = self.filling[chunk] if chunk.offset is None else chunk.offset
         size = namespace.layout.shard_bytes
         return [self.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
 
     def insert(self, chunk: Chunk, offset: int) -> None:
-        """The chunk's KV is complete at this offset."""
+        """Add a chunk whose KV is complete at this offset."""
         chunk.offset = offset
         self._chunk_at[offset] = chunk
         self.policy.insert(chunk, chunk.content)

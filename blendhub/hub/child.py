@@ -51,7 +51,7 @@ class ChildHub:
         self.endpoint, self.metrics_address = answer.endpoint, answer.metrics_address
 
     def close(self, timeout_s: float) -> None:
-        """Have it end by itself, so that it removes its arena and sockets."""
+        """End the child process in order, so that it removes its arena and sockets."""
         self._line.close()
         try:
             self._process.wait(timeout_s)

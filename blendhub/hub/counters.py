@@ -6,7 +6,7 @@ from functools import partial
 from blendhub.hub.audits import AuditTable
 
 RECENT = 512
-"""How many requests of a kind the latencies are taken from: the last ones."""
+"""The number of the last requests of a kind from which latencies are computed."""
 
 ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_settled", "tokens_moved", "tokens_learned")
 

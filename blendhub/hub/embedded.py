@@ -22,7 +22,7 @@ class EmbeddedHub(ABC):
     """A running hub. Close it, or use it as a context manager; closing removes its arena, sockets and threads."""
 
     endpoint: str
-    """For the other processes of this user: a Unix socket, unless another transport was chosen for it."""
+    """The endpoint for this user's other processes: a Unix socket, unless another transport was chosen for it."""
 
     metrics_address: str
     """HOST:PORT of /metrics and /healthz; empty if they are not served."""
@@ -62,7 +62,7 @@ class HubInThread(EmbeddedHub):
         self, config: HubConfig, host: PluginHost | None = None, transport: PluginChoice = DEFAULT_TRANSPORT
     ) -> None:
         self.inproc_endpoint = f"inproc://blendhub-{secrets.token_hex(8)}"
-        """The same hub for clients of this process, without a socket."""
+        """The endpoint of this hub for clients of this process, without a socket."""
         self._host = host or PluginHost.discover()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="blendhub-hub", daemon=True)

@@ -23,15 +23,15 @@ class EvictionPolicy(ABC, Generic[K]):
 
     @abstractmethod
     def touch(self, key: K) -> None:
-        """The key, held or not, was used."""
+        """Note that the key, held or not, was used."""
 
     @abstractmethod
     def hold(self, key: K) -> None:
-        """The key is not to be evicted before it is released."""
+        """Keep the key from eviction until it is released."""
 
     @abstractmethod
     def release(self, key: K) -> None:
-        """The key is no longer held."""
+        """Let a held key be evicted again."""
 
     @abstractmethod
     def remove(self, key: K) -> None:

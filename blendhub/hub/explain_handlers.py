@@ -1,4 +1,4 @@
-"""Answers what became of prompts, and what would be found of one now."""
+"""Answers requests about the fate of earlier prompts, and about what would be found of a prompt now."""
 
 import asyncio
 from collections.abc import Awaitable, Sequence

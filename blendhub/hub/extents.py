@@ -19,12 +19,12 @@ class Extents:
     def __init__(self, size: int) -> None:
         self.size = size // GRAIN * GRAIN
         self.least = -(-size // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN
-        """Smaller extents take as much."""
+        """The smallest size of an extent; smaller requests take as much."""
         self.free_bytes = 0
         self._sizes: dict[int, int] = {}
-        """Of every extent, by its start."""
+        """The size of every extent, by its start."""
         self._starts: dict[int, int] = {}
-        """Of every extent, by its end."""
+        """The start of every extent, by its end."""
         self._free: dict[int, dict[int, None]] = {}
         """The starts of the free extents, by size."""
         self._free_sizes: list[int] = []

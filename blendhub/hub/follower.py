@@ -27,12 +27,12 @@ from blendhub.tokens import Tokens, as_tokens
 
 log = logging.getLogger(__name__)
 WAIT_S = 0.5
-"""How long one call waits for changes; the hub's end waits for it."""
+"""How long one call waits for changes; closing the hub waits for that call."""
 TRY_AGAIN_S = 0.5
 AT_ONCE = 8
 """Changes that are prepared and handed to the loop at a time: it has Python's lock until the next ones."""
 SLICE_S = 0.0005
-"""How long the loop applies changes before it has its other work."""
+"""How long the loop applies changes before it does other work."""
 
 
 class Arrival(NamedTuple):
@@ -65,7 +65,7 @@ class Follower:
         self._thread = threading.Thread(target=self._follow, name="blendhub-follow", daemon=True)
 
     def start(self) -> None:
-        """On the loop's thread."""
+        """Start the thread. To be called on the loop's thread."""
         self._loop = asyncio.get_running_loop()
         self._thread.start()
 
@@ -168,7 +168,7 @@ class Follower:
             await self._let_others_work()
 
     async def _add_checked(self, arrival: Arrival) -> None:
-        """What a matcher refuses would be refused again: the hub goes on behind it."""
+        """Add a checked arrival. If a matcher refuses it, skip it: the matcher would refuse it again."""
         try:
             await self._add(arrival)
         except Exception as error:

@@ -21,7 +21,7 @@ T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Envelope
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
-"""Of a request that needs no session."""
+"""The handler of a request that needs no session."""
 
 DONE = wire.Done()
 
@@ -43,7 +43,7 @@ class Handlers(ABC):
         """The handlers of this group by the type of message that they answer."""
 
     def check_session(self, message: wire.FromSession) -> None:
-        """Raise unless the message's session still holds: to be called after every await."""
+        """Raise unless the message's session still holds; to be called after every await."""
         self.state.sessions.get(message.session, message.epoch, self.clock())
 
     def read_tokens(self, payload: Sequence[Buffer]) -> Tokens:

@@ -40,26 +40,26 @@ class Chunk:
         self.run = run
         self.span = span
         self.offset = offset
-        """Of its slot in the arena; None while the chunk is only in the store."""
+        """The offset of the chunk's slot in the arena; None while the chunk is only in the store."""
         self.pins = 0
-        """How many leases read it, and transfers between arena and store use it. A pinned chunk is not evicted."""
+        """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
         self.saved = Saved.NO
         self.content = content
         self.sensitivity: bytearray | None = None
         """One byte a token; see :mod:`blendhub.hub.sensitivity`. None while nothing is known of any."""
         self.tokens: Tokens | None = None
-        """Kept where the hub shows text."""
+        """The chunk's tokens, kept where the hub shows text."""
 
 
 class Origin(NamedTuple):
     """How the KV of a run came about."""
 
     exact: bool
-    """Nothing before or in it was blended."""
+    """Whether nothing before or in the run was blended."""
     blended: bool = False
-    """It was blended itself, so it is of use behind its whole prefix only. Other KV may be moved."""
+    """Whether the run itself was blended, and so is of use behind its whole prefix only. Other KV may be moved."""
     ratio: float = 0.0
-    """Of what is not exact: the share that was recomputed when it, or what stands before it, was blended."""
+    """The share that was recomputed when inexact KV, or KV before it, was blended."""
 
 
 class Run:
@@ -101,7 +101,7 @@ class Run:
         self.listed = 0
         """The last snapshot of a shared store that had chunks of it, or after which some were saved."""
         self.tokens: Tokens | None = None
-        """From position 0, kept while the store is to save chunks."""
+        """The run's tokens from position 0, kept while the store is to save chunks."""
         self.chunks: dict[int, Chunk] = {}
         self._starts: list[int] = []
         self._hash = hashlib.blake2b(digest_size=16)
@@ -114,7 +114,7 @@ class Run:
         return hashlib.blake2b(tokens[:at].data, digest_size=16).digest() == self._hash.digest()
 
     def note_tokens(self, tokens: Tokens, end: int) -> None:
-        """The run now is that of these tokens up to a position. Part of a lane's work."""
+        """Note that the run now consists of these tokens up to a position. Part of a lane's work."""
         self._hash.update(tokens[self._hashed : end].data)
         self._hashed = end
 
@@ -148,7 +148,7 @@ class ChunkMatch(msgspec.Struct, frozen=True):
 
     @property
     def slot_token(self) -> int:
-        """Which token of the chunk the first one is."""
+        """The row in the chunk of the first token."""
         return self.match.source_start + self.start - self.match.span.start - self.chunk.span.start
 
 
@@ -171,14 +171,14 @@ class NamespaceIndex:
         """The digest of the engine's namespace, of which this one is a variant."""
         self.runs: dict[int, Run] = {}
         self._by_key: dict[RunKey, list[Run]] = {}
-        """By the store's name. One run of another hub may be several here: chunks come in any order from there."""
+        """The runs by name in the store. One run of another hub may be several here: its chunks come in any order."""
         self.n_chunks = self.n_tokens = 0
         self.sensitivity_bytes = 0
         """The memory that the chunks' sensitivity takes."""
         self.changed: Callable[[NamespaceIndex], None] = _ignore
         """Called when something was stored or dropped."""
         self.lane = Lane(threads, self.base)
-        """Does all work on the matchers."""
+        """The lane, which does all work on the matchers."""
         self._keeps_tokens = keeps_tokens
         self._nbytes = 0
         self._matchers: list[Matcher] = [
@@ -329,7 +329,7 @@ class NamespaceIndex:
         self._settled.discard(run, span)
 
     def _matchers_of(self, origin: Origin) -> list[Matcher]:
-        """The matchers that find its text wherever it stands."""
+        """The matchers that find KV of this origin."""
         return [] if origin.blended else self._matchers
 
     def check_integrity(self) -> None:
@@ -350,7 +350,7 @@ class NamespaceIndex:
 
 
 def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
-    """The same parts of matches, no longer cut at chunk borders."""
+    """The matches that these parts came from, no longer cut at chunk borders."""
     whole: list[Match] = []
     first = last = None
     for found in chunk_matches:
@@ -368,12 +368,12 @@ def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
 
 
 def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
-    """Where they stand in the prompt; neighbours are joined."""
+    """The spans of the prompt that the matches cover; neighbours are joined."""
     return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
 
 
 def _ignore(index: "NamespaceIndex") -> None:
-    """For indexes that no table has yet."""
+    """Do nothing; the callback of indexes that are in no table yet."""
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:

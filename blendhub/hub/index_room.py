@@ -23,9 +23,9 @@ class IndexRoom:
     def __init__(self, indexes: IndexTable, writes: Writes, drop: Callable[[Iterable[Chunk]], list[Chunk]]) -> None:
         """``drop`` drops chunks that are not pinned, and returns those of them that the store has."""
         self.evictions = 0
-        """Chunks that were dropped."""
+        """The number of chunks that were dropped."""
         self.discard: Callable[[Iterable[Chunk]], None] | None = None
-        """Discards them from a store that is the hub's alone. In a shared one, other hubs use them."""
+        """Discards chunks from a store that only this hub uses. In a shared store, other hubs use them."""
         self._indexes = indexes
         self._writes = writes
         self._drop = drop
@@ -51,7 +51,7 @@ class IndexRoom:
         return None
 
     def _drop_oldest_run(self, index: NamespaceIndex) -> int:
-        """Returns how many chunks that are; 0 if all are in use, or a thread works on the index."""
+        """Drop a run and return the number of its chunks; 0 if all are in use, or a thread works on the index."""
         run = next(iter(index.runs.values()), None)
         if run is None or not index.lane.is_idle:
             return 0

@@ -14,9 +14,9 @@ class IndexTable:
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
         self._sums: dict[str, Counter[str]] = {}
-        """What is stored, by base namespace, without what has changed since."""
+        """The amounts stored, by base namespace, without what has changed since."""
         self._counted: dict[NamespaceIndex, Counter[str]] = {}
-        """What of that belongs to each index."""
+        """The part of ``_sums`` that belongs to each index."""
         self._costly: dict[str, dict[NamespaceIndex, None]] = {}
         """By base namespace, the indexes that take more memory than the KV that they index, the first such first."""
         self._changed: dict[NamespaceIndex, None] = {}
@@ -51,7 +51,7 @@ class IndexTable:
         return known
 
     def sums(self) -> dict[str, Counter[str]]:
-        """How much is stored, by the digest of an engine's namespace: requests choose salts, and each may make one.
+        """The amounts stored, by the digest of an engine's namespace: each salt of a request makes a variant of it.
 
         Costs as much as has changed since the last call, whatever the number of namespaces.
         """
@@ -77,15 +77,15 @@ class IndexTable:
         return {base: sums["excess"] for base, sums in self.sums().items() if sums["excess"]}
 
     def oldest_costly(self, base: str) -> NamespaceIndex:
-        """The first index of a base namespace that took more than the KV that it indexes, and still does."""
+        """The first costly index of a base namespace: it takes more memory than the KV that it indexes."""
         return next(iter(self._costly[base]))
 
     def defer(self, index: NamespaceIndex) -> None:
-        """Have the others of its base namespace before it in that order."""
+        """Put the index behind the other costly indexes of its base namespace."""
         self._costly[index.base][index] = self._costly[index.base].pop(index)
 
     def drop_empty(self, is_in_use: Callable[[NamespaceIndex], bool]) -> None:
-        """Drop the indexes without runs, but for those in use. A later request makes a new one if need be."""
+        """Drop the indexes without runs, except those in use. A later request makes a new index if necessary."""
         for index in list(self._maybe_empty):
             if index.runs:
                 del self._maybe_empty[index]

@@ -21,7 +21,7 @@ from blendhub.hub.limits import MATCH_THREADS
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 NICENESS = 5
-"""Of the threads that match: the loop, and an engine beside an embedded hub, run before them."""
+"""The niceness of the matching threads: the loop, and an engine beside an embedded hub, run before them."""
 
 
 class _Job:
@@ -34,7 +34,7 @@ class _Job:
             answer.add_done_callback(self._forget)
 
     def _forget(self, answer: "asyncio.Future[Any]") -> None:
-        """Keep no tokens for a request that waits no more, be the job still in the queue."""
+        """Drop the tokens of a job whose request no longer waits, even if the job is still in the queue."""
         self.work = None
 
 
@@ -97,7 +97,7 @@ class LaneThreads:
     def __init__(self, inline_tokens: int, n_threads: int = MATCH_THREADS) -> None:
         self.inline_tokens = inline_tokens
         self.changed = threading.Condition()
-        """Held for moments only."""
+        """A condition, held for moments only, that guards the lanes' queues."""
         self._ready: dict[str, deque[Lane]] = {}
         """The lanes that have work, by owner, in the order of the owners' turns."""
         self._served: set[str] = set()
@@ -108,12 +108,12 @@ class LaneThreads:
             threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
 
     def schedule(self, lane: Lane) -> None:
-        """The lane has work. ``changed`` is held."""
+        """Queue the lane, which has work. The caller holds ``changed``."""
         self._ready.setdefault(lane.owner, deque()).append(lane)
         self.changed.notify()
 
     def close(self) -> None:
-        """Begin no more work. The threads finish their current work by themselves."""
+        """Begin no more work. The threads finish their current work and end."""
         with self.changed:
             self._closed = True
             self.changed.notify_all()

@@ -28,7 +28,7 @@ class Lease:
 
 
 class Leases(Generic[T]):
-    """The leases that hold. One that has ended is not found again."""
+    """The leases that hold. A lease that has ended is not found again."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, T] = {}

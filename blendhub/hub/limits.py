@@ -11,7 +11,7 @@ MOST_CHUNKS = MOST_MATCHES
 much of its beginning."""
 
 MOST_SLOTS = 1024
-"""Slots of one reservation, which ends early, too, where it evicts MOST_CHUNKS chunks.
+"""The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. The client then reserves more.
 
 The client goes on with another."""
 
@@ -20,7 +20,7 @@ MOST_SLOTS_OF_AN_ARENA = 2**18
 than this."""
 
 MOST_TRIES = 64
-"""Places of the arena that are tried for a slot where chunks that are in use leave no room around."""
+"""The number of places of the arena that are tried for a slot where chunks in use leave no room around."""
 
 AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""
@@ -47,7 +47,7 @@ MOST_RESERVED_TOKENS = 2**26
 """Tokens that all write leases keep, 256 MiB. A connection may have as many as are left: half if it is alone."""
 
 MOST_WRITE_LEASES = 4096
-"""Of one session. One more reservation is answered Busy."""
+"""The most write leases of one session. One more reservation is answered Busy."""
 
 MOST_READ_LEASES = 4096
 MOST_READ_CHUNKS = 2**19

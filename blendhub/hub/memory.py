@@ -32,7 +32,7 @@ class GroupLimit(NamedTuple):
     left: int
     """Bytes that may still be used."""
     file: Path
-    """What sets it."""
+    """The file that sets the limit."""
 
 
 def group_limits(root: Path = Path("/")) -> list[GroupLimit]:

@@ -39,7 +39,7 @@ GUARDS = (
 
 
 class Page(NamedTuple):
-    """An answer."""
+    """An HTTP answer."""
 
     status: str
     kind: str
@@ -51,7 +51,7 @@ Pages: TypeAlias = Callable[[str, str], Awaitable[Page]]
 
 
 class MetricsServer:
-    """Answers GET, one request a connection. It changes nothing."""
+    """An HTTP server that answers GET, one request a connection, and changes nothing."""
 
     def __init__(self, pages: Pages) -> None:
         self._pages = pages

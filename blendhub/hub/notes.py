@@ -11,7 +11,7 @@ from blendhub.hub.limits import MOST_WAITING_NOTES
 
 
 class Notes:
-    """A chunk whose bytes change again while it waits is written once. All methods are for the loop's thread."""
+    """The queue of notes. A chunk whose bytes change again while it waits is written once. For the loop's thread."""
 
     def __init__(
         self, store: Store, in_saver: Callable[..., Awaitable[Any]], failed: Callable[[str, Exception], None]
@@ -24,7 +24,7 @@ class Notes:
         self._writing: asyncio.Task[None] | None = None
 
     def write_soon(self, chunks: Iterable[Chunk]) -> None:
-        """Write the notes of the chunks that are saved. Those of others are written with them."""
+        """Write the notes of the saved chunks soon. The notes of other chunks are written when the chunks are saved."""
         for chunk in chunks:
             if chunk.sensitivity and chunk.saved is Saved.YES and len(self._waiting) < MOST_WAITING_NOTES:
                 self._waiting[chunk] = None
@@ -40,7 +40,7 @@ class Notes:
             return None
 
     def restore(self, chunk: Chunk, note: bytes | None) -> None:
-        """Take note of what was read. What was learned meanwhile is newer."""
+        """Restore a note that was read, unless newer values were learned meanwhile."""
         if note and chunk.sensitivity is None and chunk.run.chunks.get(chunk.span.start) is chunk:
             chunk.run.index.keep_sensitivity(chunk, bytearray(note))
 

@@ -1,4 +1,4 @@
-"""What the metrics port shows: numbers for Prometheus, and a page for people with the last requests of each engine."""
+"""The pages of the metrics port: numbers for Prometheus, and a page for people with each engine's last requests."""
 
 import ipaddress
 import time
@@ -38,7 +38,7 @@ class _Made(NamedTuple):
 
 
 class Pages:
-    """Runs on the hub's event loop."""
+    """Makes the pages of the metrics port, on the hub's event loop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Pages:
         """``text``: what a request reused is shown; None: counts and positions only."""
         self._clock = clock
         self._made: dict[str, _Made] = {}
-        """By engine."""
+        """The pages that were made, by engine."""
         self._stats = stats
         self._reports = reports
         self._text = text

@@ -90,7 +90,7 @@ class ReadHandlers(Handlers):
         return self._found(session, message, chunk_matches)
 
     def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> Answer:
-        """The reply to a lookup, with a lease if it asks for one; what only the store has is fetched."""
+        """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         lease = self._grant(session, ready) if message.acquire else None
@@ -118,7 +118,7 @@ class ReadHandlers(Handlers):
         return lease
 
     def _on_the_way(self, chunk_matches: list[ChunkMatch], lease: ReadLease | None = None) -> wire.Found:
-        """Begin to load what only the store has, and say what is there already."""
+        """Begin to load the chunks that are only in the store; returns what is in the arena already."""
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         missing = [found for found in chunk_matches if found.chunk.offset is None]
         self._load({found.chunk for found in missing})

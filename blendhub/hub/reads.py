@@ -21,12 +21,12 @@ class ReadLease(Lease):
 
     @property
     def pieces(self) -> tuple[Piece, ...]:
-        """What the lease covers, and where it is."""
+        """The pieces of the arena that the lease covers."""
         return tuple(map(_piece, self._chunk_matches))
 
 
 class Reads:
-    """The read leases that hold: their chunks are pinned."""
+    """The read leases that hold, and that pin their chunks."""
 
     def __init__(self, cache: Cache) -> None:
         self.leases: Leases[ReadLease] = Leases()

@@ -25,12 +25,12 @@ class _Kept(NamedTuple):
 
 
 class ReportTable:
-    """Kept as bytes, which take a tenth of the memory of objects."""
+    """The reports, kept as bytes, which take a tenth of the memory of objects."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._of_engines: dict[str, deque[_Kept]] = {}
-        """The engine that was silent longest comes first."""
+        """The reports of each engine; the engine that was silent longest comes first."""
 
     def add(self, engine: str, base: str, reports: Sequence[PromptReport]) -> None:
         kept = self._of_engines.pop(engine, None) or deque(maxlen=MOST_KEPT_REPORTS)
@@ -72,10 +72,10 @@ class ReportTable:
 
 
 def _shown(report: PromptReport, now: float) -> PromptReport:
-    """The variant is left out: a salt is a secret."""
+    """The report without the variant, because a salt is a secret."""
     return msgspec.structs.replace(report, variant=None, ended_at=now)
 
 
 def is_same_request(of_engine: str, asked: str) -> bool:
-    """Whether an id that a client knows is that of an engine, which adds a number or letters behind a dash."""
+    """Whether a client's request id is that of an engine, which adds a number or letters behind a dash."""
     return of_engine == asked or of_engine.startswith(f"{asked}-")

@@ -26,9 +26,9 @@ from blendhub.tokens import Tokens
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
-"""After the store was away."""
+"""How many seconds to wait, after the store was away, before the next try."""
 OF_ARENA = 4
-"""Chunks that wait for a shared store take at most this part of the arena: they are not evicted, and it may be away."""
+"""The largest part of the arena for chunks that wait for a shared store: it may be away, and they are not evicted."""
 
 
 class RunDescription(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class RunDescription(msgspec.Struct, frozen=True):
 
 
 class Saves:
-    """Chunks that wait stay in the arena until they are saved."""
+    """The chunks that wait to be saved; they stay in the arena until then."""
 
     def __init__(
         self, store: Store, cache: Cache, failed: Callable[[str, Exception], None], forget: Callable[[Gone], None]
@@ -53,7 +53,7 @@ class Saves:
         self.pool = ThreadPoolExecutor(1, "blendhub-save")
         self.saved = self.skipped = 0
         self.generation = 0
-        """The last snapshot of a shared store; see :attr:`Run.listed`."""
+        """The number of the last snapshot of a shared store; see :attr:`Run.listed`."""
         self.on_saved: Callable[[list[Chunk]], None] = lambda chunks: None
         self._store = store
         self._cache = cache
@@ -64,11 +64,11 @@ class Saves:
         self._pace = shared.pace if shared else 0.0
         self._most_bytes = cache.arena.name.size // OF_ARENA if shared else cache.arena.name.size
         self._to_save: deque[Chunk] = deque()
-        """The first ones are being saved."""
+        """The chunks that wait to be saved. The first ones are being saved."""
         self._bytes = 0
-        """What they take of the arena."""
+        """The bytes of the arena that the waiting chunks take."""
         self._of_run: Counter[Run] = Counter()
-        """How many of them belong to each run. A run keeps its tokens for them."""
+        """How many of the waiting chunks belong to each run. A run keeps its tokens for them."""
         self._saving: asyncio.Task[None] | None = None
         self._later: deque[Chunk] = deque()
         """What the store was away for, in the order in which it is tried again. It can be evicted: then it is not
@@ -89,14 +89,14 @@ class Saves:
         return len(self._later)
 
     def offer(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
-        """Chunks of a run are new. ``tokens`` are the run's, from position 0."""
+        """Offer new chunks of a run for saving. ``tokens`` are the run's tokens from position 0."""
         if self._when_reused:
             run.tokens = tokens
         else:
             self._queue(run, tokens, chunks)
 
     def reused(self, chunks: Iterable[Chunk]) -> None:
-        """A prompt has asked for these chunks again."""
+        """Note that a prompt has asked for these chunks again."""
         if self._when_reused:
             for chunk in chunks:
                 if chunk.saved is Saved.NO and chunk.run.tokens is not None:
@@ -208,7 +208,7 @@ class Saves:
             self._end(self._to_save.popleft(), Saved.NO)
 
     def _next_batch(self) -> list[Chunk]:
-        """The first chunks that wait, as far as they are of one run."""
+        """The first waiting chunks that belong to one run."""
         run = self._to_save[0].run
         batch = []
         for chunk in islice(self._to_save, self._store.at_once):
@@ -224,7 +224,7 @@ class Saves:
         self._cache.unpin(chunk)
 
     def _release_tokens(self, run: Run) -> None:
-        """One chunk of the run less needs them."""
+        """Note that one chunk less needs the tokens of the run."""
         self._of_run[run] -= 1
         if not self._of_run[run]:
             del self._of_run[run]

@@ -32,7 +32,7 @@ LOOKUP = KINDS[wire.Lookup]
 
 
 class HubService(Service):
-    """One hub. ``tick`` is to be called a few times a second."""
+    """The service of one hub. ``tick`` is to be called a few times a second."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class HubService(Service):
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
         self._waiting = Shares()
-        """What the payloads of requests that wait for an answer take, by connection."""
+        """The bytes of the payloads of requests that wait for an answer, by connection."""
         self._pids: dict[Peer, int] = {}
-        """What the kernel says of the peers that are processes of this machine."""
+        """The pids, as the kernel gives them, of peers that are processes of this machine."""
         shared = (config, state, tier, self.counters, clock)
         self._sessions = SessionHandlers(*shared)
         self._handlers: dict[type, Handler] = {
@@ -68,7 +68,7 @@ class HubService(Service):
             wire.Explain: explaining.explain,
             wire.Preview: explaining.preview,
         }
-        """Of requests that need no session."""
+        """The handlers of requests that need no session."""
 
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         started = self._clock()

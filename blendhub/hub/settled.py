@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class _Held:
-    """What the matcher has of a run."""
+    """The stored spans of a run that the matcher knows."""
 
     __slots__ = ("ratio", "tokens")
 
@@ -32,7 +32,7 @@ class SettledMatches:
         """``new_matcher`` makes a matcher that finds prefixes; None if the namespace has none."""
         self._new_matcher = new_matcher
         self._matcher: Matcher | None = None
-        """Made when it is needed: each cache_salt makes a namespace, and many blend nothing."""
+        """The matcher, made when it is needed: each cache_salt makes a namespace, and many blend nothing."""
         self._held: dict[int, _Held] = {}
 
     @property
@@ -44,7 +44,7 @@ class SettledMatches:
         return self._matcher.nbytes if self._matcher else 0
 
     def match(self, tokens: Tokens, least_ratio: float) -> list[Match]:
-        """What stands behind its whole prefix, and was blended with at least this share recomputed."""
+        """The KV behind its whole prefix in the prompt that was blended with at least this share recomputed."""
         if not self._held or not self._matcher:
             return []
         return [

@@ -1,11 +1,11 @@
-"""A bound of the whole hub, which those who use it share without knowing their number."""
+"""A limit of the whole hub that its holders share, without knowing how many they are."""
 
 from collections import Counter
 from collections.abc import Hashable
 
 
 class Shares:
-    """Each holder may have as much as is left for others: one alone has half at most, and some is always left."""
+    """The shares of a limit. A holder may have as much as is left for others: alone half at most, so some is always left."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -23,29 +23,29 @@ class Shown(msgspec.Struct, frozen=True):
     span: Span
     text: str
     note: str
-    """What is missing of it; empty if nothing is."""
+    """The part of the text that is missing; empty if none is."""
 
 
 class TextOfRequest(msgspec.Struct, frozen=True):
     model: str
     loading: bool
-    """Whether its tokenizer is being loaded: there is no text yet."""
+    """Whether the model's tokenizer is being loaded, so that there is no text yet."""
     problem: str
     """Why token ids are shown in place of text."""
     stretches: tuple[Shown, ...]
 
 
 class Kept(msgspec.Struct, frozen=True):
-    """What is stored of a stretch."""
+    """The stored tokens of a stretch."""
 
     span: Span
     tokens: Tokens
-    """The first ones."""
+    """The first tokens of the stretch."""
     n_tokens: int
 
 
 class ShownText:
-    """Runs on the hub's event loop; text is decoded in a thread."""
+    """The texts for the hub's page. Runs on the hub's event loop; text is decoded in a thread."""
 
     def __init__(self, indexes: IndexTable, reports: ReportTable) -> None:
         self._indexes = indexes
@@ -53,7 +53,7 @@ class ShownText:
         self._tokenizers = Tokenizers()
 
     async def of(self, engine: str, request: str) -> TextOfRequest | None:
-        """The text of what a request reused; None if nothing is known of the request."""
+        """The text that a request reused; None if the request is unknown."""
         found = self._reports.of_engine(engine, request)
         if found is None:
             return None

@@ -36,7 +36,7 @@ class HubState:
         self.reads = Reads(self.cache)
         self.writes = Writes(self.cache, self._published)
         self.save: SaveChunks | None = None
-        """Writes new chunks of a run, whose tokens from position 0 it is given, to the store, if there is one."""
+        """Writes new chunks of a run to the store, if there is one; is given the run's tokens from position 0."""
         self.index_room = IndexRoom(self.indexes, self.writes, self.drop)
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
@@ -176,7 +176,7 @@ class HubState:
                 self._mapping_gone(session)
 
     def acknowledge(self, session: Session, leases: Iterable[int]) -> None:
-        """The session's process will not write under these revoked leases again."""
+        """Note that the session's process will not write under these revoked leases again."""
         for lease in leases:
             session.revoked.discard(lease)
             self.writes.stop_waiting_for(session.id, lease)
@@ -207,7 +207,7 @@ class HubState:
         return in_store
 
     def _mapping_gone(self, session: Session) -> None:
-        """No process can write for this ended session any more."""
+        """Note that no process can write for this ended session any more."""
         del self.ended_but_mapped[session.id]
         self.writes.stop_waiting_for(session.id)
 

@@ -66,7 +66,7 @@ def _fleet_totals(follower: Follower | None) -> dict[str, float]:
 
 
 def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
-    """Nothing where the hub has no shared store."""
+    """The gauges of a hub with a shared store; empty for other hubs."""
     if follower is None:
         return {}
     return {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind, "fleet_in_step": float(follower.in_step)}

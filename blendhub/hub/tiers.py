@@ -58,7 +58,7 @@ class Tier:
         return restored
 
     def save(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
-        """Chunks of a run are new: the store is to have them. ``tokens`` are the run's, from position 0."""
+        """Save new chunks of a run in the background. ``tokens`` are the run's tokens from position 0."""
         self.saves.offer(run, tokens, chunks)
 
     def load(self, chunk: Chunk) -> "asyncio.Future[None]":
@@ -75,7 +75,7 @@ class Tier:
         self.saves.pool.submit(self._quietly, lambda: [self.store.discard(*entry) for entry in entries])
 
     def forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
-        """The store has these chunks no longer."""
+        """Note that the store no longer has these chunks."""
         for key, span in dropped:
             index = self._indexes.get(key.namespace)
             chunk = index.find(key, span) if index else None
@@ -83,7 +83,7 @@ class Tier:
                 self.forget_chunk(chunk)
 
     def forget_chunk(self, chunk: Chunk) -> None:
-        """The store does not have this chunk any more, which it had."""
+        """Note that the store no longer has this chunk."""
         # A chunk that is being loaded ends in the arena, or is dropped when the store does not find it.
         if chunk.offset is None and chunk not in self._cache.filling:
             chunk.run.index.drop(chunk)
@@ -119,7 +119,7 @@ class Tier:
 
 
 def described(stored: StoredRun) -> RunDescription:
-    """What a hub wrote about a run. Raises unless its chunks are as a hub stores them: a store's content may come from
+    """A run's description by a hub. Raises unless its chunks are as a hub stores them: a store's content may come from
     anywhere.
     """
     about = msgspec.msgpack.decode(stored.description, type=RunDescription)

@@ -22,11 +22,11 @@ Loaded: TypeAlias = Tokenizer | str
 
 
 class Tokenizers:
-    """Runs on the hub's event loop."""
+    """The tokenizers of the engines' models. Runs on the hub's event loop."""
 
     def __init__(self) -> None:
         self._of_models: dict[str, asyncio.Future[Loaded]] = {}
-        """The one that was used longest ago comes first."""
+        """The tokenizers by model; the one that was used longest ago comes first."""
 
     async def get(self, model: str) -> Loaded | None:
         """A model's tokenizer, or why there is none; None while it is being loaded."""
@@ -39,7 +39,7 @@ class Tokenizers:
 
 
 def _load_aside(model: str) -> "asyncio.Future[Loaded]":
-    """Load it in a thread that the hub's end does not wait for: it may take long."""
+    """Load a tokenizer in a thread that closing the hub does not wait for: loading may take long."""
     loop = asyncio.get_running_loop()
     loading: asyncio.Future[Loaded] = loop.create_future()
 
@@ -77,7 +77,7 @@ def load(model: str) -> Loaded:
 
 
 def _folder(model: str) -> str:
-    """Where a model's files are. By a name, transformers would ask the hub of models whose model it is."""
+    """The folder with a model's files. By a name, transformers would ask the hub of models whose model it is."""
     if os.path.isdir(model):
         return model
     from huggingface_hub import snapshot_download

@@ -26,7 +26,7 @@ class WriteLease(Lease):
     ) -> None:
         super().__init__(id, session, deadline, cost=len(tokens))
         self.number = number
-        """Later leases have larger numbers."""
+        """The lease's number; later leases have larger numbers."""
         self.run = run
         self.tokens = tokens
         self.slots = slots
@@ -34,11 +34,11 @@ class WriteLease(Lease):
         self.committed = dict.fromkeys(ranks, self.span.start)
         """The position up to which each rank has committed, after which it writes only behind that."""
         self.published = 0
-        """How many of the slots have become chunks."""
+        """The number of the lease's slots that have become chunks."""
         self.copies: dict[Future[None], int] = {}
-        """Copies into the slots that the hub itself is making, and where these slots begin."""
+        """The hub's own copies into the slots that are under way, and where these slots begin."""
         self.put: set[tuple[int, int]] = set()
-        """The shards that the hub has copied so, or is copying: their ranks, and where the slots begin."""
+        """The shards that the hub has copied or is copying, as pairs of a rank and a slot's offset."""
 
     @property
     def span(self) -> Span:
@@ -96,7 +96,7 @@ class Writes:
         self.leases: Leases[WriteLease] = Leases()
         self.quarantined: dict[int, Quarantine] = {}
         self._growing: dict[NamespaceIndex, set[Run]] = {}
-        """The runs of the leases: each is of one lease at a time."""
+        """The runs that the leases extend, by index; each run has one lease at a time."""
         self._cache = cache
         self._published = published
 
@@ -135,11 +135,11 @@ class Writes:
         return run in self._growing.get(run.index, ())
 
     def is_writing(self, index: NamespaceIndex) -> bool:
-        """Whether a lease's chunks are going to be there."""
+        """Whether a lease is going to publish chunks in this index."""
         return index in self._growing
 
     def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
-        """The hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
+        """Note that the hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
         lease.copies[copy] = position
         lease.put.add((rank, position))
         copy.add_done_callback(partial(self._copied, lease))
@@ -168,7 +168,7 @@ class Writes:
         self._free_quarantined(lease.id)
 
     def stop_waiting_for(self, writer: Hashable, lease: int | None = None) -> None:
-        """The writer will not write again under a revoked lease, or under any revoked lease if none is named."""
+        """Note that the writer will not write again under a revoked lease; ``lease`` None: under any revoked lease."""
         for id in list(self.quarantined) if lease is None else [lease]:
             quarantine = self.quarantined.get(id)
             if quarantine:
