@@ -102,7 +102,7 @@ class Arena:
         return memoryview(self._memory)[HEADER_BYTES + offset : HEADER_BYTES + offset + size]
 
     def is_mapped_by(self, mapping: int) -> bool:
-        """Whether a process still has a client's mapping: the process that created it, or one forked from that process."""
+        """Whether a process still has a client's mapping: the one that created it, or one forked from that process."""
         return is_byte_locked(self._fd, mapping)
 
     def close(self) -> None:

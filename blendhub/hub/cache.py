@@ -58,7 +58,7 @@ class Cache:
             self.arena.extents.free(offset, slot_bytes(chunk))
 
     def shards(self, chunk: Chunk) -> list[memoryview]:
-        """The parts of a chunk's slot, one a rank; while the chunk is read from the store, those of the slot being filled."""
+        """The parts of a chunk's slot, one a rank; while the store is being read, those of the slot to be filled."""
         namespace = chunk.run.index.namespace
         offset = self.filling[chunk] if chunk.offset is None else chunk.offset
         size = namespace.layout.shard_bytes

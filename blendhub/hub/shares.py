@@ -5,7 +5,7 @@ from collections.abc import Hashable
 
 
 class Shares:
-    """The shares of a limit. A holder may have as much as is left for others: alone half at most, so some is always left."""
+    """The shares of a limit. A holder may have as much as is left: alone half at most, so some is always left."""
 
     def __init__(self) -> None:
         self.total = 0

@@ -77,7 +77,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._start = WorkerStart(vllm_config, self._settings, self._host, self._engine_id)
         self._blocks: RequestBlocks = FollowedBlocks()
         self._unserved: Counter[str] = Counter()
-        """Refused requests, by counter, of a model that is served without reuse."""
+        """The numbers of refused requests, by counter, of a model that is served without reuse."""
         self._reasons: tuple[str, ...] = ()
         # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no
         # threads any more, but a hub needs them to close.
@@ -89,7 +89,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._start.register()
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        """vLLM calls this after the model was warmed up and before the first request: the time to check the model."""
+        """Check the model: vLLM calls this after warming the model up and before the first request."""
         connector = get_kv_transfer_group()
         handshake, self._worker = self._start.finish(None if connector is self else connector)
         return handshake
@@ -99,13 +99,13 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._worker.load(self._plan)
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Nothing to wait for: loads are asynchronous, and complete before a request is scheduled."""
+        """Do nothing: loads are asynchronous, and complete before a request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: torch.Tensor, attn_metadata: Any, **kwargs: Any) -> None:
-        """All layers are saved together, after the forward."""
+        """Do nothing: all layers are saved together, after the forward."""
 
     def wait_for_save(self) -> None:
-        """Saves begin in ``get_finished``: vLLM 0.23 calls that in every step, and this only in steps with tokens."""
+        """Do nothing: saves begin in ``get_finished``. vLLM 0.23 calls that in every step, this only with tokens."""
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
         if self._worker:
@@ -140,7 +140,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self.set_xfer_handshake_metadata(dict(enumerate(one for _, one in sorted(metadata.items()))))
 
     def set_xfer_handshake_metadata(self, metadata: dict[int, KVConnectorHandshakeMetadata]) -> None:
-        """The workers have checked the model, so the namespace is known and the hub can be reached."""
+        """Reach the hub: the workers have checked the model, so the namespace is known."""
         handshakes = [one for _, one in sorted(metadata.items()) if isinstance(one, WorkerHandshake)]
         supports = [one.support for one in handshakes] or [unsupported(NOT_HEARD)]
         worst = next((support for support in supports if not support.layout), None) or next(
@@ -196,7 +196,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._scheduler.lookups.engine_cached = lambda hashes, most: self._blocks.cached_tokens(hashes, most)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
-        """vLLM calls this before the first request, from a version on that lets connectors ask."""
+        """Keep vLLM's manager of KV blocks. vLLM calls this before the first request, if it lets connectors ask."""
         self._blocks = AskedBlocks(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
@@ -234,7 +234,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         return False, {"blendhub": {"reason": "; ".join(self._reasons)}}
 
     def has_pending_push_work(self) -> bool:
-        """vLLM continues to step while this is true: workers commit after the blocks of a request were freed."""
+        """Whether vLLM must continue to step: workers commit after the blocks of a request were freed."""
         return self._scheduler is not None and self._scheduler.has_work
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
@@ -268,7 +268,7 @@ class BlendHubConnector(KVConnectorBase_V1):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """A dropped save only causes a later cache miss."""
+        """Return false: a dropped save only causes a later cache miss."""
         return False
 
     def _reach_hub(self) -> HubAddress:

@@ -33,7 +33,7 @@ HybridConnector.__name__ = connector.BlendHubConnector.__name__
 
 
 def __getattr__(name: str) -> type[connector.BlendHubConnector]:
-    """vLLM takes the class from this module whenever it needs it."""
+    """Make the connector's class, which vLLM takes from this module whenever it needs the class."""
     if name != connector.BlendHubConnector.__name__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     config = _config_up_the_stack()

@@ -9,16 +9,16 @@ from blendhub.vllm.spans import clipped, total
 
 
 class Allowed(msgspec.Struct, frozen=True):
-    """What of the matches a request may use."""
+    """The part of the matches that a request may use."""
 
     local: int
-    """What vLLM's own cache holds already."""
+    """The number of tokens in vLLM's own cache."""
     blend: bool
-    """Moved text and settled KV."""
+    """Whether moved text and settled KV may be used."""
     holes: bool
-    """What lies behind a hole."""
+    """Whether KV that lies behind a hole may be used."""
     n_positions: int
-    """Moved text whose keys were stored for a position below this."""
+    """Moved text may be used if its keys were stored for a position below this number."""
 
 
 class Refusal(msgspec.Struct, frozen=True):
@@ -32,23 +32,23 @@ class Decision(msgspec.Struct, frozen=True):
     """Tokens ``[start, end)`` come from BlendHub: some loaded, the holes between them computed."""
 
     start: int
-    """What vLLM's own cache holds already."""
+    """The position up to which vLLM's own cache has the prompt."""
     end: int
     matches: tuple[Match, ...]
-    """What is loaded: ascending, each with tokens at or after ``start``."""
+    """The matches to load: ascending, each with tokens at or after ``start``."""
     ratio: float
     """The share of moved tokens to recompute."""
     audit: bool = False
     """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
     left_out: Refusal | None = None
-    """Why some of what was found is not reused; None if all of it is, or could not be."""
+    """Why some of what was found is not reused; None if all of it is reused, or could not be."""
 
     def claimed_end(self, n_tokens: int) -> int:
-        """Up to where a request of so many tokens gets its KV from BlendHub."""
+        """The position up to which a request of so many tokens gets its KV from BlendHub."""
         return n_tokens if self.audit else self.end
 
     def n_recomputed(self, n_tokens: int) -> int:
-        """How many tokens BlendHub computes of a request of so many."""
+        """The number of tokens that BlendHub computes for a request of so many tokens."""
         return n_tokens - self.start if self.audit else math.ceil(self.recomputed_at(self.ratio))
 
     def recomputed_at(self, ratio: float) -> float:
@@ -65,12 +65,12 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def settled(self) -> list[Span]:
-        """What was blended before behind the same whole prefix, or computed behind that: loaded as it is."""
+        """The spans loaded as they are: blended before behind the same whole prefix, or computed behind such KV."""
         return [clipped(match.span, self._claimed) for match in self.matches if match.settled]
 
     @property
     def moved(self) -> list[Span]:
-        """Where reused text stands elsewhere than where it was computed; neighbours are not joined."""
+        """The spans of reused text that was computed at another place; neighbours are not joined."""
         return [clipped(match.span, self._claimed) for match in self.matches if match.moved]
 
     @property
@@ -79,5 +79,5 @@ class Decision(msgspec.Struct, frozen=True):
 
     @property
     def first_approximate(self) -> int | None:
-        """From which position on KV is not what the model alone would compute; None if all of it is."""
+        """The first position whose KV is not what the model alone would compute; None if there is no such position."""
         return min((span.start for span in [*self.moved, *self.settled]), default=None)

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 LeaseReply: TypeAlias = PendingReply[Found] | PendingReply[Acquired]
 RunCall: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
-"""``HubExecutor.run``, for those that need no answer."""
+"""The type of ``HubExecutor.run``, for callers that need no answer."""
 
 RETRY_S = 1.0
 """How often a hub that could not be reached is tried again."""
@@ -50,7 +50,7 @@ class HubExecutor:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._late: list[tuple[HubClient, LeaseReply]] = []
         self._lock = threading.Lock()
-        """Guards the next two; never held during a call."""
+        """Guards the next two fields; never held during a call."""
         self._client: HubClient | None = None
         """The client, which may still be registering."""
         self._is_closed = False
@@ -59,7 +59,7 @@ class HubExecutor:
         self._unreached: BlendHubError | None = None
         """Why the last attempt failed; None if it succeeded."""
         self._clears = self._cleared = 0
-        """How many clears were requested, and how many are done."""
+        """The number of clears that were requested, and the number that are done."""
         self._thread = threading.Thread(target=self._run, name="blendhub-executor", daemon=True)
         self._thread.start()
 
@@ -153,7 +153,7 @@ class HubExecutor:
                 retry_at = time.monotonic() + RETRY_S
 
     def _pause_s(self, retry_at: float) -> float | None:
-        """How long to wait for work; None: until there is some."""
+        """How long to wait for work; None: until there is work."""
         if self._late:
             return LATE_S
         if self._unreached or self._clears > self._cleared:

@@ -30,7 +30,7 @@ class HubAddress(msgspec.Struct, frozen=True):
 
 
 class HubPlace(msgspec.Struct, frozen=True):
-    """Where the workers find the hub, and the namespace that they register with."""
+    """The hub's address for the workers, and the namespace that they register with."""
 
     address: HubAddress
     namespace: Namespace
@@ -40,19 +40,19 @@ class LoadedAdapter(msgspec.Struct, frozen=True):
     """A LoRA adapter in the memory of one rank."""
 
     weights: str
-    """A name for its weights."""
+    """The name of the adapter's weights."""
     since: int
-    """The step in which its id got them."""
+    """The step in which the adapter's id got these weights."""
 
 
 class Adapter(msgspec.Struct, frozen=True):
     """A request's LoRA adapter, as all ranks have loaded it."""
 
     id: int
-    """That of vLLM's ``LoRARequest``."""
+    """The id of vLLM's ``LoRARequest``."""
     weights: str
     since: int
-    """The step in which the last rank got them."""
+    """The step in which the last rank got the weights."""
 
 
 class LoadJob(msgspec.Struct, frozen=True):
@@ -65,13 +65,13 @@ class LoadJob(msgspec.Struct, frozen=True):
     blocks: npt.NDArray[np.int64]
     decision: Decision
     sensitivity: bytes = b""
-    """What the hub knows of it: a byte for each token up to where the last match ends, or nothing."""
+    """The sensitivity that the hub knows: a byte for each token up to where the last match ends, or nothing."""
     adapter: Adapter | None = None
-    """Whose KV it is."""
+    """The adapter that the KV was computed with."""
 
     @property
     def end(self) -> int:
-        """Up to where vLLM waits for KV."""
+        """The position up to which vLLM waits for KV."""
         return self.decision.claimed_end(len(self.tokens))
 
     @property
@@ -84,7 +84,7 @@ class LoadJob(msgspec.Struct, frozen=True):
 
 
 class CopiesJob(msgspec.Struct, frozen=True):
-    """Compare what is stored twice of a request's prompt: it was computed anew, and stored again."""
+    """Compare the KV that is stored twice of a prompt, which was computed anew and stored again."""
 
     request: str
     variant: Variant
@@ -108,12 +108,12 @@ class SaveJob(msgspec.Struct, frozen=True):
     blocks: npt.NDArray[np.int64]
     """The request's blocks, from position 0 to the end of the span."""
     adapter: Adapter | None = None
-    """By which it was computed."""
+    """The adapter that the KV was computed with."""
 
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """From the scheduler to the workers."""
+    """The scheduler's message to the workers about one step."""
 
     hub: HubPlace | None = None
     """Set in one plan only: the first after the scheduler has reached the hub."""
@@ -128,9 +128,9 @@ class StepPlan(KVConnectorMetadata):
     """Requests that have ended and have no further saves. Their blocks are kept until all of their saves are copied.
     Each request is named in one plan only, because workers answer each time."""
     number: int = 0
-    """The steps of an engine, counted."""
+    """The number of the step, counted from the engine's start."""
     budget: int = 0
-    """Most tokens to recompute in this step."""
+    """The most tokens to recompute in this step."""
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -140,19 +140,19 @@ class LoadResult(msgspec.Struct, frozen=True):
     """The moved tokens that were recomputed."""
     holes: int = 0
     load_seconds: float = 0.0
-    """Until the KV was copied."""
+    """The seconds until the KV was copied."""
     probe_seconds: float = 0.0
-    """For choosing what to recompute."""
+    """The seconds spent on choosing the tokens to recompute."""
     recompute_seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
     audit: AuditOutcome | None = None
-    """Of an audited request, on the ranks that have the model's predictions."""
+    """The outcome of an audit, on the ranks that have the model's predictions."""
 
 
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
-    """From a worker to the scheduler; vLLM aggregates the reports of all ranks of a step."""
+    """A worker's message to the scheduler; vLLM aggregates the reports of all ranks of a step."""
 
     loads: dict[str, LoadResult] = field(default_factory=dict)
     saved_tokens: int = 0
@@ -167,7 +167,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
     save_seconds: float = 0.0
-    """How long the saves took that ended in this step, together."""
+    """The sum of the seconds that the saves took which ended in this step."""
     carried_bytes: int = 0
     """Bytes of KV that went through the transport."""
     adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
@@ -204,7 +204,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
 
 @dataclass
 class WorkerHandshake(KVConnectorHandshakeMetadata):
-    """What a worker found out about its model once it was loaded."""
+    """The result of a worker's checks of its model, made once the model was loaded."""
 
     support: ModelSupport
     weights: str

@@ -6,10 +6,10 @@ from blendhub.layout import KVLayout
 
 
 class ModelSupport(msgspec.Struct, frozen=True):
-    """What the start-up checks of a worker found."""
+    """The results of a worker's start-up checks."""
 
     layout: KVLayout | None
-    """None: nothing can be reused."""
+    """The layout of the KV; None: nothing can be reused."""
     blends: bool
     """Whether moved text can be reused, and holes computed apart from the engine's own prefill."""
     reasons: tuple[str, ...]

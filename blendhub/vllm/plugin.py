@@ -1,4 +1,4 @@
-"""What vLLM calls in each of its processes, through the entry point ``vllm.general_plugins``."""
+"""The function that vLLM calls in each of its processes, through the entry point ``vllm.general_plugins``."""
 
 
 def register() -> None:

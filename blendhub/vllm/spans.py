@@ -28,7 +28,7 @@ def joined(spans: Sequence[Span]) -> list[Span]:
 
 
 def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """What ascending, disjoint spans and others like them have in common."""
+    """The parts that two lists of ascending, disjoint spans have in common."""
     return [span for _, _, span in overlaps(some, others)]
 
 
@@ -45,7 +45,7 @@ def overlaps(some: Sequence[Span], others: Sequence[Span]) -> Iterator[tuple[int
 
 
 def sampled(span: Span, group_tokens: int, share: float) -> list[Span]:
-    """Of every ``group_tokens`` neighbours the first ones, so many that they are the share."""
+    """The first tokens of every ``group_tokens`` neighbours: so many that they are the share."""
     if share == 1:
         return [span]
     taken = math.ceil(group_tokens * share)
@@ -65,7 +65,7 @@ def cut(spans: Sequence[Span], n_tokens: int) -> list[Span]:
 
 
 def behind(spans: Sequence[Span], position: int) -> list[Span]:
-    """What of the spans stands at this position or after it."""
+    """The parts of the spans at or after this position."""
     return [Span(max(span.start, position), span.end) for span in spans if span.end > position]
 
 

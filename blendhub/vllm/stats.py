@@ -38,7 +38,7 @@ COUNTERS: dict[str, str] = {
 """The counters without a label."""
 
 AUDITS = "audits"
-"""The name of the audits: a list with an entry for each, which is the fields of an ``AuditRecord``."""
+"""The name of the list of audits, which has the fields of an ``AuditRecord`` for each audit."""
 
 LABELLED: dict[str, tuple[str, str]] = {
     "refused_": ("requests_without_reuse", "Requests for which nothing was reused, by reason."),
@@ -74,7 +74,7 @@ def ratio_band(ratio: float) -> str:
 
 
 class BlendHubStats(KVConnectorStats):
-    """Counts since the last call, by counter, and the audits."""
+    """The counts since the last call, by counter, and the audits."""
 
     @classmethod
     def taken_from(cls, counters: "Counter[str]", audits: Sequence[AuditRecord] = ()) -> "BlendHubStats | None":
@@ -104,7 +104,7 @@ class BlendHubStats(KVConnectorStats):
 
 
 class BlendHubMetrics(KVConnectorPromMetrics):
-    """The same as ``vllm:blendhub_...`` for Prometheus."""
+    """The counts and audits as ``vllm:blendhub_...`` for Prometheus."""
 
     def __init__(
         self,

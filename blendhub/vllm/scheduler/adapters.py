@@ -19,21 +19,21 @@ class Adapters:
 
     def __init__(self, ranks: int) -> None:
         self._loaded: dict[int, Mapping[int, LoadedAdapter]] = {rank: {} for rank in range(ranks)}
-        """By rank, and by the id in vLLM."""
+        """The loaded adapters, by rank and by the id in vLLM."""
         self._places: dict[int, tuple[str, str]] = {}
-        """The name and the path that requests give for an id: by these vLLM's own cache tells adapters apart."""
+        """The name and the path that requests give for an id; vLLM's own cache tells adapters apart by these."""
         self._weights: dict[tuple[str, str], str] = {}
         self._replaced: set[tuple[str, str]] = set()
 
     def report(self, adapters: Mapping[int, Mapping[int, LoadedAdapter]]) -> None:
-        """Take note of all that these ranks have loaded now."""
+        """Take note of all adapters that these ranks have loaded now."""
         self._loaded.update(adapters)
         if adapters:
             for number in self._places:
                 self._compare(number)
 
     def find(self, lora: LoRARequest) -> Adapter | None:
-        """The adapter of a request, if all ranks have it loaded."""
+        """The adapter of a request, if all ranks have loaded it."""
         number, place = lora.lora_int_id, (lora.lora_name, lora.lora_path)
         if self._places.get(number) != place:
             self._places[number] = place

@@ -17,7 +17,7 @@ from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys,
 log = logging.getLogger(__name__)
 MOST_NOTED = 32
 NOT_KNOWN = "not known"
-"""In place of an adapter's weights; no adapter's have this name."""
+"""A placeholder for unknown weights of an adapter; no adapter's weights have this name."""
 
 
 class Admission:
@@ -91,7 +91,7 @@ class Admission:
         return Refusal("adapter", unknown) if unknown else None
 
     def _why_unknown(self, lora: LoRARequest) -> str:
-        """Why nobody knows with which weights vLLM would compute a request; empty if that is known."""
+        """Why the weights that vLLM would compute a request with are unknown; empty if they are known."""
         if lora.load_inplace:
             return "vLLM reads the LoRA adapter anew for each step of the request: it was loaded with load_inplace"
         if not self.adapters.find(lora):
@@ -103,7 +103,7 @@ class Admission:
 
 
 def _why_unsupported(request: Request) -> str:
-    """Why a request's KV does not follow from its token ids, or is of no use to other requests; empty if neither."""
+    """Why a request's KV does not follow from its token ids, or is useless to other requests; empty if it is useful."""
     if request.mm_features:
         return "prompts with images, sound or video are not supported"
     if request.prompt_embeds is not None or request.prompt_token_ids is None:

@@ -20,20 +20,20 @@ from blendhub.wire import MOST_AUDITS
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 600.0
-"""So long after an audit, the next blended request is audited, whatever the share is."""
+"""The time after an audit from which the next blended request is audited, whatever the share is."""
 
 MOST_RECORDS = 4096
 """Audits that wait for vLLM to fetch its metrics; without metrics it fetches none."""
 
 WATCHED = 512
-"""The audits that a warning is about: the last ones."""
+"""The number of the last audits that a warning is about."""
 
 SURE = 3.29
 """The normal quantile of a warning's interval, which misses the true share once in 1,000."""
 
 
 class Audits:
-    """Called by the scheduler's thread; waits for nothing."""
+    """The audits of one engine. Called by the scheduler's thread; waits for nothing."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Audits:
         self._held = held_ratio(settings)
         self._watch = AgreementWatch(settings.expected_agreement)
         self._unsent = [0, 0]
-        """Audits that disagreed, and that agreed, of which the hub does not know yet."""
+        """The numbers of audits that disagreed and that agreed which the hub does not know yet."""
         self._sending: Future[None] | None = None
 
     def wants(self, state: RequestState) -> bool:
@@ -80,12 +80,12 @@ class Audits:
         return self.ratio
 
     def begun(self, state: RequestState) -> None:
-        """The audit of this request is under way."""
+        """Note that the audit of this request is under way."""
         if state.is_sample:
             self._last_at = self._clock()
 
     def ended(self, state: RequestState, outcome: AuditOutcome) -> None:
-        """Take note of an outcome. That of a request which asked for its audit is for its response alone."""
+        """Take note of an outcome. If the request asked for its audit, the outcome is only for its response."""
         if not state.is_sample or state.decision is None:
             return
         ratio, follows = state.decision.ratio, state.terms.ratio is None
@@ -105,7 +105,7 @@ class Audits:
         return records
 
     def report(self) -> None:
-        """Tell the hub of new outcomes, with one message at a time; what it refuses or misses is not repeated."""
+        """Send the hub the new outcomes, one message at a time; a message that is refused or lost is not repeated."""
         if (self._sending and not self._sending.done()) or not any(self._unsent):
             return
         disagreed, agreed = (min(count, MOST_AUDITS) for count in self._unsent)
@@ -141,7 +141,7 @@ class AgreementWatch:
         self._has_warned = False
 
     def note(self, agrees: bool) -> str | None:
-        """A sentence, once, if it is nearly certain; and again only after as many as expected have agreed."""
+        """A sentence, once, if too few agree with near certainty; again only after as many as expected have agreed."""
         self._recent.append(agrees)
         audits, agreed, expected = len(self._recent), sum(self._recent), self._expected
         if agreed >= expected * audits:
@@ -158,7 +158,7 @@ class AgreementWatch:
 
 
 def held_ratio(settings: Settings) -> HeldRatio | None:
-    """None if the ratio stays as it is."""
+    """The ratio that audits hold; None if the ratio stays as it is."""
     if settings.hold_agreement is None:
         return None
     steps, first = ladder(settings.recompute_ratio, settings.min_ratio, settings.max_ratio)
@@ -166,5 +166,5 @@ def held_ratio(settings: Settings) -> HeldRatio | None:
 
 
 def chance_of(request: str) -> float:
-    """A number from 0 to 1 that is random, but the same whenever it is computed."""
+    """A number from 0 to 1 that is random, but always the same for one request."""
     return int.from_bytes(blake2b(request.encode(), digest_size=8).digest()) / 2**64

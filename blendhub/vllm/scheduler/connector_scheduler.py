@@ -62,9 +62,9 @@ class ConnectorScheduler:
         self._n_positions = facts.max_model_len
         place = HubPlace(address, admission.namespace)
         self._unsent_place: HubPlace | None = place
-        """Sent to the workers in the first plan after the hub was reached."""
+        """The hub's place, which is sent to the workers in the first plan after the hub was reached."""
         self._closed_ranks = admission.namespace.world_size
-        """The ranks that have not tried yet to reach the hub."""
+        """The number of ranks that have not tried yet to reach the hub."""
         self.executor = HubExecutor(place, engine_id, -1, host)
         self.saves = SaveScheduler(
             self.executor,
@@ -84,12 +84,12 @@ class ConnectorScheduler:
         self._turns = Turns(config.scheduler_config.max_num_batched_tokens)
         self._n_steps = 0
         self._begun_tokens: int | None = None
-        """In this step, once a request has asked for it."""
+        """The result of ``_begun`` in this step, once a request has asked for it."""
         self._loads: list[LoadJob] = []
         self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
         self._logged: set[str] = set()
-        """Reasons that were logged: once each is enough."""
+        """The reasons that were logged; each is logged once."""
         try:
             self.executor.reach()
         except BlendHubError:
@@ -116,7 +116,7 @@ class ConnectorScheduler:
             self.lookups.send(state)
 
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
-        """How many tokens after the first ``local`` come from BlendHub; None: ask again in a later step."""
+        """The number of tokens after the first ``local`` that come from BlendHub; None: ask again in a later step."""
         state = self._requests.get(request.request_id)
         if state is None:
             return 0, False
@@ -144,7 +144,7 @@ class ConnectorScheduler:
         return 0, False
 
     def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
-        """vLLM has allocated blocks for the tokens that ``matched`` returned."""
+        """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
@@ -230,7 +230,7 @@ class ConnectorScheduler:
     # A request ends.
 
     def ended(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """A request has ended. Returns whether its blocks are still needed, and the report for the response."""
+        """End a request. Returns whether its blocks are still needed, and the report for the response."""
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
@@ -276,13 +276,13 @@ class ConnectorScheduler:
     # Lookups and decisions.
 
     def _look_for_copies(self, state: RequestState) -> None:
-        """Ask what is stored of a prompt that is going to be computed and stored again."""
+        """Ask the hub which parts of a prompt are stored that is going to be computed and stored again."""
         # Not a lookup: nothing is going to be loaded, nor fetched from the store, nor counted in the hit rate.
         look = partial(HubClient.preview, tokens=state.tokens(), variant=state.terms.variant)
         state.stored_before = self.executor.run(look)
 
     def _compare_copies(self, state: RequestState) -> None:
-        """What was stored before, too, was computed in two contexts: have a worker compare them."""
+        """Have a worker compare KV that was stored before and again, and so was computed in two contexts."""
         tokens, earlier = state.tokens()[: state.request.num_prompt_tokens], state.earlier_copies
         if earlier and self._settings.learn_sensitivity:
             self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
@@ -323,9 +323,9 @@ class ConnectorScheduler:
         return self._budget.pace(self._begun())
 
     def _begun(self) -> int:
-        """What vLLM has still to compute of the prompts that it has begun.
+        """The tokens that vLLM has yet to compute of the prompts that it has begun.
 
-        It is counted once a step: many requests may wait, and be decided on.
+        They are counted once a step: many requests may wait, and be decided on.
         """
         if self._begun_tokens is None:
             self._begun_tokens = sum(state.left_to_engine for state in self._requests.values())

@@ -1,4 +1,4 @@
-"""Decides what of a request is reused: pure arithmetic on the hub's matches and on vLLM's own cached prefix."""
+"""Decides which KV a request reuses: pure arithmetic on the hub's matches and on vLLM's own cached prefix."""
 
 import math
 from collections.abc import Sequence
@@ -26,15 +26,14 @@ def decide(
     n_positions: int | None = None,
     pace: Pace | None = None,
 ) -> Decision | Refusal:
-    """How much of a prompt of ``n_tokens`` to reuse, of which vLLM has the first ``local``.
+    """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
 
     ``blend``: moved text and settled KV may be used. ``holes``: what lies behind a hole may be used, and the hole be
     computed apart from the engine's own prefill; if not, only what continues vLLM's own cache without a gap can be
-    used. ``ratio``: how much of the moved text this request has recomputed; ``usual_ratio``: how much the engine's
-    operator has.
-    ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store. Keys that were
-    stored for position ``n_positions`` or a later one cannot be moved; None: all can. ``pace``: how long it takes to
-    recompute; None: not longer than to compute.
+    used. ``ratio``: the share of moved text to recompute for this request; ``usual_ratio``: the share that the
+    operator set. ``on_the_way``: tokens that ``matches`` lacks, because they are still being read from the store.
+    Keys that were stored for position ``n_positions`` or a later one cannot be moved; None: all can. ``pace``: how
+    long recomputation takes; None: no longer than computation.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
@@ -76,7 +75,7 @@ def decide(
 
 
 def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | None:
-    """Whether so much would be recomputed that blending does not pay."""
+    """Whether the share of tokens to recompute is so large that blending does not pay."""
     if not claim.moved:
         return None
     share = claim.recomputed_at(ratio) / (claim.end - claim.start)
@@ -87,7 +86,7 @@ def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | N
 
 
 def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | None:
-    """Whether vLLM, whose steps are larger, has computed the text before the steps have recomputed a part of it."""
+    """Whether vLLM, whose steps are larger, computes the text before the steps recompute a part of the text."""
     if pace is None:
         return None
     kept = total([match.span for match in _unbroken([one for one in claim.matches if not one.moved], claim.start)])
@@ -112,7 +111,7 @@ def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
 
 
 def movable(match: Match, n_positions: int) -> Match:
-    """What of a match the rotation reaches."""
+    """The part of a match whose keys the rotation can reach."""
     known = match.span.start + max(n_positions - match.source_start, 0)
     return match.part(match.span.start, min(match.span.end, known)) if match.moved else match
 

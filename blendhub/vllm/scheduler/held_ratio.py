@@ -15,7 +15,7 @@ import math
 from collections.abc import Sequence
 
 FACTOR = 2.0
-"""From one step of the ladder to the next."""
+"""The factor from one step of the ladder to the next."""
 
 LEAST = 0.01
 """The lowest step above zero, where zero is allowed."""
@@ -27,7 +27,7 @@ SUSPICION = 0.25
 """The part of the evidence for a rise from which on all audits look at the step in use."""
 
 UNTRIED = 100
-"""The first audits of a step all look at it, so that a rise which was not enough is followed by the next one soon."""
+"""The number of a step's first audits that all look at it, so that after too small a rise the next one follows soon."""
 
 WORSE, BETTER = (2.0, 4.0, 8.0, 16.0, 32.0), (1 / 2, 1 / 4, 1 / 8)
 """The odds of a disagreement that the test distinguishes from the allowed odds, as multiples of these."""
@@ -61,7 +61,7 @@ class Evidence:
 
     @property
     def weight(self) -> float:
-        """0: nothing speaks for it; 1 or more: enough."""
+        """The weight of the evidence: 0 is none; 1 or more is enough."""
         return max(self._sums) / self._limit
 
 
@@ -77,11 +77,11 @@ class HeldRatio:
 
     @property
     def ratio(self) -> float | None:
-        """What requests are served with; None: exact reuse alone."""
+        """The ratio that requests are served with; None: exact reuse alone."""
         return self._ratios[self._step] if self._step < len(self._ratios) else None
 
     def audited(self, chance: float) -> float:
-        """What an audit looks at; ``chance`` is that of its request, from 0 to 1."""
+        """The ratio that an audit looks at; ``chance`` is that of its request, from 0 to 1."""
         below = self._ratios[max(self._step - 1, 0)]
         if self.ratio is None:
             return below
@@ -107,7 +107,7 @@ class HeldRatio:
         return True
 
     def _forget(self) -> None:
-        """What was seen of a step in use says little of it as the step below, after the traffic has changed."""
+        """Drop all evidence: what a step in use showed says little of it as the step below, after traffic changed."""
         self._seen = 0
         self._worse = Evidence(self._allowed, WORSE, RISE_MISTAKES)
         self._better = Evidence(self._allowed, BETTER, FALL_MISTAKES)

@@ -17,7 +17,7 @@ STORE_SHARE = 0.8
 
 
 class Lookup:
-    """Sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
+    """A lookup, sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
 
     The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
     """
@@ -55,7 +55,7 @@ class Lookup:
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
         self.sensitivity = b""
-        """What came with the answer: a byte for each token up to where the last match ends, or nothing."""
+        """The sensitivity in the answer: a byte for each token up to where the last match ends, or nothing."""
         self._error: BlendHubError | None = None
         self.send()
 

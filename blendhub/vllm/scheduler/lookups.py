@@ -13,11 +13,11 @@ from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 
 RENEW_S = 1.0
-"""How often the leases of requests are looked at that wait for their turn."""
+"""How often the leases of requests that wait for their turn are looked at."""
 
 
 class Lookups:
-    """Called by the scheduler's thread. Only ``has_found`` waits for the hub, for at most ``lookup_wait_ms`` a step."""
+    """The lookups of an engine. For the scheduler's thread. Only ``has_found`` waits: at most ``lookup_wait_ms`` a step."""
 
     def __init__(
         self,
@@ -34,7 +34,7 @@ class Lookups:
         self._executor = executor
         self._timeout_s = settings.lookup_timeout_s
         self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
-        """How long a step may wait, and how long this step still may."""
+        """The seconds that a step may wait, and the seconds that are left of them."""
         self._uses_sensitivity = uses_sensitivity
         self._least_ratio = least_ratio
         self._counters = counters

@@ -1,4 +1,4 @@
-"""Tells the hub what became of each prompt, for `blendhub explain` and the hub's page."""
+"""Reports the fate of each prompt to the hub, for `blendhub explain` and the hub's page."""
 
 from collections import deque
 from collections.abc import Callable
@@ -13,20 +13,20 @@ from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.unused import Attempt, why_unused
 
 MOST_WAITING = 256
-"""Requests that the hub has not been told of; while it does not answer, the oldest are forgotten."""
+"""The most requests that wait to be reported; while the hub does not answer, the oldest are forgotten."""
 
 
 class PromptReports:
-    """Called by the scheduler's thread; waits for nothing."""
+    """The reports to the hub. Called by the scheduler's thread; waits for nothing."""
 
     def __init__(self, run: RunCall) -> None:
         self._run = run
         self._waiting: deque[partial[PromptReport]] = deque(maxlen=MOST_WAITING)
         self._is_asked = False
-        """Whether the hub's thread has been asked to send what waits."""
+        """Whether the executor's thread has been asked to send the waiting reports."""
 
     def ended(self, state: RequestState, reason: str | None) -> None:
-        """Tell the hub of a request that has ended. Its strip is made on the thread that sends it."""
+        """Report a request that has ended. Its strip is made on the thread that sends it."""
         spans, sources = _reused(state)
         n_tokens = state.request.num_prompt_tokens
         engine_tokens = min(state.engine_tokens, n_tokens)
@@ -46,7 +46,7 @@ class PromptReports:
             client.report_prompts([made() for made in some])
 
     def _answered(self, sent: "Future[None]") -> None:
-        """What the hub refuses or misses is not repeated."""
+        """Note the end of a message. A message that the hub refuses or misses is not repeated."""
         self._is_asked = False
 
 
@@ -55,7 +55,7 @@ def _explained(made: Callable[..., PromptReport], attempt: Attempt, n_tokens: in
 
 
 def _reused(state: RequestState) -> tuple[dict[str, list[Span]], list[Match]]:
-    """The spans, by their names in the report, and the matches that were loaded."""
+    """The reused spans, by their names in the report, and the matches that were loaded."""
     loaded = state.loaded
     if loaded is None:
         return state.reused_spans(), []

@@ -1,4 +1,4 @@
-"""The blocks of running requests, which saves read from, and what vLLM's prefix cache has."""
+"""The blocks of running requests, which saves read from, and the contents of vLLM's prefix cache."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RequestBlocks(ABC):
-    """Called by the scheduler's thread."""
+    """The blocks of requests. Called by the scheduler's thread."""
 
     @abstractmethod
     def of(self, request: str) -> list[int]:
@@ -24,19 +24,19 @@ class RequestBlocks(ABC):
 
     @abstractmethod
     def allocated(self, request: str, blocks: list[int]) -> None:
-        """vLLM has allocated blocks to a request that waited: these are all it has."""
+        """Note that vLLM has allocated blocks to a request that waited: these are all its blocks."""
 
     @abstractmethod
     def scheduled(self, step: SchedulerOutput) -> None:
-        """vLLM has scheduled a step. Running requests may have got further blocks for it."""
+        """Note that vLLM has scheduled a step. Running requests may have got further blocks for it."""
 
     @abstractmethod
     def ended(self, request: str) -> None:
-        """The request needs its blocks no more."""
+        """Note that the request needs its blocks no more."""
 
 
 class AskedBlocks(RequestBlocks):
-    """vLLM is asked each time."""
+    """The blocks as vLLM knows them: vLLM is asked each time."""
 
     def __init__(self, manager: "KVCacheManager") -> None:
         self._manager = manager
@@ -48,17 +48,17 @@ class AskedBlocks(RequestBlocks):
         return self._manager.coordinator.find_longest_cache_hit(list(hashes), most)[1]
 
     def allocated(self, request: str, blocks: list[int]) -> None:
-        """vLLM knows."""
+        """Do nothing: vLLM knows the blocks."""
 
     def scheduled(self, step: SchedulerOutput) -> None:
-        """vLLM knows."""
+        """Do nothing: vLLM knows the blocks."""
 
     def ended(self, request: str) -> None:
-        """vLLM knows."""
+        """Do nothing: vLLM knows the blocks."""
 
 
 class FollowedBlocks(RequestBlocks):
-    """Put together from what vLLM's scheduler says to a connector, for a vLLM that lets none ask.
+    """The blocks as followed from the scheduler's calls, for a vLLM that connectors cannot ask.
 
     Blocks that vLLM takes back from a running request go unnoticed: it does that with models whose every layer has an
     attention window, which are refused (see ``model_check``).

@@ -47,7 +47,7 @@ class Terms(msgspec.Struct, frozen=True):
     adapter that is known later."""
 
     variant: Variant
-    """Whose KV the request reads and stores."""
+    """The variant whose KV the request reads and stores."""
     mode: Mode
     ratio: float | None
     """The share of moved text that is recomputed; None: the engine's."""
@@ -85,33 +85,33 @@ class RequestState:
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
         self.sensitivity = b""
-        """What came with it."""
+        """The sensitivity that came with the answer."""
         self.decision: Decision | None = None
-        """What is being loaded, or was loaded."""
+        """The decision about what is being loaded, or was loaded."""
         self.allowed: Allowed | None = None
-        """What of the matches it might use when that was decided last."""
+        """What the request was allowed to use when that was decided last."""
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
         self.had_its_turn = False
-        """Whether vLLM has asked for it."""
+        """Whether vLLM has asked for the request."""
         self.stored_before: Future[Previewed] | None = None
-        """What was stored of the prompt of a request that is not looked up in order to reuse it."""
+        """The parts of the prompt that were stored before, of a request that is not looked up for reuse."""
         self.is_sample = False
-        """Whether its audit stands for all requests: whether the engine chose it, and not its client."""
+        """Whether its audit stands for all requests: true if the engine chose the request, false if its client did."""
         self.audit: AuditOutcome | None = None
-        """The outcome. No request is audited twice."""
+        """The outcome of the audit. No request is audited twice."""
         self.engine_tokens = 0
         """The length of vLLM's own cached prefix when the request was scheduled last."""
         self.hashes = RequestHashes(request)
         self.is_scheduled = False
         """Whether vLLM has allocated blocks; afterwards its hashes are only salted."""
         self.settled_span: Span | None = None
-        """What it took of blended blocks in vLLM's own cache."""
+        """The span that the request took of blended blocks in vLLM's own cache."""
         self.ratio = 1.0
-        """The least share of moved text that was recomputed in its KV."""
+        """The least share of moved text that was recomputed in the request's KV."""
         self._settled: Settled | None = None
-        """Whose blocks vLLM looks for."""
+        """The blended prefix whose blocks vLLM looks for."""
         self._takes = 0
         self._approximate_before: int | None = None
         """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
@@ -131,7 +131,7 @@ class RequestState:
         return True
 
     def scheduled(self) -> None:
-        """vLLM has allocated blocks, and given it its own cached prefix of ``engine_tokens``."""
+        """Note that vLLM has allocated blocks, and found a prefix of ``engine_tokens`` in its own cache."""
         assert not self.is_scheduled
         settled = self._settled
         if settled and self.engine_tokens > settled.first_approximate:
@@ -152,7 +152,7 @@ class RequestState:
         self.found, self.sensitivity, self.stage = found, sensitivity, Stage.FOUND
 
     def decided(self, decision: Decision) -> None:
-        """May be called again: vLLM asks in each step until it can allocate."""
+        """Keep a decision. May be called again: vLLM asks in each step until it can allocate."""
         assert self.stage is Stage.FOUND
         self.decision = decision
 
@@ -183,7 +183,7 @@ class RequestState:
             lookup.close()
 
     def identify(self, adapter: Adapter) -> None:
-        """The workers have reported the request's adapter."""
+        """Keep the request's adapter, which the workers have reported."""
         variant = Variant(adapter.weights, self.terms.variant.cache_salt)
         self.terms = msgspec.structs.replace(self.terms, adapter=adapter, variant=variant)
 
@@ -200,12 +200,12 @@ class RequestState:
 
     @property
     def matches(self) -> tuple[Match, ...]:
-        """What the last lookup found, and may be loaded."""
+        """The matches of the last lookup, which may be loaded."""
         return self.found.matches if self.found else ()
 
     @property
     def earlier_copies(self) -> tuple[Match, ...]:
-        """Moved text that was stored before, where all of the prompt was computed nevertheless."""
+        """The moved text that was stored before, where all of the prompt was computed nevertheless."""
         before, matches = self.stored_before, self.matches
         if before and before.done() and not before.exception():
             matches = before.result().matches
@@ -221,7 +221,7 @@ class RequestState:
 
     @property
     def blended(self) -> Span | None:
-        """From the first approximate token to the last one that was blended: what may be stored as that."""
+        """The span that may be stored as blended: from the first approximate token to the last one that was blended."""
         first = self.first_approximate
         ends = [self.settled_span.end] if self.settled_span else []
         if self.decision and self.stage is Stage.LOADED:
@@ -247,7 +247,7 @@ class RequestState:
 
     @property
     def loaded(self) -> Decision | None:
-        """What was loaded, if it was."""
+        """The decision whose KV was loaded; None if none was."""
         return self.decision if self.result and not self.result.error else None
 
     def reused_spans(self) -> dict[str, list[Span]]:
@@ -264,7 +264,7 @@ class RequestState:
         }
 
     def report(self) -> dict[str, Any]:
-        """For the response: how many of the prompt's tokens were reused and recomputed, or why none were."""
+        """The report in the response: how many of the prompt's tokens were reused and recomputed, or why none were."""
         loaded, spans = self.loaded, self.reused_spans()
         report: dict[str, Any] = {
             "engine_tokens": self.engine_tokens,

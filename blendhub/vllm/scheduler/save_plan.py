@@ -10,10 +10,10 @@ from blendhub.wire import Slot
 from blendhub.write_rights import WriteRight
 
 Kind = Literal["exact", "behind", "blended"]
-"""Of KV: exact, computed behind blended KV, or blended."""
+"""The kind of KV: exact, computed behind blended KV, or blended."""
 
 Reserve = Callable[[Span, Kind, int | None], "Future[Reservation]"]
-"""Reserves slots for a span. The other arguments: of what kind its KV is, and the run that it continues."""
+"""A function that reserves slots for a span. Its other arguments are the KV's kind and the run to continue."""
 
 
 class PlannedSave:
@@ -91,7 +91,7 @@ class SavePlan:
                 self._add(gap, "behind", None)
 
     def add_answer(self, n_prompt: int, computed: int, exact: bool) -> None:
-        """Store the generated tokens too."""
+        """Store the generated tokens, too."""
         if computed > n_prompt:
             last = self.saves[-1].reservation if self.saves else None
             continues = last is not None and last.span.end == n_prompt

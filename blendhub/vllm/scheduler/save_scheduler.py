@@ -23,21 +23,21 @@ from blendhub.vllm.spans import joined
 
 BlockIds = Callable[[str], list[int]]
 NULL_BLOCK = 0
-"""vLLM puts it in the place of blocks that it freed because they left the attention window."""
+"""The block that vLLM puts in the place of blocks which left the attention window and were freed."""
 
 
 class RequestSaves:
-    """What is being stored of one request."""
+    """The saves of one request."""
 
     def __init__(self, request: RequestState, begun_in: int) -> None:
         self.request = request
         self.begun_in = begun_in
-        """The step that computed its first tokens."""
+        """The step that computed the request's first tokens."""
         self.plan: SavePlan | None = None
         self.retired: list[SavePlan] = []
-        """Earlier plans. The workers finish what they save under these; no more is scheduled."""
+        """Earlier plans. The workers finish the saves of these plans; no more saves are scheduled."""
         self.is_dropped = False
-        """The cache was reset: nothing that is computed for this request is stored any more."""
+        """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
 
     def retire(self) -> None:
         if self.plan:
@@ -72,7 +72,7 @@ class SaveScheduler:
     ) -> None:
         self.block_ids: BlockIds = lambda request: []
         self.failed_reservations: SimpleQueue[BaseException] = SimpleQueue()
-        """Filled by the executor's thread, too."""
+        """The errors of failed reservations; the executor's thread adds some."""
         self._executor = executor
         self._block_size = block_size
         self._min_saved_tokens = settings.policy.min_saved_tokens
@@ -82,9 +82,9 @@ class SaveScheduler:
         self._adapters = adapters
         self._running: dict[str, RequestSaves] = {}
         self._ending: dict[str, EndedRequest] = {}
-        """vLLM keeps their blocks for saves that no plan has named yet."""
+        """The ended requests whose blocks vLLM keeps for saves that no plan has named yet."""
         self._announced: dict[str, EndedRequest] = {}
-        """A plan has said that no save follows; the workers have not committed everything yet."""
+        """The ended requests that a plan has said to have no more saves, until the workers have committed all."""
 
     @property
     def is_busy(self) -> bool:
@@ -120,7 +120,7 @@ class SaveScheduler:
         return True
 
     def settle(self, requests: Mapping[str, int]) -> list[RequestState]:
-        """On so many more ranks every commit of these requests is done; returns those that are stored on all."""
+        """Count ranks that have done all commits of these requests; returns the requests that all ranks have done."""
         stored = []
         for name, ranks in requests.items():
             ended = self._announced[name]
@@ -171,7 +171,7 @@ class SaveScheduler:
         self._announced[request.id] = self._ending.pop(request.id)
 
     def _planned(self, saves: RequestSaves) -> SavePlan | None:
-        """The plan, made once it is known whose KV it is; None until then, and if nothing may be stored."""
+        """The plan, made once the adapter of the KV is known; None until then, and if nothing may be stored."""
         if saves.plan is None and not saves.is_dropped and self._is_of_one_adapter(saves):
             saves.plan = self._new_plan(saves.request)
         return saves.plan

@@ -1,8 +1,8 @@
-"""Blended blocks in vLLM's own prefix cache that a later request finds again, because its whole prefix is theirs.
+"""Finds blended blocks in vLLM's own prefix cache for later requests with the same whole prefix.
 
 Blended blocks are cached under salted hashes (see ``salt_block_hashes``), which no request has by itself. Here the
 salted hashes are remembered by the *own* ones: those that follow from the tokens, the LoRA adapter and the cache salt
-of everything up to a block's end. Who has the same own hashes may take the salted ones.
+of everything up to a block's end. A request with the same own hashes may take the salted ones.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,7 +47,7 @@ class SettledBlocks:
         self.cached: CachedTokens = lambda hashes, most: None
         self._most = most
         self._blocks: dict[BlockHash, _Block] = {}
-        """By the own hashes; the one used longest ago comes first."""
+        """The blended blocks by their own hashes; the block used longest ago comes first."""
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -55,7 +55,7 @@ class SettledBlocks:
     def remember(
         self, own: Sequence[BlockHash], hashes: Sequence[BlockHash], first_approximate: int, ratio: float
     ) -> None:
-        """vLLM has blocks, or will have them, under these hashes in place of the own ones."""
+        """Note that vLLM has blocks, or will have them, under these hashes in place of the own ones."""
         for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
             if mine == salted:
                 continue
@@ -66,9 +66,9 @@ class SettledBlocks:
             del self._blocks[next(iter(self._blocks))]
 
     def find(self, own: Sequence[BlockHash], n_tokens: int, least_ratio: float) -> Settled | None:
-        """The prefix with blended blocks of which vLLM has most, if it has more of it than of the own blocks.
+        """The blended prefix of which vLLM has the most tokens cached; None if vLLM has as many under the own hashes.
 
-        ``least_ratio``: blocks are left out that were blended with fewer tokens recomputed.
+        ``least_ratio``: blocks that were blended with a smaller share of recomputed tokens are left out.
         """
         candidates = self._candidates(own, least_ratio)
         if not candidates:
@@ -87,7 +87,7 @@ class SettledBlocks:
         self._blocks.clear()
 
     def _candidates(self, own: Sequence[BlockHash], least_ratio: float) -> list[Settled]:
-        """The prefixes with blended blocks, from which each next one branches off later."""
+        """The prefixes of these blocks that end with blended blocks; each next prefix branches off at a later block."""
         found: list[Settled] = []
         for at, mine in enumerate(own):
             block = self._blocks.get(mine)
@@ -123,11 +123,11 @@ class RequestHashes:
         return self._own
 
     def cached(self) -> list[BlockHash]:
-        """The hashes under which vLLM has the blocks, or will have them."""
+        """The hashes under which vLLM has the request's blocks, or will have them."""
         return [*self._cached_before, *self._request.block_hashes[len(self._cached_before) :]]
 
     def take(self, settled: Settled | None) -> None:
-        """Have vLLM look for this prefix; None: for the request's own."""
+        """Have vLLM look for this prefix; None: for the request's own blocks."""
         own = self.own()
         self._are_own = settled is None
         self._request.block_hashes = list(settled.hashes if settled else own)

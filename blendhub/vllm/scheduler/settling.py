@@ -1,4 +1,4 @@
-"""Which requests take settled KV, and what they leave in vLLM's own cache for later ones."""
+"""Decides which requests take settled KV, and keeps the blended blocks in vLLM's own cache for later requests."""
 
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.request_state import RequestState
@@ -6,7 +6,7 @@ from blendhub.vllm.scheduler.settled_blocks import SettledBlocks
 
 
 class Settling:
-    """Called by the scheduler's thread."""
+    """The rules of settled KV. Called by the scheduler's thread."""
 
     def __init__(self, audits: Audits) -> None:
         self.blocks = SettledBlocks()
@@ -27,6 +27,6 @@ class Settling:
         return state.take(settled)
 
     def remember(self, state: RequestState) -> None:
-        """vLLM caches blended blocks of the request, or has generated tokens behind them."""
+        """Remember the blended blocks that vLLM caches of the request, or the tokens generated behind them."""
         if state.first_approximate is not None:
             self.blocks.remember(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)

@@ -16,7 +16,7 @@ from blendhub.vllm.settings import OWNER, Mode, Settings
 
 log = logging.getLogger(__name__)
 ROOMY = 4
-"""An arena that holds so many of the longest prompts has room for blended KV by default."""
+"""The number of longest prompts that an arena must hold to have room for blended KV by default."""
 
 
 class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ def finds_prefixes(host: PluginHost, settings: Settings) -> bool:
 
 
 def why_none_is_stored(settings: Settings, role: str, finds_prefixes: bool) -> str:
-    """Which setting keeps blended KV from being stored, whatever the arena holds; empty: none does."""
+    """The setting that keeps blended KV from being stored, whatever the arena holds; empty if there is none."""
     if role == "kv_consumer":
         return "kv_role is kv_consumer"
     if not settings.store:
@@ -66,7 +66,7 @@ def why_none_is_stored(settings: Settings, role: str, finds_prefixes: bool) -> s
 
 
 def why_no_blended(facts: StartupFacts, arena_bytes: int) -> str:
-    """Why blended KV is not stored; empty: it is."""
+    """Why blended KV is not stored; empty if it is stored."""
     why = why_none_is_stored(facts.settings, facts.role, facts.finds_prefixes)
     if why or facts.settings.store_blended or _has_room(facts, arena_bytes):
         return why
@@ -126,7 +126,7 @@ class ArenaWatch:
         self.stores_blended = False
         """Whether blended KV is stored, too."""
         self._logged = ""
-        """The arena that the last lines were about."""
+        """The arena that was described in the last lines."""
 
     def look(self) -> None:
         """Notice a hub that came or came back."""

@@ -7,16 +7,16 @@ from blendhub.vllm.settings import Settings
 
 
 class Pace(NamedTuple):
-    """The tokens of the coming steps. vLLM computes a prompt whose turn it is with nearly all of its budget."""
+    """The speed of the coming steps. vLLM computes a prompt whose turn it is with nearly all of a step's budget."""
 
     engine: int
-    """What vLLM computes in a step."""
+    """The tokens that vLLM computes in a step."""
     beside: int
-    """What is recomputed in a step that vLLM fills."""
+    """The tokens that are recomputed in a step that vLLM fills."""
     alone: int
-    """What is recomputed in a step that vLLM leaves empty."""
+    """The tokens that are recomputed in a step that vLLM leaves empty."""
     full_steps: int
-    """So many steps vLLM fills with the prompts of other requests."""
+    """The number of steps that vLLM fills with the prompts of other requests."""
 
     def steps_to_compute(self, n_tokens: int) -> int:
         """How many steps vLLM takes for so many tokens of a prompt."""

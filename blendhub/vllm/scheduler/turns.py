@@ -1,4 +1,4 @@
-"""First come, first served, where vLLM computes some prompts and others are blended."""
+"""Keeps requests in the order of their arrival, where vLLM computes some prompts and others are blended."""
 
 import time
 from typing import NamedTuple
@@ -8,22 +8,24 @@ from vllm.v1.request import Request
 from blendhub.vllm.scheduler.step_budget import Pace
 
 SPARE_STEPS = 2
-"""For the copy, and for a scheduler that plans a step before it knows the result of the last one."""
+"""Steps added for the copy, and for a scheduler that plans a step before it knows the result of the last one."""
 LEAST_S = 0.1
-"""Steps of an engine that has nothing else to do take no time, and the copy does."""
+"""The least seconds to wait: steps of an idle engine take no time, but the copy does."""
 
 
 class Blending(NamedTuple):
     request: Request
     n_tokens: int
-    """To recompute."""
+    """The number of tokens to recompute."""
     last_step: int
     until: float
-    """Later requests wait for it up to this step, and up to this time."""
+    """The step, and the time, up to which later requests wait for this one."""
 
 
 class Turns:
-    """vLLM computes the prompts that it has begun before all others, also before one whose KV has been loaded since.
+    """Makes later requests wait for a request that is being blended.
+
+    vLLM computes the prompts that it has begun before all others, also before one whose KV has been loaded since.
 
     So a request that came later, and whose prompt takes vLLM several steps, would overtake one that is being blended.
     It waits instead: for as many steps as recomputation should take, however many that takes in the end.
@@ -39,17 +41,17 @@ class Turns:
         self._step += 1
 
     def begin(self, request: Request, n_tokens: int, pace: Pace) -> None:
-        """A request is loaded, and so many of its tokens are recomputed."""
+        """Note that a request is loaded, and that so many of its tokens are recomputed."""
         before = sum(other.n_tokens for other in self._blending.values())
         last_step = self._step + SPARE_STEPS + pace.steps_to_recompute(before + n_tokens)
         self._blending[request.request_id] = Blending(request, n_tokens, last_step, time.monotonic() + LEAST_S)
 
     def end(self, request: Request) -> None:
-        """The request is loaded, or has ended."""
+        """Note that the request is loaded, or has ended."""
         self._blending.pop(request.request_id, None)
 
     def must_wait(self, request: Request, n_tokens: int, begun: int) -> bool:
-        """Whether a request waits of which vLLM would compute so many tokens, after so many of those it has begun."""
+        """Whether a request of ``n_tokens`` must wait, where vLLM has begun prompts with ``begun`` tokens to compute."""
         if begun + n_tokens <= self._engine_tokens:
             return False  # vLLM computes it in one step
         now = time.monotonic()

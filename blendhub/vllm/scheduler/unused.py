@@ -1,4 +1,4 @@
-"""Why what was found of a prompt was not reused, stretch by stretch, when its request has ended."""
+"""Finds, when a request has ended, why KV that was found was not reused, stretch by stretch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple, Self
@@ -16,11 +16,11 @@ OF_CODES = {
     "too_little": Why.TOO_LITTLE,
     "on_the_way": Why.TOO_LITTLE,
 }
-"""Of refusals: ``on_the_way`` says that without what is still in the store it is too little."""
+"""The reasons for refusals, by code: ``on_the_way`` means too little without KV that is still in the store."""
 
 
 class Attempt(NamedTuple):
-    """What is left of a request's attempt to reuse something."""
+    """The rest of a request's attempt to reuse KV."""
 
     found: Found | None
     allowed: Allowed | None
@@ -36,7 +36,7 @@ class Attempt(NamedTuple):
 
     @property
     def outcome(self) -> Why:
-        """Why stored KV is not used that might have been."""
+        """Why available stored KV is not used."""
         if self.has_failed:
             return Why.FAILED
         if self.is_loaded and self.decision:

@@ -1,4 +1,4 @@
-"""What an audit computes and compares: the prediction of the first token from blended KV and from exact KV."""
+"""Computes and compares the predictions of an audit: the first token from blended KV and from exact KV."""
 
 import numpy as np
 import torch
@@ -11,11 +11,11 @@ from blendhub.vllm.worker.model.chosen import Chosen, Part
 from blendhub.vllm.worker.model.engine_model import EngineModel
 
 MOST_KL = 1e3
-"""Of predictions that cannot be compared: with numbers that are none, or with a token that one rules out."""
+"""The divergence of predictions that cannot be compared: with NaNs, or with a token that one of them rules out."""
 
 
 def inexact(decision: Decision, n_tokens: int) -> list[Span]:
-    """What is not exact in a blended prompt: all from the first approximate token on, but for exact matches behind."""
+    """The inexact spans of a blended prompt: all from the first approximate token on, except later exact matches."""
     return list(gaps(Span(decision.first_approximate or 0, n_tokens), decision.exact))
 
 

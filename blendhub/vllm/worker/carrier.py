@@ -39,11 +39,11 @@ class Carrier:
         self._for_loads, self._for_saves = places[:n_slots], places[n_slots:]
         self._carried_bytes = 0
         self._lock = threading.Lock()
-        """Guards what is for saves, and the number of bytes."""
+        """Guards the fields for saves, and the number of bytes."""
         device.pin(self._memory)
 
     def take_bytes(self) -> int:
-        """How many bytes went through the transport since the last call."""
+        """The number of bytes that went through the transport since the last call."""
         with self._lock:
             carried, self._carried_bytes = self._carried_bytes, 0
             return carried
@@ -71,7 +71,7 @@ class Carrier:
         return placed
 
     def free(self, placed: Sequence[Segment]) -> None:
-        """These are copied."""
+        """Free the memory of these segments, which are copied."""
         self._for_loads += [segment.shard for segment in placed]
 
     def _copy_in(self, placed: Sequence[Segment], blocks: Blocks, skip_prefix: int) -> Transfer:
@@ -128,10 +128,10 @@ class Delivery(NamedTuple):
     places: list[int]
     copy: Transfer
     rest: SaveJob | None
-    """What there was no room for."""
+    """The slots for which there was no room."""
 
     def send(self, client: HubClient) -> None:
-        """The copy has ended."""
+        """Send the slots, whose copy has ended."""
         self.carrier.put(client, self.job, self.places)
 
     def close(self) -> None:
@@ -166,9 +166,9 @@ class _Fetch(Transfer):
         self._reply = reply
         self._copy = copy
         self._segments = segments
-        """Those that are not copied yet."""
+        """The segments that are not copied yet."""
         self._shards: Sequence[Buffer] | None = None
-        """Theirs; None while the hub has not answered."""
+        """The shards of ``_segments``; None while the hub has not answered."""
         self._placed: list[Segment] = []
         self._copying: Transfer | None = None
         self._error: Exception | None = None
@@ -187,7 +187,7 @@ class _Fetch(Transfer):
             raise self._error
 
     def _goes_on(self) -> bool:
-        """Continue; returns whether all is copied."""
+        """Continue the load; returns whether all is copied."""
         if self._shards is None:
             if not self._reply.done():
                 self._client.check_up()

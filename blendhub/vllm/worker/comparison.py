@@ -24,11 +24,11 @@ from blendhub.vllm.worker.ranks import Ranks
 
 LEAST = 1 / 64
 LEAST_OF_BYTES = 1 / 8
-"""For KV of 8 bits, whose rounding alone is a change of several hundredths."""
+"""The value of LEAST for KV of 8 bits, whose rounding alone is a change of several hundredths."""
 
 STEPS = 36
 PIECE = 2048
-"""Tokens that are compared at a time, which bounds the memory that this takes."""
+"""The number of tokens that are compared at a time, which bounds the memory used."""
 
 
 def compared_layer(n_layers: int, probe_layer: int) -> int | None:
@@ -65,7 +65,7 @@ class Comparison:
             self._stored = compared.read(self._slots)
 
     def finish(self) -> None:
-        """Compare with what was computed; the same on all ranks."""
+        """Compare the stored KV with the computed KV; the result is the same on all ranks."""
         bytes_ = self._measured()
         if self._compared.ranks.number == 0:  # which reports them
             self._bytes = OnTheWay(bytes_)

@@ -62,9 +62,9 @@ class ConnectorWorker:
         self._is_opened = False
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
-        """The arena that the device uses, by its nonce; empty if the hub's arena cannot be mapped here."""
+        """The nonce of the arena that the device uses; empty if the hub's arena cannot be mapped here."""
         self._carrier: Carrier | None = None
-        """In place of an arena that cannot be mapped."""
+        """The carrier, used in place of an arena that cannot be mapped."""
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
@@ -183,7 +183,7 @@ class ConnectorWorker:
                 self._learn(loading, loading.blend)
 
     def _load_again(self, loading: LoadTask) -> None:
-        """A rank's process did not run for as long as a lease lasts: what the hub still has need not be computed."""
+        """Load again if a rank's process was stopped for the length of a lease: KV that the hub has is not computed."""
         loading.fail(HubError("the lease of another rank ended"))
         log.info("request %s is loaded again: %s", loading.job.request, loading.error)
         again = self._start_load(loading.job)
@@ -206,7 +206,7 @@ class ConnectorWorker:
         self._report.loads[loading.job.request] = result
 
     def _learn(self, loading: LoadTask, blend: Blend) -> None:
-        """Report what recomputation has shown, once for all ranks, which have measured the same."""
+        """Report what recomputation measured, once for all ranks, which have measured the same."""
         if blend.comparisons and self._ranks.number == 0:
             assert loading.epoch is not None
             self._learning.add(loading.job, blend.comparisons, loading.epoch)
@@ -268,7 +268,7 @@ class ConnectorWorker:
                 self._saves.note(save.job, error, client)
 
     def _begin_save(self, job: SaveJob, client: HubClient) -> SaveJob | None:
-        """Returns what there was no room for."""
+        """Begin a save; returns the part for which there was no room."""
         self._adapters.check(job.adapter, is_loaded=False)
         model = self._context.model
         pages = model.pages(job.blocks)

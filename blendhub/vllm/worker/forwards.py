@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Forwards:
-    """Work is counted in tokens that go through the whole model. One of a probe costs the part that it goes through."""
+    """Runs the forwards. Work counts tokens through the whole model; a probed token counts as the part it goes through."""
 
     def __init__(self, context: BlendContext) -> None:
         self._context = context
@@ -41,7 +41,7 @@ class Forwards:
             spent += self._compute(ready, budget - spent)
 
     def _go_on(self, waiting: Sequence[Blend]) -> None:
-        """Let those go on whose scores have arrived on all ranks."""
+        """Continue the requests whose scores have arrived on all ranks."""
         if not waiting:
             return
         ready = self._context.ranks.least([blend.has_scores for blend in waiting])

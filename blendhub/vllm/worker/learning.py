@@ -23,7 +23,7 @@ class _Report(NamedTuple):
     job: LoadJob
     comparisons: list[ComparedTokens]
     epoch: int
-    """Of the hub that the stored KV came from: another one has other runs by the same names."""
+    """The epoch of the hub that the KV came from: in another epoch the same names mean other runs."""
 
     @property
     def n_tokens(self) -> int:
@@ -37,7 +37,7 @@ class Learning:
         self._run = run
         self._arriving: list[_Report] = []
         self._state = threading.Lock()
-        """Guards the next three."""
+        """Guards the next three fields."""
         self._sending = 0
         self._learned = self._unlearned = 0
         self._logged = False
@@ -54,7 +54,7 @@ class Learning:
         self.advance()
 
     def advance(self) -> None:
-        """Send what has come from the device."""
+        """Send the comparisons that have come from the device."""
         while self._arriving and all(one.found() is not None for one in self._arriving[0].comparisons):
             report = self._arriving.pop(0)
             with self._state:
@@ -69,7 +69,7 @@ class Learning:
         return learned, unlearned
 
     def count(self, *, learned: int = 0, unlearned: int = 0) -> None:
-        """Count tokens of which the hub took note, and such of which it did not. For any thread."""
+        """Count tokens of which the hub took note, and tokens of which it did not. For any thread."""
         with self._state:
             self._learned += learned
             self._unlearned += unlearned

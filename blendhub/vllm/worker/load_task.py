@@ -27,7 +27,7 @@ LONG_COPY_S = 60.0
 
 
 class Arrival(IntEnum):
-    """How far a load has come on a rank. The least of all ranks counts: none fails while another still copies."""
+    """How far a load has come on a rank. The lowest of all ranks counts: no rank fails while another still copies."""
 
     PENDING = 0
     FAILED = 1
@@ -48,11 +48,11 @@ class LoadTask:
         self.error: Exception | None = None
         self.is_cancelled = False
         self.is_second = False
-        """Whether the first one was lost."""
+        """Whether this is the second try, after the first lease was lost."""
         self.epoch: int | None = None
-        """Of the hub whose KV is loaded."""
+        """The epoch of the hub whose KV is loaded."""
         self.seconds = 0.0
-        """How long it took until the KV was copied."""
+        """The seconds until the KV was copied."""
         self._open = open
         self._copy = copy
         self._release_late = release_late
@@ -153,7 +153,7 @@ class LoadTask:
         self.seconds = time.monotonic() - self._begun_at
 
     def _warn_of_copy(self) -> None:
-        """Once. vLLM cannot have the blocks back while the device may still write into them."""
+        """Warn once that vLLM cannot have the blocks back while the device may still write into them."""
         if self._warn_at < time.monotonic():
             self._warn_at = math.inf
             log.warning(

@@ -8,23 +8,23 @@ from blendhub.vllm.worker.model.fingerprint import adapter_fingerprint
 
 
 class LoadedAdapters:
-    """Which weights each adapter has, and since which step.
+    """The weights of each adapter, and the step since which it has them.
 
     vLLM loads adapters between steps and right before a forward, drops those used longest ago, and reads them again
     from files that may have changed.
     """
 
     def __init__(self, manager: Any) -> None:
-        """``manager``: vLLM's, which keeps the adapters of this rank; None without LoRA."""
+        """``manager``: vLLM's manager of this rank's adapters; None without LoRA."""
         self._manager = manager
         self._models: dict[int, Any] = {}
-        """vLLM's own objects. It makes another one whenever it reads an adapter."""
+        """vLLM's own adapter objects. vLLM makes a new object whenever it reads an adapter."""
         self._known: dict[int, LoadedAdapter] = {}
-        """Those that vLLM has dropped, too: it may read the same weights again."""
+        """The known adapters, also those that vLLM has dropped: it may read the same weights again."""
         self._has_changed = False
 
     def look(self, step: int) -> None:
-        """Take note of what is loaded. Called as a step begins, and before its forward."""
+        """Take note of the loaded adapters. Called as a step begins, and before its forward."""
         models = self._models if self._manager is None else self._manager.list_adapters()
         if models == self._models:
             return
@@ -50,7 +50,7 @@ class LoadedAdapters:
             raise AdapterReplaced(f"vLLM has dropped LoRA adapter {adapter.id} from its memory")
 
     def take_changes(self) -> dict[int, LoadedAdapter] | None:
-        """All that is loaded, if that has changed since the last call."""
+        """All loaded adapters, if they have changed since the last call."""
         if not self._has_changed:
             return None
         self._has_changed = False

@@ -18,7 +18,7 @@ class OnTheWay:
             self._arrival.record()
 
     def numbers(self) -> npt.NDArray[Any] | None:
-        """What has arrived; None while it is on its way."""
+        """The numbers that have arrived; None while they are on their way."""
         if self._arrival and not self._arrival.query():
             return None
         return self._host.numpy()

@@ -50,11 +50,11 @@ class Ranks:
         return result
 
     def least(self, numbers: Sequence[int]) -> list[int]:
-        """Of each number the least of all ranks."""
+        """For each number, the least of all ranks."""
         return [int(number) for number in self._reduced(torch.tensor(numbers, dtype=torch.int64), ReduceOp.MIN)]
 
     def largest(self, numbers: torch.Tensor) -> torch.Tensor:
-        """Of each number, in memory of the CPU, the largest of all ranks."""
+        """For each number, the largest of all ranks, in memory of the CPU."""
         return self._reduced(numbers.clone(), ReduceOp.MAX)
 
     def sum(self, scores: torch.Tensor) -> torch.Tensor:
@@ -75,7 +75,7 @@ class Ranks:
         return [one.numpy().tobytes().rstrip(b"\0").decode() for one in found]
 
     def named(self, number: int) -> str:
-        """What sentences about this rank end with."""
+        """The end of sentences about this rank."""
         return f" (rank {number} of {self.count})" if self.count > 1 else ""
 
     def end_engine(self, sentence: str) -> NoReturn:

@@ -1,4 +1,4 @@
-"""The recomputation of one request on a worker: what is computed next of it, and what follows from the results."""
+"""The recomputation of one request on a worker: chooses the next tokens to compute, and uses the results."""
 
 import math
 import time
@@ -47,18 +47,18 @@ class BlendContext:
 
 
 class Work(NamedTuple):
-    """What is to be computed next of a request. A forward takes any number of the first tokens of it."""
+    """The next tokens to compute of a request. A forward takes any number of the first of them."""
 
     spans: list[Span]
-    """In the order of their positions."""
+    """The spans to compute, in the order of their positions."""
     stored: Sequence[Span] = ()
-    """Of some of these tokens the stored KV is in the pages: it is compared with what is computed."""
+    """The spans whose stored KV is in the pages, and is compared with what is computed."""
     layer: int = 0
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
 
 
 class Computed(NamedTuple):
-    """What one forward has computed of a request."""
+    """The result of one forward for a request."""
 
     spans: list[Span]
     chosen: Chosen
@@ -80,7 +80,7 @@ class Computed(NamedTuple):
 
 
 Steps: TypeAlias = Generator[Work | None, Computed | None, None]
-"""Asks for work, and is sent what was computed of it. None: waits for the scores of a probe."""
+"""A generator that yields work, and is sent what was computed of it. None: it waits for the scores of a probe."""
 
 
 class Blend:
@@ -97,7 +97,7 @@ class Blend:
         self.error: Exception | None = None
         self.work: Work | None = None
         self.comparisons: list[ComparedTokens] = []
-        """Of the moved tokens that were recomputed, with what was stored of them."""
+        """The comparisons of the moved tokens that were recomputed with their stored KV."""
         self._context = context
         self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
@@ -114,7 +114,7 @@ class Blend:
 
     @property
     def has_scores(self) -> bool:
-        """Whether all scores have arrived that it waits for."""
+        """Whether all scores that the request waits for have arrived."""
         return all(one.scores and one.scores.numbers() is not None for one in self._probed)
 
     def go_on(self, computed: Computed | None = None) -> None:
@@ -138,7 +138,7 @@ class Blend:
         self.work, self.error = None, error
 
     def _begin(self, phase: str) -> None:
-        """The time until now was spent on the phase before."""
+        """Begin a phase; the time until now was spent on the phase before."""
         now = time.perf_counter()
         self._seconds[self._phase] += now - self._since
         self._phase, self._since = phase, now

@@ -25,7 +25,7 @@ RunLater = Callable[[Callable[[], None]], None]
 
 
 class FailedSave(NamedTuple):
-    """Nothing of the lease may be committed from ``start`` on."""
+    """A failed save: nothing of the lease may be committed from ``start`` on."""
 
     start: int
     client: HubClient | None
@@ -48,7 +48,7 @@ class SaveQueue:
         self._failures: Counter[str] = Counter()
         self._logged: set[str] = set()
         self._failed: dict[str, dict[WriteRight, FailedSave]] = {}
-        """By request and right."""
+        """The failed saves, by request and right."""
         self._thread = threading.Thread(target=self._run, name="blendhub-saver", daemon=True)
         self._thread.start()
 
@@ -96,7 +96,7 @@ class SaveQueue:
             return request in self._committing
 
     def forget(self, request: str) -> None:
-        """The request has no more saves: end the rights of failed ones."""
+        """Forget the request, which has no more saves: end the rights of failed ones."""
         with self._state:
             rights = self._failed.pop(request, {})
         for right, failed in rights.items():

@@ -1,10 +1,10 @@
-"""How several requests share what a step has."""
+"""Shares a step's budget among several requests."""
 
 from collections.abc import Sequence
 
 
 def shares(needs: Sequence[int], amount: int) -> list[int]:
-    """What each request gets, in the order of their arrival; none gets more than it needs.
+    """The amount that each request gets, in the order of their arrival; none gets more than it needs.
 
     One half is shared equally: the work of a long prompt must not hold up the short ones behind it. All the rest goes
     to the oldest: of equal prompts the first one is ready early, and not all at the end.

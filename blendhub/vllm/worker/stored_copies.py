@@ -32,7 +32,7 @@ from blendhub.wire import Piece
 
 log = logging.getLogger(__name__)
 NICENESS = 5
-"""Of the thread: the engine runs before it."""
+"""The niceness of the thread: the engine runs before it."""
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
@@ -71,7 +71,7 @@ class StoredCopies:
                 self._learning.failed(job.request, job.n_tokens, error)
 
     def _compare(self, client: HubClient, job: CopiesJob) -> int:
-        """Compare and report; returns of how many tokens. Both leases hold until all is read."""
+        """Compare and report; returns the number of tokens. Both leases hold until all is read."""
         found = client.preview(job.tokens, variant=job.variant)
         later = tuple(match for match in found.matches if match.exact)
         measured = np.zeros(len(job.tokens), np.uint8)

@@ -134,7 +134,7 @@ def _refuse_to_fail_requests(outer: KVConnectorBase_V1) -> None:
 
 
 def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> ModelSupport:
-    """The same, and whether requests can be audited: on all ranks alike."""
+    """``support``, completed by whether requests can be audited: on all ranks alike."""
     try:
         ranks.together(lambda: check_predictions(model))
     except Exception as error:

@@ -23,7 +23,7 @@ TABLE_BYTES = 2**26
 """The most device memory for the block tables of one forward: one for each span, as long as the longest."""
 
 SPANS = 256
-"""So many spans of one forward are possible even where vLLM serves fewer requests at a time."""
+"""The number of spans of one forward that is possible even where vLLM serves fewer requests at a time."""
 
 
 class AttentionMetadata:
@@ -50,7 +50,7 @@ class AttentionMetadata:
         self.table_bytes = self.max_spans * row_bytes
 
     def build(self, chosen: Chosen, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
-        """For each layer. Each span is a virtual request, whose queries are the span and whose context ends with it."""
+        """The metadata for each layer. A span is a virtual request whose context ends with its queries: the span."""
         spans = chosen.spans
         starts = np.zeros(len(spans) + 1, np.int32)
         np.cumsum([len(span) for span in spans], out=starts[1:])

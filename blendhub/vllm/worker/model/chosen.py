@@ -13,12 +13,12 @@ Blocks = npt.NDArray[np.int64]
 
 
 class Part(NamedTuple):
-    """What of one prompt is computed."""
+    """The tokens of one prompt that a forward computes."""
 
     tokens: Tokens
     blocks: Blocks
     spans: Sequence[Span]
-    """Disjoint."""
+    """The spans of the prompt; disjoint."""
 
 
 class Chosen:
@@ -34,9 +34,9 @@ class Chosen:
         self.parts = parts
         self.spans = [span for span, _ in owned]
         self.owners = np.array([number for _, number in owned], np.int64)
-        """Of each span: the number of its part."""
+        """For each span, the number of its part."""
         self.positions = positions_of(self.spans)
-        """Of each token: its position in its prompt."""
+        """For each token, its position in its prompt."""
         self._token_owners = np.repeat(self.owners, [len(span) for span in self.spans])
 
     def __len__(self) -> int:
@@ -44,16 +44,16 @@ class Chosen:
         return len(self.positions)
 
     def places(self, part: int) -> npt.NDArray[np.int64]:
-        """Where the tokens of a part stand."""
+        """The places of a part's tokens."""
         return np.flatnonzero(self._token_owners == part)
 
     def place(self, part: int, position: int) -> int:
-        """Where the token of a part at a position of its prompt stands."""
+        """The place of the token at a position of a part's prompt."""
         return int(np.flatnonzero((self._token_owners == part) & (self.positions == position))[0])
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
-        """Of each token: which one it is."""
+        """The id of each token."""
         found = np.empty(len(self), np.int32)
         for number, part in enumerate(self.parts):
             at = self.places(number)
@@ -61,7 +61,7 @@ class Chosen:
         return found
 
     def slots(self, block_size: int) -> npt.NDArray[np.int64]:
-        """Of each token: where it lies in the pages, as vLLM counts."""
+        """The slot of each token in the pages, as vLLM counts."""
         blocks = np.empty(len(self), np.int64)
         for number, part in enumerate(self.parts):
             at = self.places(number)

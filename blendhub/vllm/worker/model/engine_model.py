@@ -23,7 +23,7 @@ class StopForward(Exception):
 
 
 class EngineModel:
-    """What BlendHub does with the model of one worker. Everything happens on the worker's own thread."""
+    """BlendHub's access to the model of one worker. Everything happens on the worker's own thread."""
 
     def __init__(self, runner: Any, config: VllmConfig) -> None:
         self.config = config
@@ -52,11 +52,11 @@ class EngineModel:
 
     @property
     def adapters(self) -> Any:
-        """What keeps the LoRA adapters of this worker; None without LoRA."""
+        """The manager of the worker's LoRA adapters; None without LoRA."""
         return self._runner.adapters
 
     def slots(self, chosen: Chosen) -> torch.Tensor:
-        """Where the tokens lie in the pages, as vLLM counts: on the model's device."""
+        """The slots of the tokens in the pages, as vLLM counts, on the model's device."""
         return self._platform.slots(chosen.slots(self.block_size), self.device)
 
     def pages(self, blocks: Blocks) -> Blocks:
@@ -97,7 +97,7 @@ class EngineModel:
             return predicted
 
     def forward_until(self, layer: int, chosen: Chosen) -> Tensors:
-        """The same, ended where layer ``layer`` would write its KV: returns that KV, which is not written.
+        """Run ``forward`` and end it where layer ``layer`` would write its KV: returns that KV, which is not written.
 
         The layers before it are complete, and their KV is written.
         """
@@ -134,11 +134,11 @@ class EngineModel:
         return keys.float() * attention._k_scale.view(-1, 1), values.float() * attention._v_scale.view(-1, 1)
 
     def _keeps_kv(self, name: str) -> bool:
-        """Some layers read what another one wrote."""
+        """Whether the layer keeps KV of its own: some layers read what another one wrote."""
         return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
 
     def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
-        """On the model's device, without waiting for it."""
+        """The numbers on the model's device, without waiting for it."""
         return self._platform.sent(numbers, self.device)
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:

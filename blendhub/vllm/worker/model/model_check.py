@@ -31,7 +31,7 @@ BLOCK = np.zeros(1, np.int64)
 TOKEN = 7
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 COARSE = 2e-1
-"""For quantised KV."""
+"""The tolerance for quantised KV."""
 
 
 class ModelCheck(NamedTuple):
@@ -43,7 +43,7 @@ class ModelCheck(NamedTuple):
 
 
 def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayout, list[Rotation]]:
-    """What a rank keeps of a token, and the rotations that its keys may have; raises Unsupported. Runs no forward."""
+    """The layout of KV on a rank, and the rotations that its keys may have; raises Unsupported. Runs no forward."""
     _refuse_to_reuse(model)
     layout = layout_of(model, chunk_tokens)
     return layout, rotations_of(model.module, layout.key_dim, model.config.model_config.max_model_len)

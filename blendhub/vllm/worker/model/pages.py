@@ -70,7 +70,7 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
 
 
 def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
-    """What one rank keeps of each token; raises Unsupported if the layers do not keep the same."""
+    """The layout of a token's KV on one rank; raises Unsupported if the layers differ."""
     shapes = set()
     for index, name in enumerate(model.layer_names):
         layer, pages = model.layer(name), paged_layer(model, index)
@@ -107,5 +107,5 @@ def read(layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tens
 
 
 def read_as_computed(model: EngineModel, layer: PagedLayer, layout: KVLayout, slots: torch.Tensor) -> Tensors:
-    """The same as the model computed it, up to the rounding of the pages."""
+    """``read``, with values as the model computed them, up to the rounding of the pages."""
     return model.unscaled(layer.name, *read(layer, layout, model.page_size, slots))

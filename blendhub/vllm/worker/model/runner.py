@@ -1,4 +1,4 @@
-"""vLLM's model runner, V1 or V2: all that BlendHub needs of it."""
+"""The part of vLLM's model runner, V1 or V2, that BlendHub needs."""
 
 import sys
 from types import FrameType
@@ -11,11 +11,11 @@ from blendhub.served_vllm import SERVED
 
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
-"""V1's name and V2's, which is vllm-ascend's too."""
+"""The attribute's name in V1 and in V2; vllm-ascend uses that of V2."""
 
 
 class Runner:
-    """The same to the rest of BlendHub, whichever of vLLM's two it is."""
+    """One interface to either of vLLM's two model runners."""
 
     def __init__(self, runner: Any) -> None:
         missing = [name for name in NEEDED if not hasattr(runner, name)]
@@ -31,10 +31,10 @@ class Runner:
         self.attention_groups: list[list[Any]] = runner.attn_groups
         # vllm-ascend has a list for each group, with the one size that it selected.
         self.kernel_block_sizes: list[int] = [size[0] if isinstance(size, list) else size for size in sizes]
-        """Of each group of blocks: how many tokens the attention kernels take for a block."""
+        """For each group of blocks, the number of tokens in a block of the attention kernels."""
         self.block_groups: list[Any] = runner.kv_cache_config.kv_cache_groups
         self.takes_embeddings = bool(runner.supports_mm_inputs or runner.model_config.enable_prompt_embeds)
-        """Whether it embeds tokens itself, and gives the model what comes of it."""
+        """Whether the runner embeds tokens itself, and gives the model the embeddings."""
         self._runner = runner
 
     @property
@@ -49,12 +49,12 @@ class Runner:
 
     @property
     def forward(self) -> Any:
-        """What the runner itself calls to compute a step."""
+        """The function that the runner itself calls to compute a step."""
         return self._runner.model
 
     @property
     def adapters(self) -> Any:
-        """What keeps the LoRA adapters, and sets that of each token; None without LoRA."""
+        """The manager that keeps the LoRA adapters, and sets that of each token; None without LoRA."""
         return getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)
 
 
