@@ -25,7 +25,7 @@ MOVED = 1000
 """The distance between the keys' old and new positions."""
 
 Bars = Mapping[str, tuple[str, str, float, Any]]
-"""By id: what is measured, the unit, the bar, and which way is better."""
+"""For each id: what is measured, the unit, the bar, and which way is better."""
 
 BARS: Bars = {
     "load_vs_dma": ("a load with rotation, to the rate of one pinned copy", "x", 0.90, "higher"),

@@ -136,7 +136,7 @@ class StagedKernel:
 
 
 def gpu_seconds(job: Callable[[], object]) -> float:
-    """Of the GPU alone, between two events. A sleep before them lets the host submit all work in advance."""
+    """The seconds of the GPU alone, between two events. A sleep before them lets the host submit all work early."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(20_000_000)
     start.record()

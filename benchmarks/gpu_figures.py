@@ -70,7 +70,7 @@ def _pinning(repeats: int) -> Found:
 
 
 def _contexts_on_the_first_gpu() -> float:
-    """Of another process, which loads and saves on the second GPU."""
+    """The contexts of another process, which loads and saves on the second GPU."""
     script = (
         "from benchmarks.gpu_figures import load_and_save; import torch; load_and_save(torch.device('cuda', 1)); "
         "print('ready', flush=True); input()"
@@ -91,7 +91,7 @@ def load_and_save(place: torch.device) -> torch.Tensor:
 
 
 def _rotation_error(dtype: str) -> float:
-    """As the start-up check measures it: the largest difference, relative to the largest number."""
+    """The rotation error as the start-up check measures it: the largest difference, relative to the largest number."""
     found, expected = _moved_keys(torch.device("cuda", 0), dtype)
     return float((found - expected).abs().max() / expected.abs().max())
 

@@ -78,7 +78,7 @@ class Peer:
         return seconds
 
     def pings(self, repeats: int) -> list[float]:
-        """The same of requests that only tell the server that this worker lives."""
+        """Seconds of each of so many requests that only tell the server that this worker lives."""
         seconds = []
         for _ in range(repeats):
             begun = time.perf_counter()

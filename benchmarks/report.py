@@ -29,7 +29,7 @@ class Report(msgspec.Struct, omit_defaults=True):
     versions: dict[str, str]
     rows: list[Row]
     details: Any = None
-    """What the rows were made from, where a benchmark keeps it."""
+    """The data that the rows were made from, where a benchmark keeps them."""
 
 
 def arguments(description: str, parts: Sequence[str] = ()) -> argparse.Namespace:

@@ -89,7 +89,7 @@ class Texts:
         return prompt + self.new(QUESTION_TOKENS)
 
     def turns(self) -> list[list[int]]:
-        """What is said to an engine in each turn of a chat."""
+        """The prompts of each turn of a chat with an engine."""
         numbers = self._random.permutation(DOCUMENTS)[:TURNS]
         return [self.new(GLUE_TOKENS) + self.documents[number] + self.new(QUESTION_TOKENS) for number in numbers]
 

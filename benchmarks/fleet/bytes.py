@@ -111,7 +111,7 @@ def rows(server: RedisServer, place: Path, *, quick: bool) -> list[Row]:
 
 
 def _puts(cluster: Cluster, server: RedisServer, arena: Arena, raw: Raw, rounds: int) -> Row:
-    """By the store that a hub's saves call: with checksums and the catalogue."""
+    """Saves through the store that a hub's saves call: with checksums and the catalogue."""
     options = MooncakeOptions(catalogue=server.url, group="puts", master=cluster.address, transfer_deadline_s=60.0)
     ratios = []
     with contextlib.closing(open_store(options)) as store:
@@ -134,7 +134,7 @@ def _puts(cluster: Cluster, server: RedisServer, arena: Arena, raw: Raw, rounds:
 
 
 def _gets(cluster: Cluster, server: RedisServer, folder: Path, raw: Raw, rounds: int) -> Row:
-    """By a lookup of another hub than the one that stored the text: what it finds is in its arena when it returns."""
+    """Loads through a lookup of another hub than the storing one: what it finds is in its arena when it returns."""
     names = [f"raw/get/{at}" for at in range(N_CHUNKS)]
     raw("put", names)
     options = {"catalogue": server.url, "group": "gets", "master": cluster.address, "transfer_deadline_s": "60"}
@@ -155,7 +155,7 @@ def _gets(cluster: Cluster, server: RedisServer, folder: Path, raw: Raw, rounds:
 
 
 def _ratio(turn: int, raw: Callable[[], float], ours: Callable[[], object]) -> float:
-    """How fast ours is, by the raw one; they take turns at being first."""
+    """The speed of ours relative to the raw one; they take turns at being first."""
     if turn % 2:
         taken = raw()
         return taken / seconds(ours)
@@ -180,7 +180,7 @@ def _store(client: HubClient, text: Text) -> None:
 
 
 def _known(client: HubClient, text: Text) -> int:
-    """How many tokens of the text it knows of, here or elsewhere."""
+    """The number of tokens of the text that the hub knows of, here or elsewhere."""
     found = client.lookup(text, acquire=False)
     return sum(len(match.span) for match in found.matches) + found.on_the_way_tokens
 

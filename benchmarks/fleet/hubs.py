@@ -19,7 +19,7 @@ LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", ch
 NAMESPACE = Namespace(model="a model", layout=LAYOUT, matchers=DEFAULT_MATCHERS)
 VOCABULARY = 150_000
 HUBS, EACH = 1000, 100
-"""Of a fleet on paper, and the chunks that each of its hubs stores in a second."""
+"""The number of hubs of a fleet on paper, and of the chunks that each hub stores in a second."""
 
 
 def text(seed: int, length: int) -> np.ndarray:
@@ -51,7 +51,7 @@ class BenchedHub:
         return self.client.stats().gauges[name]
 
     def cpu_seconds(self) -> float:
-        """Of all its threads, since its start."""
+        """The CPU seconds of all threads of the process since its start."""
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(") ")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 

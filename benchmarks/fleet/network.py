@@ -119,7 +119,7 @@ def enter(namespace: str) -> None:
 
 
 def free_port() -> int:
-    """One that nothing listens at in this process's network; in a new namespace no port is taken."""
+    """A port that nothing listens at in this process's network; in a new namespace no port is taken."""
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -127,7 +127,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def machines(n: int) -> Iterator[list[Machine]]:
-    """In network namespaces where that is permitted, and otherwise at loopback addresses."""
+    """Machines in network namespaces where that is permitted, and otherwise at loopback addresses."""
     with contextlib.ExitStack() as closing:
         try:
             network = closing.enter_context(Network())

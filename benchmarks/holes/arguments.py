@@ -18,7 +18,7 @@ DESCRIPTION = "The cost of documents without stored KV in the middle of a prompt
 
 
 def parsed(arguments: Sequence[str] | None = None) -> tuple[Parser, argparse.Namespace]:
-    """What is said later holds: the command line over the file of options, and that over the preset."""
+    """The parsed arguments: the command line over the file of options, and that file over the preset."""
     parser, said = _parser(), list(sys.argv[1:] if arguments is None else arguments)
     if file := parser.parse(said).options:
         said = [*_from_file(parser, file), *said]

@@ -1,4 +1,4 @@
-"""What was measured of each query, and the rows that sum it up; pure."""
+"""The measurements of each query, and the rows that sum them up; pure."""
 
 import statistics
 from collections.abc import Callable
@@ -20,9 +20,9 @@ class Query(msgspec.Struct):
     prompt_tokens: int
     reused_tokens: int
     recomputed_tokens: int
-    """Of those reused."""
+    """The number of reused tokens that were recomputed."""
     hole_tokens: int
-    """Those computed between reused ones."""
+    """The number of tokens computed between reused ones."""
     first_token_s: float
     ended_s: float
     between_tokens_s: float
@@ -36,9 +36,9 @@ class Measured(msgspec.Struct):
 
     queries: list[Query]
     with_holes: int
-    """How many requests had one, by the engine's counter."""
+    """The number of requests with a hole, by the engine's counter."""
     phase_s: dict[str, float]
-    """Of all queries together."""
+    """The seconds of each phase, of all queries together."""
 
     def all(self, name: str) -> list[float]:
         """A field of every query."""
@@ -67,7 +67,7 @@ class Measured(msgspec.Struct):
 
 
 Found: TypeAlias = dict[str, list[list[Measured]]]
-"""By the label of the way: for each repetition its passes."""
+"""The passes of each repetition, by the label of the way."""
 
 
 class Figure(NamedTuple):

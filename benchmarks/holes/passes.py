@@ -49,7 +49,7 @@ class Procedure(msgspec.Struct, frozen=True):
     submit: Submit
     answering: Answering
     text: Callable[[Tokens], str]
-    """Of an answer."""
+    """The text of an answer."""
     passes: int = 2
     repeats: int = 1
     behind_header: bool = False

@@ -12,7 +12,7 @@ STYLES = ("-", "--", ":")
 
 
 def draw(found: Found, file: Path) -> None:
-    """Of the first repetition."""
+    """Draw the first repetition."""
     figure = Figure(figsize=(9.6, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     times, shares = figure.subplots(1, 2)

@@ -11,7 +11,7 @@ from benchmarks.holes.figures import FIGURES
 from benchmarks.report import Row
 
 Options = Mapping[str, Any]
-"""By their names on the command line, with ``_`` for ``-``."""
+"""The options by their names on the command line, with ``_`` for ``-``."""
 
 
 class Published(NamedTuple):
@@ -108,7 +108,7 @@ PRESETS: dict[str, Options] = {**OWN, **{name: one.options for name, one in PUBL
 
 
 def published_rows(name: str | None) -> list[Row]:
-    """What was published of this preset."""
+    """The published figures of this preset."""
     if name not in PUBLISHED:
         return []
     made, published = [], PUBLISHED[name]

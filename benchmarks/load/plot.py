@@ -15,7 +15,7 @@ PERCENTILES = (50, 95)
 
 
 def draw(found: Mapping[str, Sequence[tuple[float, Measured]]], file: Path) -> None:
-    """``found``: by the name of the server, what was measured at which rate."""
+    """``found``: for the name of each server, the measurements at each rate."""
     figure = Figure(figsize=(3.6 * len(PERCENTILES), 3.2), layout="constrained")
     FigureCanvasAgg(figure)
     for number, percent in enumerate(PERCENTILES, 1):

@@ -1,4 +1,4 @@
-"""How much is measured."""
+"""The sizes of what is measured."""
 
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ class Sizes(NamedTuple):
     """So many prompts, of so many tokens each."""
     questions: int
     watched: int
-    """Of the questions: the first and the last ones, which are compared."""
+    """The number of questions that are compared: the first and the last ones."""
     requests: tuple[int, int]
     """After so many, memory is read."""
     saturated: int

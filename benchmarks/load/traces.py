@@ -10,7 +10,7 @@ import numpy as np
 PIECE_TOKENS = 20
 DOCUMENTS = 14
 Prompt = list[int]
-"""The numbers of its pieces. A number stands for the same tokens in every trace."""
+"""The numbers of a prompt's pieces. A number stands for the same tokens in every trace."""
 
 
 class Load(NamedTuple):

@@ -23,7 +23,7 @@ class Plan:
 
     cases: Sequence[Case]
     some: Sequence[Case]
-    """The first of them, for what would take long with all."""
+    """The first of the cases, for measurements that would take long with all."""
     holes: bool
     """Whether the default selector is also asked about prompts with a hole."""
     selectors: Sequence[Compared]

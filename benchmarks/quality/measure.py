@@ -101,7 +101,7 @@ def reported(answer: Answer) -> dict[str, Any]:
 
 
 def _checked(case: Case, answer: Answer, asked: Asked, least_found: float) -> int:
-    """How many tokens were moved."""
+    """The number of tokens that were moved."""
     moved: int = reported(answer)["moved_tokens"]
     found, expected = moved + int(answer.report["exact_tokens"]), case.stored_tokens(asked.hole)
     if asked.mode != "off" and found < expected * least_found:

@@ -20,7 +20,7 @@ from blendhub.plan import Span, join_spans
 READ_BEHIND = 3
 """Tokens behind a fact at which a model may read it."""
 KEY_TOKENS = 256
-"""So many tokens name a prompt."""
+"""The number of tokens that name a prompt."""
 NAME = "oracle"
 
 

@@ -63,7 +63,7 @@ def accuracy(outcome: Outcome) -> Accuracy:
 
 
 def first(outcome: Outcome, cases: int) -> Outcome:
-    """Of the first cases only."""
+    """The outcome of the first cases only."""
     return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
 
 

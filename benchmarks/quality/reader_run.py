@@ -21,9 +21,9 @@ from blendhub.vllm.settings import Settings
 
 class Size(msgspec.Struct, frozen=True):
     questions: int
-    """Of each stratum."""
+    """The number of questions in each stratum."""
     some: int
-    """Of each stratum, where all of them would take long."""
+    """The number of questions in each stratum, where all of them would take long."""
     ratios: tuple[float, ...] = DEFAULT_RATIOS
 
 

@@ -13,7 +13,7 @@ PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def f1(answer: str, right: Sequence[str]) -> float:
-    """Of the words that both have, without articles and punctuation."""
+    """The F1 of the words of an answer and of the right ones, without articles and punctuation."""
     return max((_f1(_words(answer), _words(one)) for one in right), default=0.0)
 
 

@@ -73,7 +73,7 @@ class Shape:
 
 
 def usual_dtype() -> str:
-    """Of weights and KV. vLLM's own choice is 16-bit floats, whose pages BlendHub does not know on every CPU."""
+    """The dtype of weights and KV. vLLM's default is 16-bit floats, whose pages BlendHub does not know on every CPU."""
     import torch
 
     return "auto" if torch.accelerator.is_available() else "float32"

@@ -1,4 +1,4 @@
-"""What is asked: prompts made of documents, and other prompts in which the same documents were computed before."""
+"""The prompts that are asked, made of documents, and other prompts in which these documents were computed before."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -9,14 +9,14 @@ Tokens: TypeAlias = list[int]
 Hole: TypeAlias = Literal["first", "middle", "last"]
 HOLES: tuple[Hole, ...] = ("first", "middle", "last")
 Scores: TypeAlias = list[float | None]
-"""One for each column of a table; None where a question does not count in it."""
+"""The scores of an answer, one for each column of a table; None where a question does not count in it."""
 
 
 @dataclass(frozen=True)
 class Question:
     tokens: Tokens
     score: Callable[[Tokens], Scores]
-    """Of an answer."""
+    """The scores of an answer."""
     right: tuple[str, ...] = ()
     """The right answers, where they are text."""
 

@@ -160,7 +160,7 @@ class Soak:
         self.total["clients killed"] += 1
 
     def _freeze_one(self) -> None:
-        """For longer than its leases last."""
+        """Freeze a client for longer than its leases last."""
         client = random.choice(self._clients)
         os.kill(client.pid, signal.SIGSTOP)
         self._wait(FROZEN_S, "a client is frozen")

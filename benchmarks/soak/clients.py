@@ -16,7 +16,7 @@ from blendhub.plan import Span
 
 Array = npt.NDArray[np.uint32]
 Report = tuple[Counter[str], float | None]
-"""What was counted, and how many seconds a lookup took, if there was one."""
+"""The counts of a client, and the seconds of a lookup, if there was one."""
 
 ROW = np.arange(1, 33, dtype=np.uint32) * np.uint32(2654435761)
 DOCUMENTS = 150
@@ -119,7 +119,7 @@ def _rows(client: HubClient, slot: int) -> Array:
 
 
 def _content(prompt: Array, span: Span) -> Array:
-    """What must be in the rows of these tokens, in every part something else."""
+    """The bytes that these tokens' rows must hold, different in every part."""
     parts = np.arange(4, dtype=np.uint32)[:, None, None]
     content: Array = (prompt[span.start : span.end, None] * ROW)[None] ^ parts
     return content

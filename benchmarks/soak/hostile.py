@@ -55,9 +55,9 @@ class Hostile:
         self._epoch = epoch
         self._names = 0
         self._granted: dict[int, tuple[int, int]] = {}
-        """Of each write lease its session, and how far that may commit."""
+        """The session of each write lease, and how far that session may commit."""
         self._shard_bytes: dict[int, int] = {}
-        """By session."""
+        """The bytes of a shard, by session."""
         self._begun: deque[Request] = deque()
         """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [

@@ -39,7 +39,7 @@ class HubProcess:
         os.kill(self._process.pid or 0, number)
 
     def restart(self) -> None:
-        """As after a crash."""
+        """Restart the hub, as after a crash."""
         self.signal(signal.SIGKILL)
         self._process.join()
         self.start()

@@ -10,7 +10,7 @@ from benchmarks.quality.reader.forward import READING
 from benchmarks.quality.reader.model import CONSTANT, Attention, Reader, Sizes, frequencies
 
 GAIN = 2.25
-"""Of normed queries: attention that can be sharp from the start."""
+"""The gain of normed queries, for attention that can be sharp from the start."""
 
 
 @torch.no_grad()

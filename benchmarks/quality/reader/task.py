@@ -23,7 +23,7 @@ from benchmarks.quality.reader import words as w
 Split = Literal["train", "test"]
 STRATA = ("plain", "local", "cross", "split", "chained", "alias", "counting")
 MOST_FACTS = len(w.NUMBER)
-"""Of one entity: what a question for a number can be answered with."""
+"""The most facts of one entity, which a question for a number can be answered with."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Fact:
     stratum: str
     document: int
     position: int
-    """Of the value, in its document."""
+    """The position of the value in its document."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def _split_of(topic: int, partner: int) -> Split:
 class _Sentence:
     tokens: list[int]
     facts: list[tuple[int, Fact]] = field(default_factory=list)
-    """With the place of the value in the sentence."""
+    """The facts, each with the place of the value in the sentence."""
     meant: dict[int, int] = field(default_factory=dict)
     depends: bool = False
 

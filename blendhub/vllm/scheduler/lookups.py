@@ -17,7 +17,7 @@ RENEW_S = 1.0
 
 
 class Lookups:
-    """The lookups of an engine. For the scheduler's thread. Only ``has_found`` waits: at most ``lookup_wait_ms`` a step."""
+    """The lookups of an engine, for its scheduler. Only ``has_found`` waits, at most ``lookup_wait_ms`` a step."""
 
     def __init__(
         self,

@@ -51,7 +51,7 @@ class Turns:
         self._blending.pop(request.request_id, None)
 
     def must_wait(self, request: Request, n_tokens: int, begun: int) -> bool:
-        """Whether a request of ``n_tokens`` must wait, where vLLM has begun prompts with ``begun`` tokens to compute."""
+        """Whether a request of ``n_tokens`` must wait, where ``begun`` tokens of begun prompts are left."""
         if begun + n_tokens <= self._engine_tokens:
             return False  # vLLM computes it in one step
         now = time.monotonic()

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class Forwards:
-    """Runs the forwards. Work counts tokens through the whole model; a probed token counts as the part it goes through."""
+    """Runs forwards. Work is counted in tokens through the whole model; a probed token counts for its part of it."""
 
     def __init__(self, context: BlendContext) -> None:
         self._context = context

@@ -32,7 +32,7 @@ def probe() -> Unavailable | None:
 
 
 def details() -> tuple[str, ...]:
-    """Which operators this machine's torch_npu offers, and why others are not used. Called after ``probe``."""
+    """The operators that this machine's torch_npu offers, and why others are not used. Called after ``probe``."""
     chips, fast_ops = (import_module(f"blendhub_ascend.{name}") for name in ("chips", "fast_ops"))
     soc_version = import_module("torch_npu").npu.get_soc_version()
     return tuple(fast_ops.offered(chips.chip_of(soc_version)))

@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     """Some layers of tokens that together fit into a stream's staging."""
 
     first_column: int
-    """Where the tokens begin in the group's table."""
+    """The column of the group's table at which the tokens begin."""
     n_tokens: int
     spans: tuple[BlockSpan, ...]
     moved: bool
@@ -96,7 +96,7 @@ class TokenPlanner(BatchPlanner):
             yield self._group(group)
 
     def rows_of(self, batch: Batch) -> Sequence[Slice]:
-        """All of them: slices have only rows of the segments."""
+        """All slices of the batch, which have only rows of the segments."""
         return batch.slices
 
     def _pieces(self, segments: Iterable[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Iterator[_Piece]:

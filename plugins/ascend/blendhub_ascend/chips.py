@@ -1,4 +1,4 @@
-"""Which operators vllm-ascend uses on which NPU. One that a chip lacks can end the process: none is tried."""
+"""The operators that vllm-ascend uses on each NPU. One that a chip lacks can end the process: none is tried."""
 
 from typing import NamedTuple
 

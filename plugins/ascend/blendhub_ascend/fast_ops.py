@@ -26,7 +26,7 @@ class FastOps(NamedTuple):
     scatter: Scatter | None
     gather: Gather | None
     reasons: tuple[str, ...]
-    """How pages are written and read, and why."""
+    """The ways in which pages are written and read, and the reasons."""
 
 
 def reshape_and_cache(
@@ -73,7 +73,7 @@ OPERATORS: dict[str, Callable[..., None]] = {
 
 
 def offered(chip: Chip) -> list[str]:
-    """What is known of the operators before the engine's pages are: those that do not fit are served with torch."""
+    """The operators as known before the engine's pages are. Pages that do not fit an operator are served with torch."""
     lines = []
     for what, operator in (("written", chip.scatter), ("read", chip.gather)):
         problem = _unavailable(chip, operator)

@@ -31,7 +31,7 @@ class Planes(NamedTuple):
 
     keys: torch.Tensor
     values: torch.Tensor
-    """Of width 0 if one vector is both."""
+    """The values; of width 0 if one vector is both key and value."""
     rotation: Rotation | None
 
 

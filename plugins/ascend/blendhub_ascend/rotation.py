@@ -8,7 +8,7 @@ from blendhub.contracts import Rotation
 
 
 class Angles(NamedTuple):
-    """From the old position of each token to its new one: ``[tokens, 1, half]``, for all heads."""
+    """The angles from each token's old position to its new one: ``[tokens, 1, half]``, for all heads."""
 
     cos: torch.Tensor
     sin: torch.Tensor

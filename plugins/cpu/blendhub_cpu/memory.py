@@ -5,7 +5,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 device_function = njit(nogil=True)
-"""For functions that kernels call: Numba caches them with the kernel, not separately."""
+"""A decorator for functions that kernels call: Numba caches them with the kernel, not separately."""
 
 
 @intrinsic

@@ -26,7 +26,7 @@ class LayerSlice(NamedTuple):
     """Some consecutive layers of a segment's shard."""
 
     at: int
-    """Offset of the first of these layers in the arena."""
+    """The offset of the first of these layers in the arena."""
     staging_at: int
     nbytes: int
     row: int

@@ -1,4 +1,4 @@
-"""Where the bytes of chunks are kept, whatever it is: the catalogue knows them by key."""
+"""The interface of a place for the bytes of chunks, which the catalogue knows by their keys."""
 
 from typing import Protocol
 

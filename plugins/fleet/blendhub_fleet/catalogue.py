@@ -31,7 +31,7 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     """A place in the log."""
 
     life: str
-    """Of Redis: another one since it was started again, or emptied, for it may have forgotten changes then."""
+    """Redis's life: it changes when Redis is started again, or emptied, because changes may be lost then."""
     seq: int
 
 
@@ -53,7 +53,7 @@ class Catalogue:
         """The name of this hub among the others, since it joined; a new one each time."""
         self.mine: set[str] = set()
         self.hubs = self.nbytes = self.seq = self.behind = 0
-        """What Redis said last: the hubs that live, the bytes that are catalogued, and the last change."""
+        """The state that Redis reported last: the live hubs, the catalogued bytes, and the last change."""
         self.skipped = 0
         """Runs and changes that no hub has written so."""
         self._prefix = f"blendhub:{{{options.group}}}:"
@@ -110,7 +110,7 @@ class Catalogue:
                 return
 
     def runs(self, names: Iterable[bytes]) -> Iterator[tuple[bytes, StoredRun]]:
-        """The runs of these names that are catalogued, with all their chunks."""
+        """The catalogued runs with these names, with all their chunks."""
         names = iter(names)
         most = (4 * scripts.MOST_TOKENS, scripts.MOST_CHUNKS, scripts.MOST_DESCRIPTION_BYTES)
         asked: list[bytes] = []
@@ -162,7 +162,7 @@ class Catalogue:
         return found
 
     def _follow(self, cursor: Cursor) -> Any:
-        """What Redis has after a cursor. A hub that is not among those that live joins them, under a new name."""
+        """The changes that Redis has after a cursor. A hub that is not among the live ones joins, under a new name."""
         known = (cursor.life, cursor.seq, CHANGES_AT_ONCE, int(1000 * MEMBER_S), MOST_CHANGE_BYTES)
         answer = self._run("FOLLOW", "read", self.incarnation, 0, *known, rests=False) if self.incarnation else None
         if answer is None or answer[0] == b"fenced":
@@ -193,7 +193,7 @@ def check_bounds(run: StoredRun) -> None:
 
 
 def _run_of(name: bytes, found: list[bytes]) -> StoredRun | None:
-    """None unless it is as a hub writes it."""
+    """The run with its chunks; None unless the entry is as a hub writes it."""
     key = decode_name(name)
     if key is None or len(found) != 3:
         return None

@@ -26,7 +26,7 @@ PIECE = 2**20
 """Bytes that are copied at a time: few enough to stay in the processor's cache between file and arena."""
 FLUSHED = 16 * PIECE
 _AWAY = {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.EIO}
-"""What file systems answer whose server does not."""
+"""The errors of a file system whose server does not answer."""
 
 
 class DirectoryBytes(Bytes):

@@ -13,7 +13,7 @@ from blendhub.errors import InvalidInput, OptionError, StoreAway, StoreFailed
 T = TypeVar("T")
 Doing = Literal["read", "write"]
 REST_S = 0.5
-"""After a failure, calls of the same kind fail at once for so long: nobody waits for one deadline after another."""
+"""How long calls of a kind fail at once after one failed, so that callers do not wait for deadline after deadline."""
 BLOCK_S = 1.0
 """The longest that Redis is asked to wait for something to come."""
 

@@ -17,7 +17,7 @@ _checksum = xxhash.xxh3_128_digest
 
 
 class Fetched(Enum):
-    """How the bytes of a chunk came back."""
+    """The result of fetching the bytes of a chunk."""
 
     WHOLE = "whole"
     GONE = "gone"
@@ -43,7 +43,7 @@ class Moves:
         self._arena = np.empty(0, np.uint8)
 
     def put(self, chunks: Sequence[Sequence[memoryview]]) -> tuple[list[Record], list[bool]]:
-        """Keep the bytes of chunks; returns their records, and for which of them there was room."""
+        """Keep the bytes of chunks; returns their records, and for each whether there was room."""
         records = [_record_of(shards) for shards in chunks]
         stored = self._bytes.put(self._keys(records), self._extents(chunks))
         return records, [all(answers) for answers in _by_record(stored, records)]
@@ -56,7 +56,7 @@ class Moves:
         return [_fetched(*one) for one in zip(records, chunks, found, strict=True)]
 
     def remove(self, records: Iterable[Record]) -> None:
-        """Best effort: the place evicts by itself what no hub knows."""
+        """Remove bytes, as far as that succeeds: the place evicts by itself what no hub knows."""
         keys = self._keys(records)
         if keys:
             with contextlib.suppress(StoreFailed):

@@ -7,7 +7,7 @@ from msgspec import Meta
 
 
 class FleetOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every shared store with a catalogue in Redis has."""
+    """The options of every shared store with a catalogue in Redis."""
 
     catalogue: Annotated[
         str,

@@ -1,4 +1,4 @@
-"""How the catalogue's entries are written."""
+"""The encoding of the catalogue's entries."""
 
 import struct
 from collections.abc import Iterable, Iterator
@@ -15,7 +15,7 @@ _SPAN = struct.Struct("<II")
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """Where the bytes of a chunk are, and what they are, shard by shard."""
+    """The place of the bytes of a chunk, and their description, shard by shard."""
 
     name: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")]
     """Random, and new each time that a chunk is saved."""
@@ -23,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[Annotated[bytes, Meta(min_length=16, max_length=16)], ...]
 
     def keys(self, group: str) -> list[str]:
-        """Of the shards that have bytes."""
+        """The keys of the shards that have bytes."""
         return [f"{group}/{self.name}/{rank}" for rank, size in enumerate(self.sizes) if size]
 
 
@@ -32,7 +32,7 @@ def encode_record(record: Record) -> bytes:
 
 
 def decode_record(text: bytes) -> Record:
-    """Raises ValueError, of which MsgspecError is one, for what no hub has written."""
+    """The record; raises ValueError, of which MsgspecError is one, for an entry that no hub has written."""
     nbytes, _, packed = text.partition(b":")
     record = msgspec.msgpack.decode(packed, type=Record)
     if len(record.sizes) != len(record.sums) or sum(record.sizes) != int(nbytes):
@@ -48,7 +48,7 @@ def encode_name(key: RunKey) -> bytes:
 
 
 def decode_name(name: bytes) -> RunKey | None:
-    """None for what no hub has written."""
+    """The run's key; None for a name that no hub has written."""
     try:
         return msgspec.msgpack.decode(name, type=RunKey)
     except msgspec.MsgspecError:
@@ -63,7 +63,7 @@ def encode_spans(spans: Iterable[Span]) -> bytes:
 
 
 def decode_spans(text: bytes) -> Iterator[Span]:
-    """What is no span is left out."""
+    """The spans; entries that are no span are left out."""
     for start, end in _SPAN.iter_unpack(text[: len(text) // _SPAN.size * _SPAN.size]):
         if start < end:
             yield Span(start, end)

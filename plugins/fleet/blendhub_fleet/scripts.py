@@ -18,11 +18,11 @@ none answers with more of it than the hubs write themselves.
 """
 
 MOST_TOKENS = 2**24
-"""Of a run: as many as the longest prompt that a hub takes unless it is configured for more."""
+"""The most tokens of a run: as many as the longest prompt that a hub takes unless it is configured for more."""
 MOST_CHUNKS = 2**18
 MOST_DESCRIPTION_BYTES = MOST_RECORD_BYTES = 2**16
 MOST_ANSWERED_BYTES = 2**26
-"""After so many bytes of runs the rest is asked for again."""
+"""The bytes of runs in one answer, after which the rest is asked for again."""
 
 _COMMON = """
 local p = KEYS[1]

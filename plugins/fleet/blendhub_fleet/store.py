@@ -34,7 +34,7 @@ class FleetStore(SharedStore):
         self._given: dict[RunKey, StoredRun] = {}
         """Runs that are published with their next chunk."""
         self._lengths: dict[RunKey, int] = {}
-        """How many tokens of this object's own runs are published."""
+        """How many tokens of each of this object's own runs are published."""
         self._lock = threading.Lock()
         """Guards the two above, and the counters below."""
         self._corrupted = self._fetched = self._sent = self._gone = 0
@@ -220,7 +220,7 @@ class FleetStore(SharedStore):
         return Changes(changes, msgspec.msgpack.encode(reached), self._catalogue.behind, self._catalogue.hubs)
 
     def _changes(self, entries: Sequence[Entry]) -> Iterator[Published | Dropped]:
-        """What the entries of others mean. What was published and is gone already is left out."""
+        """The changes in the entries of others. What was published and is gone already is left out."""
         others = _merged(entry for entry in entries if entry.writer not in self._catalogue.mine)
         runs = dict(self._catalogue.runs(dict.fromkeys(entry.name for entry in others if entry.published)))
         for entry in others:
@@ -242,7 +242,7 @@ class FleetStore(SharedStore):
 
 
 def _decoded(text: bytes) -> Record | None:
-    """None for what no hub has written."""
+    """The run; None for an entry that no hub has written."""
     try:
         return decode_record(text)
     except ValueError:
@@ -259,7 +259,7 @@ def _check_sizes(record: Record, run: RunKey, span: Span, into: Sequence[memoryv
 
 
 def _merged(entries: Iterable[Entry]) -> list[Entry]:
-    """The same entries, with those that publish chunks of one run one after another made one."""
+    """The entries, with those that publish chunks of one run one after another made one."""
     merged: list[Entry] = []
     for entry in entries:
         before = merged[-1] if merged else None

@@ -15,11 +15,11 @@ AT_ONCE = 4
 
 
 class Left(Exception):
-    """Nobody waits for the work any more, so it is to end."""
+    """The caller no longer waits for the work, so the work is to end."""
 
 
 class Work(Generic[T]):
-    """What a thread does for a caller, step by step."""
+    """The work of a thread for a caller, step by step."""
 
     def __init__(self) -> None:
         self.result: Future[T] = Future()
@@ -49,7 +49,7 @@ class Work(Generic[T]):
 
 
 class Watched:
-    """Makes calls in threads. One that hangs stays behind with its thread, and a few of them are all there can be."""
+    """Makes calls in threads. A call that hangs stays behind with its thread; there are a few such threads at most."""
 
     def __init__(self, place: str, silence_s: float) -> None:
         self._place = place
@@ -57,7 +57,7 @@ class Watched:
         self.hung = 0
         """Calls that were left behind, so far."""
         self._changed = threading.Condition()
-        """Guards what is above and below."""
+        """Guards the fields above and below."""
         self._under_way: set[Work[Any]] = set()
         self._left: set[Work[Any]] = set()
 

@@ -1,4 +1,4 @@
-"""What can be set on each matcher. Kept apart so that listing them needs neither numba nor an index."""
+"""The options of the matchers. Kept apart so that listing them needs neither numba nor an index."""
 
 from typing import Annotated
 

@@ -41,7 +41,7 @@ class PrefixMatcher(Matcher):
         self._root = Node(None, 0, np.empty(0, np.uint32))
         self._runs = RunTable()
         self._deepest: dict[int, Node] = {}
-        """Of each run, the last node of which it holds anything."""
+        """For each run, the last node of which it holds anything."""
         self._n_nodes = self._n_tokens = 0
 
     @property

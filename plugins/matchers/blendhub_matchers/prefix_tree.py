@@ -1,4 +1,4 @@
-"""The nodes of the prefix matcher's tree, and what runs hold of their tokens."""
+"""The nodes of the prefix matcher's tree, and the stored spans that runs hold of their tokens."""
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -29,9 +29,9 @@ class Node:
         self.start = start
         self.tokens = tokens
         self.children: dict[int, Node] = {}
-        """By their first tokens."""
+        """The children, by their first tokens."""
         self.stored: dict[int, list[Held]] = {}
-        """Of each run, what it holds here, ascending."""
+        """The spans that each run holds here, ascending."""
         self.chosen: list[Held] = []
         """For each stored position one run that holds it, ascending: what a match names, however many runs hold it."""
         self.n_stored = self.n_chosen = 0
@@ -42,7 +42,7 @@ class Node:
         return self.start + len(self.tokens)
 
     def tile(self, until: int) -> Iterator[Match]:
-        """What is stored of the node up to a position, ascending."""
+        """The stored spans of the node up to a position, ascending."""
         for held in self.chosen:
             if held.start >= until:
                 return
@@ -158,7 +158,7 @@ def merge(node: Node) -> Node:
 
 
 def _without(held: Held, span: Span) -> list[Held]:
-    """What is left of it without a span."""
+    """The parts of ``held`` outside a span."""
     if held.end <= span.start or span.end <= held.start:
         return [held]
     parts = (held._replace(end=min(held.end, span.start)), held._replace(start=max(held.start, span.end)))

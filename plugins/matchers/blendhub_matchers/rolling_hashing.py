@@ -10,7 +10,7 @@ PAGE = 32
 MODULUS = (1 << 61) - 1
 
 inlined = njit(nogil=True)
-"""For what kernels call; it is part of their entries in the cache on disk, and has no entry itself."""
+"""A decorator for functions that kernels call: kernels' cache entries on disk include them, so they have none."""
 
 
 @intrinsic

@@ -1,4 +1,4 @@
-"""The search for what is stored of a prompt: windows are hashed, looked up, and extended token by token."""
+"""The search for the stored tokens of a prompt: windows are hashed, looked up, and extended token by token."""
 
 from collections import namedtuple
 
@@ -10,7 +10,7 @@ from blendhub_matchers.rolling_pages import CONTEXT, NONE, extend_before, extend
 from blendhub_matchers.rolling_table import collect_possible, owners
 
 spliced = njit(nogil=True, inline="always")
-"""For what takes an index or a search: handing such tuples to a real function costs more than most of them do."""
+"""A decorator for functions of an index or a search: passing such tuples to a real function costs more than most do."""
 
 LOOK_BACK = 64  # tokens that a search may look back, for each token of the prompt
 COMPARED = 64  # tokens of owners that it compares, for each token of the prompt; then only the newest FEW owners
@@ -175,7 +175,7 @@ def _holds(candidate, window, shift, run):
 
 @spliced
 def _extend(index, search, page, window, floor):
-    """How far the prompt and the tried candidate's run agree to both sides of a window.
+    """How far the prompt and the tried candidate's run agree on both sides of a window.
 
     Looking back over what is covered already makes spans longer, not coverage better, so it has a budget: without
     one, a prompt that repeats a single token would take quadratic time.
@@ -195,7 +195,7 @@ def _extend(index, search, page, window, floor):
 
 @spliced
 def _reaches_further(tried, held, runs):
-    """Of candidates that end alike the longer one counts, and of equal ones the better donor."""
+    """Whether ``tried`` ends after ``held``; if both end alike, the longer one counts, then the better donor."""
     if tried[END] != held[END]:
         return tried[END] > held[END]
     return tried[START] < held[START] or (tried[START] == held[START] and _is_better_donor(tried, held, runs))
@@ -203,7 +203,7 @@ def _reaches_further(tried, held, runs):
 
 @spliced
 def _begins_earlier(tried, held, runs):
-    """Of candidates that begin alike the longer one counts, and of equal ones the better donor."""
+    """Whether ``tried`` begins before ``held``; if both begin alike, the longer one counts, then the better donor."""
     if tried[START] != held[START]:
         return tried[START] < held[START]
     return tried[END] > held[END] or (tried[END] == held[END] and _is_better_donor(tried, held, runs))
@@ -211,9 +211,10 @@ def _begins_earlier(tried, held, runs):
 
 @spliced
 def _is_better_donor(tried, held, runs):
-    """Of owners of one text: the KV of which was computed more as the prompt asks for it?
+    """Whether ``tried``, an owner of the same text as ``held``, has KV that suits the prompt better.
 
-    Behind what the prompt has before it too, then nearest to where the prompt has it, then last.
+    The owner with more of the prompt's tokens before the text wins, then the one nearest to the text's position in the
+    prompt, then the one begun last.
     """
     if tried[BEFORE] != held[BEFORE]:
         return tried[BEFORE] > held[BEFORE]

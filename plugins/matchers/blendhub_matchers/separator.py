@@ -21,7 +21,7 @@ OWNER_BYTES = 350
 
 
 class Text:
-    """What is indexed of one run: its segments, ascending, and how far it is exact."""
+    """The index entry of one run: its segments, ascending, and how far it is exact."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -46,7 +46,7 @@ class SeparatorMatcher(Matcher):
         self._runs = RunTable()
         self._texts: dict[int, Text] = {}
         self._index: dict[bytes, dict[tuple[int, int], None]] = {}
-        """Of each content, its owners (run, start), the newest last."""
+        """For each content, its owners (run, start), the newest last."""
         self._index_bytes = 0
 
     @property

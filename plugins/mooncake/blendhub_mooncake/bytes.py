@@ -38,7 +38,7 @@ class MooncakeBytes(Bytes):
         self._setup, self._deadline_s = setup, deadline_s
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._changed = threading.Condition()
-        """Guards what is above and below, all but the settings."""
+        """Guards the fields above and below, all but the settings."""
         self._process: MooncakeProcess | None = None
         self._is_ready = self._is_closed = False
         self._reason = ""
@@ -73,7 +73,7 @@ class MooncakeBytes(Bytes):
 
     @property
     def pid(self) -> int | None:
-        """Of the process, if there is one now."""
+        """The pid of the process; None if there is no process now."""
         with self._changed:
             return self._process.pid if self._process else None
 

@@ -30,7 +30,7 @@ class Outcome(Enum):
     ABSENT = auto()
     """Mooncake does not have these bytes under this key, or has no room for them."""
     FAILED = auto()
-    """It is not known whether Mooncake has them."""
+    """The codes after which it is not known whether Mooncake has the bytes."""
     ADRIFT = auto()
     """Likewise, and a transfer may still be reading or writing the memory."""
 

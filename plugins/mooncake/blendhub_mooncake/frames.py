@@ -1,4 +1,4 @@
-"""What a hub and its Mooncake process send each other: frames of msgpack over a socket pair."""
+"""The messages between a hub and its Mooncake process: frames of msgpack over a socket pair."""
 
 import socket
 import time
@@ -20,7 +20,7 @@ class Setup(msgspec.Struct, frozen=True):
     master: str
     """The address of ``mooncake_master``, or ``etcd://...`` where it is highly available."""
     address: str = ""
-    """This machine's, as Mooncake's nodes see it; empty: the one that packets to the master have."""
+    """This machine's address, as Mooncake's nodes see it; empty: the address from which packets reach the master."""
     metadata: str = "P2PHANDSHAKE"
     protocol: str = "tcp"
     devices: str = ""

@@ -46,9 +46,9 @@ class MooncakeProcess:
         self._control = pairs[0][0]
         self._killing = threading.Lock()
         self._reason = ""
-        """Of the first kill."""
+        """The reason of the first kill."""
         self._lanes: queue.LifoQueue[socket.socket | None] = queue.LifoQueue()
-        """Those that no call uses; with None among them, the process is dead."""
+        """The lanes that no call uses; with None among them, the process is dead."""
         for pair in pairs[1:]:
             self._lanes.put(pair[0])
 

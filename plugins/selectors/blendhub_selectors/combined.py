@@ -1,4 +1,4 @@
-"""Whole windows, in an order that what is known of the prompt decides."""
+"""Picks whole windows, in an order that follows from what is known of the prompt."""
 
 from math import ceil
 

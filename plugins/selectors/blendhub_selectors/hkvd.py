@@ -1,4 +1,4 @@
-"""What deviates most: stored KV of an early layer beside what the model computes now."""
+"""Picks the tokens whose stored KV at an early layer deviates most from what the model computes now."""
 
 from math import ceil
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""What can be set on each selector. Kept apart so that listing them imports nothing else."""
+"""The options of the selectors. Kept apart so that listing them imports nothing else."""
 
 from typing import Annotated, Literal, TypeAlias
 

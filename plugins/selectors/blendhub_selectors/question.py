@@ -9,7 +9,7 @@ from blendhub.tokens import Tokens
 from blendhub_selectors.windows import Mask, Windows
 
 LONGEST = 128
-"""Of a longer tail only the end is taken for the question: before that stands text that was never stored."""
+"""The length of the question's end that is used; before it, a longer tail has text that was never stored."""
 COMMON = 1 / 16
 """A token that makes up this share of the prompt, or more, says nothing about where the answer is."""
 TEMPLATE_TOKENS, TEMPLATE_TIMES = 3, 3
@@ -63,7 +63,7 @@ class _RareTokens(msgspec.Struct, frozen=True, eq=False):
         return float(self.weights.sum())
 
     def numbers(self, text: Tokens) -> Numbers:
-        """Which of the tokens stands at each place of a text; -1 where none does."""
+        """For each place of a text, the number of the token that stands there; -1 for other tokens."""
         if not len(self.tokens):
             return np.full(len(text), -1)
         number = np.minimum(np.searchsorted(self.tokens, text), len(self.tokens) - 1)
@@ -91,7 +91,7 @@ def _template_tokens(tail: Tokens, text: Tokens) -> int:
 
 
 def _before_moved(selection: Selection) -> Tokens:
-    """What stands before all moved text and was never stored, if it is no longer than a question."""
+    """The text before all moved text that was never stored, if it is no longer than a question."""
     first = selection.moved[0].start if selection.moved else 0
     tokens = [selection.tokens[hole.start : hole.end] for hole in selection.holes if hole.end <= first]
     together = np.concatenate([selection.tokens[:0], *tokens])

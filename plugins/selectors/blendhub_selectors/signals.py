@@ -1,4 +1,4 @@
-"""What speaks for computing a token again: its place in a span, and how much its KV changed in another context."""
+"""The reasons to compute a token again: its place in a span, and how much its KV changed in another context."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -28,7 +28,7 @@ class Windows(msgspec.Struct, frozen=True, eq=False):
         return cls(starts, np.minimum(starts + width, end))
 
     def ordered(self, keys: npt.NDArray[Any]) -> "Windows":
-        """The same windows in the order of their keys, the lowest first; of equals the earlier stays earlier."""
+        """The windows in the order of their keys, the lowest first; windows with equal keys keep their order."""
         order = np.argsort(keys, kind="stable")
         return Windows(self.starts[order], self.ends[order])
 
@@ -86,7 +86,7 @@ def side_by_side(parts: Iterable[tuple[float, Windows]], moved: Mask) -> Windows
 
 
 def _least_of_last(numbers: Positions, n: int) -> Positions:
-    """At each place the least of the ``n`` numbers that end there."""
+    """For each place, the least of the ``n`` numbers that end there."""
     least, done = numbers, 1
     while done < n:
         step = min(done, n - done)

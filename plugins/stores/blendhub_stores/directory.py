@@ -44,7 +44,7 @@ class File(NamedTuple):
 
     path: str
     digest: str
-    """Of its run's key."""
+    """The digest of the run's key."""
     span: Span | None
     nbytes: int
     used_ns: int

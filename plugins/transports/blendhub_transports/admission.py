@@ -18,7 +18,7 @@ from blendhub_transports.sockets import duplicate, is_local_end, pid_of_peer
 log = logging.getLogger("blendhub.transports")
 
 ENOUGH_FILES = 2**16 - 1
-"""What the limit of a process is raised to, where it may be. A much higher one slows programs that close all others."""
+"""The number of files that a process is allowed, where possible. More would slow programs that close all others."""
 
 MOST_SPARE = 2**11
 """Descriptors that connections leave free for files and other sockets: so many, or half of them."""
@@ -100,7 +100,7 @@ def raise_file_limit() -> int:
 
 
 def _source(descriptor: int, where: Endpoint) -> str:
-    """Which client has connected; empty if it has left, so that its descriptor is free, or another file's."""
+    """The connected client; empty if the client has left, so that its descriptor is free, or another file's."""
     with contextlib.suppress(OSError), duplicate(descriptor) as connection:
         if is_local_end(connection, where):
             pid = pid_of_peer(descriptor)

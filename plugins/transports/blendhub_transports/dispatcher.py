@@ -91,7 +91,7 @@ class Dispatcher:
             task.exception()
 
     def _outcome(self, task: "asyncio.Future[Any]", running: _Running) -> Envelope | BlendHubError:
-        """What the caller of a finished request gets."""
+        """The result that the caller of a finished request gets."""
         if task.cancelled():
             if time.monotonic() >= running.deadline:
                 return DeadlineExceeded(f"{self._endpoint}: the request was cancelled at its deadline")

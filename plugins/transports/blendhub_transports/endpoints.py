@@ -37,7 +37,7 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 def parse_endpoint(text: str) -> Endpoint:
-    """Raises InvalidInput with what is wrong and how an endpoint looks."""
+    """The parts of an endpoint; raises InvalidInput with what is wrong and how an endpoint looks."""
     if text.startswith("ipc://"):
         return Endpoint(text, path=_socket_path(text))
     tcp = _TCP.fullmatch(text)
