@@ -8,21 +8,22 @@ PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
 
-# Where this is set, every process that imports vLLM would compile it again, which takes half a minute.
+# With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
 
 # Test files that run at the same time; more need more memory, about 4 GB each.
 WORKERS ?= 2
-# The vLLM of `make test-vllm`, and where it lies: it is imported before the environment's own.
+# The version of vLLM for `make test-vllm`, and its directory, which is imported before the environment's own vLLM.
 VERSION ?= 0.27.1
 OTHER := build/vllm-$(VERSION)
-# What one version keeps in its cache, another cannot read.
+# Each version of vLLM has a cache of its own: no version can read the cache of another.
 ON_OTHER = PYTHONPATH="$(CURDIR)/$(OTHER)$${PYTHONPATH:+:$$PYTHONPATH}" VLLM_CACHE_ROOT="$(CURDIR)/$(OTHER).cache"
 
-# What both runs of pytest report, of which the last lines say which tests were skipped for want of what.
+# The prefix of the report files of both pytest runs; the last lines of `make test` sum up from them which tests were
+# skipped, and which missing part each needs.
 REPORTS := build/test-report-
 
-# Arguments: this target, the target it needs, which tests run beside others, which run one after the other.
+# Arguments: this target, the target that it needs, the tests that run in parallel, the tests that run one by one.
 define TIMED
 start=$$(date +%s); result=passed; rm -f $(REPORTS)*; \
 if $(MAKE) --no-print-directory $(2); then \
@@ -50,7 +51,7 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings.
 	@$(PIP) --upgrade pip
-	@# Python compiles what is imported when it is imported; most of what is installed never is.
+	@# Python compiles modules when they are imported, and most of the installed ones never are.
 	@$(PIP) --no-compile --editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
@@ -94,7 +95,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.ttft --json build/bench/ttft.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
 	$(BIN)/python -m benchmarks.analyze --json build/bench/analyze.json
-	@# The rows that others published need a large model: docs/ascend.md names their presets.
+	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done

@@ -31,7 +31,7 @@ def make_adapter(path: Path, seed: int) -> Path:
 
 
 def lora_request(lora: str | tuple[str, str], *, load_inplace: bool = False) -> "LoRARequest":
-    """By the adapter's directory, which is its name, too, or by both: name and directory."""
+    """A LoRA request, by the adapter's directory, which is its name, too, or by both: name and directory."""
     from vllm.lora.request import LoRARequest
 
     name, path = (lora, lora) if isinstance(lora, str) else lora

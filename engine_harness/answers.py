@@ -44,7 +44,7 @@ class Beside:
 
 
 def deviation(given: KV, expected: KV) -> float:
-    """How far KV is from what it should be, relative to its size."""
+    """The distance of KV from the expected KV, relative to the size of the latter."""
     return float(np.linalg.norm(given - expected) / np.linalg.norm(expected))
 
 

@@ -106,7 +106,7 @@ class Engine:
         return Beside(self.call, self.call("beside", list(stream), stream_tokens, list(prompt), asked, tokens))
 
     def forget(self) -> None:
-        """Empty vLLM's own cache, so that only what was stored can help."""
+        """Empty vLLM's own cache, so that only stored KV can help."""
         if not self.call("forget"):
             raise RuntimeError("blocks of vLLM are still held")
 
@@ -118,7 +118,7 @@ class Engine:
 
     @property
     def log(self) -> str:
-        """What it has written to its output."""
+        """The engine's output so far."""
         return self._log.read_text(errors="replace")
 
     def call(self, method: str, *arguments: Any) -> Any:

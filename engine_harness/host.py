@@ -74,7 +74,7 @@ class Host:
             self._engine.step()
 
     def timeline(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> list[tuple[float, float]]:
-        """Of each step of one request: how long it took, and how much of that the connector."""
+        """For each step of one request: the step's time, and the connector's part of that time."""
         steps = []
         self._add(prompt, asked, tokens)
         while self._engine.has_unfinished_requests():
@@ -251,7 +251,7 @@ class Host:
         self._scheduler._preempt_request = counted
 
     def _keep_counts(self) -> None:
-        """vLLM takes what was counted, and drops it where it logs no statistics."""
+        """Keep BlendHub's counts, which vLLM takes and drops where it logs no statistics."""
         connector = self._scheduler.connector
         if type(connector).__name__ != "BlendHubConnector":
             return
@@ -331,7 +331,7 @@ def mend_llvmlite() -> None:
 
 
 def load_numba() -> None:
-    """What numba knows of Python's functions, and loads for the first kernel of a process."""
+    """Load what numba knows of Python's functions, which otherwise the first kernel of a process loads."""
     try:
         from numba.core.registry import cpu_target
     except ImportError:
@@ -341,7 +341,7 @@ def load_numba() -> None:
 
 
 def _allow_asynchronous_scheduling() -> None:
-    """vLLM turns it off on CPUs, whatever was asked for; it is the default on GPUs."""
+    """Allow asynchronous scheduling, the default on GPUs, which vLLM turns off on CPUs whatever was asked for."""
     from vllm.platforms.cpu import CpuPlatform
 
     check: Any = CpuPlatform.check_and_update_config

@@ -21,7 +21,7 @@ PATIENCE_S = 1200
 
 
 class Server:
-    """In a session, so that all of its processes can be looked at, and ended."""
+    """A server in a session of its own, so that all of its processes can be examined and ended."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Server:
 
     @property
     def log(self) -> str:
-        """What it has written to its output."""
+        """The server's output so far."""
         return self._log.read_text(errors="replace")
 
     def processes(self) -> Iterator[int]:

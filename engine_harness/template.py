@@ -33,7 +33,7 @@ IMPORTED = (
     "blendhub_selectors.windowed",
     "blendhub_transports.zmq_transport",
 )
-"""What engines of this repository import at their start; those that an interpreter lacks are left out."""
+"""The modules that engines of this repository import at their start; those that an interpreter lacks are left out."""
 
 
 class Template:

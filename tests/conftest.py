@@ -71,7 +71,7 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture
 def without_shrinking() -> Iterator[None]:
-    """Where it is enough that something fails; the smallest example that does is for authors."""
+    """Skip shrinking in tests for which any failure is enough: smaller examples of a failure help only authors."""
     before = settings.default
     settings.register_profile("without shrinking", phases=[Phase.generate])
     settings.load_profile("without shrinking")

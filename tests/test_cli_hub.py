@@ -97,7 +97,7 @@ def top(*flags: str, **environment: str) -> dict[str, str]:
 
 @pytest.mark.slow
 def test_a_reader_that_has_enough_is_no_fault(serve):
-    """As ``| head`` leaves a pipe, before the command has written to it."""
+    """The reader closes the pipe, as ``| head`` does, before the command has written to it."""
     served = serve()
     for command in (["top", "--once"], ["top"], ["serve", "--print-config"], ["plugins", "--json"]):
         endpoint = ["--endpoint", served.rows["endpoint"]] if command[0] == "top" else []

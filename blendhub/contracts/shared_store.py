@@ -88,7 +88,7 @@ class SharedStore(Store):
 
     @abstractmethod
     def attach(self, file: ArenaFile, memory: memoryview) -> None:
-        """The arena, as a file for other processes and as memory of this one, which ``close`` lets go of."""
+        """Use the arena: a file for other processes and memory of this one, which ``close`` releases."""
 
     @abstractmethod
     def snapshot(self) -> tuple[Iterator[StoredRun], bytes]:

@@ -32,9 +32,9 @@ class Measured(msgspec.Struct):
     prompt: int
     way: str
     plan: list[Stretch]
-    """What became of each token, when the first question was asked."""
+    """The fate of each token when the first question was asked."""
     report: dict[str, Any]
-    """What the response to that one said about reuse."""
+    """The part of the first question's response that reports reuse."""
     first_token_s: list[float] = []
     right: list[bool] = []
     """Whether the answer to each question was."""
@@ -66,7 +66,7 @@ def measure(engine: Engine, workload: Workload, progress: Progress) -> list[Meas
 
 
 def plan_of(n_tokens: int, report: dict[str, Any]) -> list[Stretch]:
-    """What became of each token, from what the response said."""
+    """The fate of each token, from the response's report."""
     spans = msgspec.convert(report.get("spans", {}), dict[str, list[Span]])
     return strip_of(n_tokens, report["engine_tokens"], spans)
 

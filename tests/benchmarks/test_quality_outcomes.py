@@ -12,7 +12,7 @@ FACTS = range(6)
 
 
 def outcome(selector, state, ratio, right, cases=20):
-    """The same share of right answers in every stratum, or one for each; of ten questions in each case."""
+    """An outcome with one share of right answers for all strata, or one for each; of ten questions in each case."""
     shares = right if isinstance(right, list) else [right] * len(STRATA)
     scores = [[10 * share for share in shares]] * cases
     return Outcome(selector, state, ratio, scores, [[10] * len(STRATA)] * cases, [ratio] * cases, [ratio] * cases)

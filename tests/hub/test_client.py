@@ -132,7 +132,7 @@ def test_a_client_pings_on_after_an_unexpected_error(served, monkeypatch, caplog
 
 
 def end_epoch(hub: DirectHub, running: Running) -> None:
-    """As a hub that was restarted at the same endpoint."""
+    """End the hub's epoch, as a hub that was restarted at the same endpoint does."""
     hub.state.sessions.epoch += 1
 
 

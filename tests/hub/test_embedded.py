@@ -54,7 +54,7 @@ def test_a_hub_in_a_child_process_ends_with_its_owner():
 
 
 def test_a_hub_in_a_child_process_does_not_run_its_owner_s_script_again(tmp_path):
-    """As ``multiprocessing`` would. A script that serves a model rarely guards against that."""
+    """``multiprocessing`` would run the script again. A script that serves a model rarely guards against that."""
     script = tmp_path / "script.py"
     script.write_text(OWNER)
     ended = subprocess.run([sys.executable, script], input="", capture_output=True, text=True, timeout=60)

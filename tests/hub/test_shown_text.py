@@ -28,7 +28,7 @@ LONG = np.arange(5000, 5000 + 64 * 40, dtype=np.uint32)
 
 
 class Words:
-    """As a tokenizer: a token is a word with its number."""
+    """A stand-in for a tokenizer: a token is a word with its number."""
 
     def decode(self, token_ids, **how):
         if token_ids and max(token_ids) >= 10**6:

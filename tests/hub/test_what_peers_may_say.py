@@ -30,7 +30,7 @@ def client():
 
 
 def numbers_of(kind: Any, at: str, seen: set[type]) -> Iterator[tuple[str, int | None, int | None]]:
-    """Where an integer stands in a type, and its least and greatest value."""
+    """The places of integers in a type, and their least and greatest values."""
     if isinstance(kind, msgspec.inspect.IntType):
         yield at, kind.ge, kind.le
     elif not isinstance(kind, msgspec.inspect.StructType):

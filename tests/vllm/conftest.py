@@ -14,13 +14,13 @@ SETTINGS = {
     "policy": {"max_recompute_share": 1.0},
     "lookup_timeout_s": 10.0,
 }
-"""Of tests: everything that was asked for is blended, whether it pays or not, and however busy the machine is."""
+"""The settings of tests: all that was asked for is blended, whether it pays or not, and however busy the machine is."""
 
 PROBING = {"selector": {"name": "hkvd"}}
 """Some layers are computed before the selector chooses."""
 
 TOLERANCE = 1e-3
-"""Of log-probabilities that were computed in another order: see ``disagreement``."""
+"""The tolerance of log-probabilities that were computed in another order: see ``disagreement``."""
 
 ON_THE_SECOND_RUNNER = {
     "prepare": ["tests.vllm.gpu_stand_ins"],

@@ -47,7 +47,7 @@ CACHE_OPS.impl("reshape_and_cache_flash", write, "CPU")
 
 
 def flash_attention(q, k, v, out, cu_seqlens_q, seqused_k, softmax_scale, causal, block_table, **others):
-    """Of FlashAttention: pages ``[blocks, tokens, heads, width]``, and a table of them for each request."""
+    """FlashAttention's function: takes pages ``[blocks, tokens, heads, width]``, and a block table for each request."""
     assert causal is True and others["scheduler_metadata"] == "planned"
     starts, ends = cu_seqlens_q.tolist(), seqused_k.tolist()
     for number, end in enumerate(ends):
@@ -64,7 +64,7 @@ def plan_flash_attention(**given):
 
 
 class Wrapper:
-    """Of FlashInfer: plans a batch on the host, then computes it layer by layer."""
+    """FlashInfer's wrapper: plans a batch on the host, then computes it layer by layer."""
 
     workspaces: ClassVar[set[int]] = set()
 

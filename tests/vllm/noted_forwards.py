@@ -23,7 +23,7 @@ def note() -> None:
 
 
 def served() -> list[int]:
-    """Of each forward since the last call."""
+    """The notes of each forward since the last call."""
     found = list(_served)
     _served.clear()
     return found

@@ -33,7 +33,7 @@ class Builder(AttentionMetadataBuilder):
 
 
 class WithWorkspace(Builder):
-    """As those for MLA, with memory for as many requests as vLLM serves."""
+    """A builder like those for MLA, with memory for as many requests as vLLM serves."""
 
     def __init__(self, spec, names, config, device):
         super().__init__(spec, names, config, device)

@@ -150,7 +150,7 @@ LAYER = PagedLayer("layer", "packed_heads", (torch.zeros(BLOCKS, HEADS, BLOCK, 2
 
 
 class Constant(StandInModel):
-    """Whose pages hold one number everywhere."""
+    """A model whose pages hold one number everywhere."""
 
     def __init__(self, number: float) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What of a prompt is reused, against a twin that looks at one token at a time."""
+"""The decision which KV of a prompt is reused, against a twin that looks at one token at a time."""
 
 from fractions import Fraction
 
@@ -35,7 +35,7 @@ def answers(draw):
 
 
 def tokens_of(matches):
-    """Where each covered token comes from."""
+    """The source of each covered token."""
     return {
         match.span.start + i: (match.run, match.source_start + i, match.exact, match.settled)
         for match in matches

@@ -40,7 +40,7 @@ class AskedServer(Server):
         return json.loads(self.get("/v1/completions", body))["kv_transfer_params"]["blendhub"]
 
     def counters(self) -> Counter[str]:
-        """Those of BlendHub on vLLM's metrics endpoint; those with a label as ``name:reason``."""
+        """BlendHub's counters on vLLM's metrics endpoint; those with a label as ``name:reason``."""
         found: Counter[str] = Counter()
         for name, labels, count in re.findall(r"^vllm:blendhub_(\w+)_total\{(.*)\} (\S+)$", self.get("/metrics"), re.M):
             reason = re.search(r'reason="(\w+)"', labels)

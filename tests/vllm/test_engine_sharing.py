@@ -76,7 +76,7 @@ def test_adapters_share_nothing(model, settings, texts, tmp_path):
 
 
 def test_an_engine_that_cannot_map_the_hub_s_memory_is_served_through_the_transport(model, plain, texts, tmp_path):
-    """As between containers without a common /dev/shm."""
+    """The engine and the hub are as in containers without a common /dev/shm."""
     try:
         subprocess.run([*WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
     except (OSError, subprocess.CalledProcessError) as error:

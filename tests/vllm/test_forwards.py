@@ -31,7 +31,7 @@ LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH,
 HOST = PluginHost.discover()
 TOKENS = np.random.default_rng(0).integers(0, 1000, (REQUESTS, N), dtype=np.uint32)
 BLOCKS = np.random.default_rng(1).permutation(REQUESTS * 4).reshape(REQUESTS, 4)
-"""Of each request; no two share one."""
+"""The blocks of each request; no two requests share one."""
 LENGTHS = (N, 45, 52)
 
 
@@ -41,7 +41,7 @@ class Model(StandInModel):
     def __init__(self, together=lambda tensor: tensor) -> None:
         super().__init__(together, n_layers=LAYERS)
         self.forwards: list[tuple[int, list[list[Span]]]] = []
-        """Of each: the layer where it ended, 0 if at the last, and the spans of each part."""
+        """For each forward: the layer where it ended, 0 if at the last, and the spans of each part."""
         stale = torch.Generator().manual_seed(2)
         for name in self.layer_names:
             pages = torch.randn(BLOCKS.size, HEADS, BLOCK, 2 * WIDTH, generator=stale)

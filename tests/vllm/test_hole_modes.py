@@ -43,7 +43,7 @@ def decided(engine, prompt, local=0, **asked):
 
 
 def sources(decision):
-    """Where each reused token is stored."""
+    """The stored place of each reused token."""
     return {
         position: (match.run, match.source_start + position - match.span.start)
         for match in decision.matches

@@ -1,4 +1,4 @@
-"""What of a request is stored, whenever and however the hub answers."""
+"""The parts of a request that are stored, whenever and however the hub answers."""
 
 from concurrent.futures import Future
 

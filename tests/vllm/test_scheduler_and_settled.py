@@ -131,7 +131,7 @@ def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
 
 
 def test_a_request_whose_settled_blocks_are_gone_is_exact(engine):
-    """Where vLLM cannot be asked, only its answer shows that they are."""
+    """Where vLLM cannot be asked, only its answer shows that the blocks are gone."""
     blend(engine)
     engine.client.clear()
     request, _ = arrived(engine, "next")

@@ -104,7 +104,7 @@ def registry() -> prometheus_client.CollectorRegistry:
 
 @pytest.fixture
 def metrics(config, registry) -> KVConnectorProm:
-    """As the server makes them, but for a registry of their own."""
+    """Metrics as the server makes them, but in a registry of their own."""
 
     class Counted(prometheus_client.Counter):
         def __init__(self, *arguments, **options):

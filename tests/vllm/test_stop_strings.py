@@ -1,4 +1,4 @@
-"""Where the report of an answer is lost that a string of ``stop`` ends, as docs/vllm.md says."""
+"""Shows where the report is lost of an answer that a string of ``stop`` ends, as docs/vllm.md says."""
 
 import pytest
 

@@ -33,7 +33,7 @@ TEXT = np.arange(N, dtype=np.uint32)
 PROMPT = np.concatenate([BEFORE, TEXT])
 random = torch.Generator().manual_seed(1)
 KV = torch.randn(2, 2, RANKS, N, HEADS, WIDTH, generator=random).half()
-"""Of two copies: keys before their rotation and values, by rank."""
+"""The KV of two copies: keys before their rotation and values, by rank."""
 
 module = torch.nn.Module()
 module.rotary = rotary(width=WIDTH)

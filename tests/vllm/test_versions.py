@@ -18,7 +18,7 @@ REPORT = """<testsuites><testsuite>
 
 
 def group(**newer):
-    """As vLLM's attention groups are in all versions."""
+    """A group with the fields that vLLM's attention groups have in all versions."""
     builder = SimpleNamespace(build=lambda prefix, common: ("the builder's", prefix, common))
     return SimpleNamespace(get_metadata_builder=lambda: builder, **newer)
 

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 SCHEME = "unix://"
 LENGTH = struct.Struct("<I")
 MAX_BYTES = 2**28
-"""Of a head, and of a payload; a longer one ends the connection."""
+"""The most bytes of a head, and of a payload; a longer one ends the connection."""
 MAX_UNSENT = 2**28
 """Bytes that wait for a client that does not read. It loses the replies beyond them."""
 LONGEST_PAUSE_S = 1.0
@@ -57,7 +57,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     """Given to a request by its connection, and repeated in the answer."""
     message: bytes
     sizes: tuple[Annotated[int, Meta(ge=0)], ...] = ()
-    """Of the payload's buffers."""
+    """The sizes of the payload's buffers."""
     seconds: float = 0.0
     """How long the caller of a request waits."""
     error: str = ""

@@ -30,7 +30,7 @@ from blendhub.vllm.worker.model.platforms.ascend import Ascend
 from blendhub.vllm.worker.model.rotary import rotated, rotations_of
 
 TOKENS = 128
-"""Of a page."""
+"""The number of tokens of a page."""
 
 
 def made(cls, **content):

@@ -84,7 +84,7 @@ def kv_rmsnorm_rope_cache(
     kv, gamma, cos, sin, index, k_cache, ckv_cache, *, c_kv_scale=None, epsilon=1e-5, cache_mode="Norm",
     is_output_kv=False,
 ):  # fmt: skip
-    """Of MLA: norm of the latent, rotation of the rest, and the write of both to pages."""
+    """The operator of MLA: normalises the latent, rotates the rest, and writes both to pages."""
     require(kv.dim() == 4 and kv.shape[1:] == (1, 1, 576) and kv.dtype in FLOATS, "rows are [n, 1, 1, 512 + 64]")
     require(cos.shape == sin.shape == (len(kv), 1, 1, 64) and cos.dtype == sin.dtype == kv.dtype, "an angle per row")
     require(index.dtype == torch.int64 and index.shape == (len(kv),), "slots of int64, one per row")
@@ -116,7 +116,7 @@ COMPILED = {
         compute_slots
     ),
 }
-"""Of the operators of vLLM 0.23 for CPUs, which are compiled for another torch, those that its runner needs."""
+"""The operators of vLLM 0.23 for CPUs that its runner needs, and that are compiled for another torch."""
 
 
 def absent(*given, **named):

@@ -11,12 +11,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 ROUNDING = 1e-2
 """bfloat16 computed in another order, as the norm of the difference; with one wrong position it is above 0.1."""
 LIKELY = 0.2
-"""The same of log-probabilities."""
+"""The tolerance of log-probabilities."""
 
 
 @pytest.fixture(scope="module")
 def engine(vllm_023):
-    """As `make npu-check` starts it."""
+    """An engine, started as `make npu-check` starts it."""
     with engine_check.engine_of_the_checkout(
         # Chunks that end inside of blocks.
         SETTINGS | PROBING | {"chunk_tokens": 96},

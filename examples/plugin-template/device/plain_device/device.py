@@ -27,7 +27,7 @@ class Plane(NamedTuple):
     pages: torch.Tensor
     """``[blocks, tokens, heads, width]``, as bits."""
     part: int
-    """Where they begin in a shard."""
+    """The place in a shard at which the rows begin."""
     rotation: Rotation | None
 
 
@@ -119,7 +119,7 @@ class PlainDevice(Device):
 
 
 def _from(segment: Segment, position: int) -> Segment:
-    """What of the segment is at this position or behind it."""
+    """The part of the segment at or after this position."""
     gone = min(max(position - segment.span.start, 0), len(segment.span))
     kept = Span(segment.span.start + gone, segment.span.end)
     return Segment(kept, segment.shard, segment.row + gone, segment.source_start + gone)
