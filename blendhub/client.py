@@ -218,9 +218,9 @@ class HubClient(HubSession):
         self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
 
     def put(self, right: WriteRight, position: int, shard: Buffer) -> None:
-        """This rank's shard of the slot at a position, through the transport; for hubs on other machines.
+        """Write this rank's shard of the slot at a position, through the transport; for hubs on other machines.
 
-        Where the hub holds as many bytes as it takes, as when several ranks put at once, it is asked again.
+        A hub that is Busy, as when several ranks put at once, is asked again until the timeout.
         """
         give_up_at = time.monotonic() + self._timeout
         while True:

@@ -53,7 +53,7 @@ class Plugin(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """What an entry point offers: a spec, the hooks of an observer, or an error in their place."""
+    """The offer of an entry point: a spec, the hooks of an observer, or an error in their place."""
 
     kind: str | None
     name: str

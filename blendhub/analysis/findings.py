@@ -1,4 +1,4 @@
-"""What an analysis found, as plain data: the report, the page and ``--json`` show this and nothing else."""
+"""The findings of an analysis as plain data: the report, the page and ``--json`` show these and nothing else."""
 
 from typing import Any
 
@@ -85,7 +85,7 @@ class Change(msgspec.Struct, frozen=True):
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
-    """What was analysed, and how."""
+    """The subject and the way of the analysis."""
 
     files: list[str]
     tokenizer: str

@@ -1,4 +1,4 @@
-"""What other matchers would find in the first prompts of a log."""
+"""Tries other matchers on the first prompts of a log."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -18,7 +18,7 @@ def read_flag(config: str) -> Any:
 
 
 def _read(config: str) -> Any:
-    """What the text says; raises ValueError if it is no JSON, or no YAML in a file of that name."""
+    """The value that the text holds; raises ValueError if it is no JSON, or no YAML in a file of that name."""
     if config.lstrip().startswith(("{", "[", '"')):
         return _from_json("the configuration", config)
     if config == "-":

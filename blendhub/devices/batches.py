@@ -45,7 +45,7 @@ class BatchGroup(Protocol):
 
     @property
     def table(self) -> npt.NDArray[Any]:
-        """What the mover needs in device memory."""
+        """The table that the mover needs in device memory."""
 
     @property
     def batches(self) -> Sequence[Any]: ...

@@ -21,7 +21,7 @@ class Runtime(ABC):
     """
 
     pinning_advice: ClassVar[str] = "raise the limit of locked memory, in a container as well: ulimit -l unlimited"
-    """What to do where the arena cannot be page-locked."""
+    """The advice for machines where the arena cannot be page-locked."""
 
     registration_bytes: ClassVar[int] = 2**28
     """The most memory of one call of ``register``, a multiple of all page sizes. Other threads' calls of an accelerator

@@ -68,7 +68,7 @@ class StreamDevice(Device):
 
     @abstractmethod
     def _mover(self, runtime: Runtime, pages: Any, planner: Any, block_size: int) -> Mover:
-        """What moves the planner's batches to the pages and from them."""
+        """The mover that moves the planner's batches to the pages and from them."""
 
     def _warm_up_groups(self, planner: Any) -> Sequence[BatchGroup]:
         """Groups without tokens, to compile every variant of the kernels with; none: there is nothing to compile."""

@@ -56,7 +56,7 @@ def _reached(where: str, seconds: float) -> Finding:
 
 
 def trouble_in(stats: HubStats) -> Iterator[Finding]:
-    """What counters and gauges of a hub say that an operator should know."""
+    """Findings about a hub's counters and gauges that an operator should know."""
     count, gauge = stats.counters, stats.gauges
     if failures := count.get("store_failures"):
         yield warn(f"its store failed {failures:,.0f} times; its log has the reasons", "df -h")

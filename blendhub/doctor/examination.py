@@ -46,7 +46,7 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
 
 
 def examine(at: Circumstances, only: Collection[str] = ()) -> Iterator[Finding]:
-    """What all checks find, or just those named, as they find it."""
+    """The findings of all checks, or of just those named, as they come."""
     for name in only:
         if name not in CHECKS:
             raise OptionError(f"no check {name!r}{did_you_mean(name, CHECKS)}; there are: {', '.join(CHECKS)}")

@@ -15,7 +15,7 @@ class Finding(msgspec.Struct, frozen=True):
     verdict: Verdict
     sentence: str
     command: str = ""
-    """What mends it; empty only where nothing is wrong."""
+    """The command that repairs the fault; empty only where nothing is wrong."""
     check: str = ""
     """The name of the check that found it."""
 

@@ -1,4 +1,4 @@
-"""What killed hubs have left: shared memory, which nothing else frees, and sockets."""
+"""Finds the leftovers of killed hubs: shared memory, which nothing else frees, and sockets."""
 
 import os
 import socket

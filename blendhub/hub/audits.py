@@ -1,4 +1,4 @@
-"""What engines have reported of their audits, by namespace."""
+"""The outcomes of audits that engines have reported, by namespace."""
 
 from collections import deque
 

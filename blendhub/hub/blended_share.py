@@ -5,7 +5,7 @@ from blendhub.hub.eviction import POLICIES, EvictionPolicy
 from blendhub.hub.index import Chunk
 
 BLENDED_SHARE = 0.25
-"""Of the chunks in a full arena. Blended KV serves repetitions of one whole prompt; other KV serves any prompt."""
+"""A share of a full arena's chunks. Blended KV serves repetitions of one whole prompt; other KV serves any prompt."""
 
 
 class BlendedShare(EvictionPolicy[Chunk]):

@@ -1,4 +1,4 @@
-"""What the groups of request handlers share."""
+"""The base of the groups of request handlers."""
 
 import asyncio
 from abc import ABC, abstractmethod

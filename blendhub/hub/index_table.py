@@ -18,7 +18,8 @@ class IndexTable:
         self._counted: dict[NamespaceIndex, Counter[str]] = {}
         """The part of ``_sums`` that belongs to each index."""
         self._costly: dict[str, dict[NamespaceIndex, None]] = {}
-        """By base namespace, the indexes that take more memory than the KV that they index, the first such first."""
+        """The indexes that take more memory than the KV that they index, by base namespace, in the order in
+        which they began to."""
         self._changed: dict[NamespaceIndex, None] = {}
         self._maybe_empty: dict[NamespaceIndex, None] = {}
 

@@ -36,7 +36,7 @@ class Leases(Generic[T]):
         self._numbers: Counter[int] = Counter()
         """How many leases each session has."""
         self._costs = Shares()
-        """What they cost, by connection: one may have many sessions."""
+        """The sum of the leases' costs, by connection: a connection may have many sessions."""
 
     def __len__(self) -> int:
         return len(self._by_id)

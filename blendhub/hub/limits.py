@@ -11,9 +11,7 @@ MOST_CHUNKS = MOST_MATCHES
 much of its beginning."""
 
 MOST_SLOTS = 1024
-"""The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. The client then reserves more.
-
-The client goes on with another."""
+"""The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. Clients then reserve more."""
 
 MOST_SLOTS_OF_AN_ARENA = 2**18
 """Smaller slots take as much room, so that neither the chunks of an arena nor those in the way of a large slot are more
@@ -61,7 +59,8 @@ or reservations of few tokens behind long prefixes that are not stored, come nea
 
 MOST_SESSIONS = 2**14
 MOST_SESSIONS_OF_A_CONNECTION = 64
-"""Of all clients, and of one connection, which needs one for each engine that it serves. One more is answered Busy."""
+"""The most sessions of all clients, and of one connection, which needs a session for each engine that it serves. One
+more is answered Busy."""
 
 MOST_AUDITED_NAMESPACES = 1024
 """Engines' namespaces whose audits are counted. With one more, the one that was silent longest is forgotten."""
@@ -72,7 +71,7 @@ MOST_REPORTING_ENGINES = 16
 one that was silent longest is forgotten."""
 
 MOST_SHOWN_CHARACTERS = 2000
-"""Of one reused stretch whose text the page shows, and of the tokens that are decoded for it."""
+"""The most characters of one reused stretch whose text the page shows, and of the tokens that are decoded for it."""
 
 MOST_TOKENIZERS = 4
 """Models whose tokenizers are kept to show text. With one more, the one that was used longest ago is forgotten."""

@@ -32,7 +32,7 @@ OF_ARENA = 4
 
 
 class RunDescription(msgspec.Struct, frozen=True):
-    """What the store keeps of a run besides its tokens."""
+    """The data that the store keeps of a run besides its tokens."""
 
     namespace: Namespace
     exact: bool

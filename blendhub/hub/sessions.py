@@ -46,7 +46,7 @@ class SessionTable:
         self.epoch = epoch
         self._by_id: dict[int, Session] = {}
         self._by_name: dict[Hashable, dict[int, Session]] = {}
-        """By client, by peer and by process, of which none is equal to one of another kind."""
+        """The sessions by client, by peer and by process; no name of one kind equals one of another kind."""
         self._engines: dict[str, EngineEntry] = {}
 
     def __len__(self) -> int:

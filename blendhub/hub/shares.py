@@ -15,7 +15,7 @@ class Shares:
         return self._held[holder]
 
     def have_room(self, holder: Hashable, more: int, most: int) -> bool:
-        """Whether a holder may have more, where all of them may have ``most``."""
+        """Whether a holder may have more, where all holders together may have ``most``."""
         return self._held[holder] + more <= most - self.total - more
 
     def take(self, holder: Hashable, more: int) -> None:

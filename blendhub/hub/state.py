@@ -48,9 +48,9 @@ class HubState:
         return next(self._lease_numbers)
 
     def new_run_id(self) -> int:
-        """No other run has it, and it is not to be guessed, since the page finds text by it.
+        """An id that no other run has, and that cannot be guessed, since the page finds text by it.
 
-        Numbers of JSON are exact up to 53 bits.
+        It has 53 bits, up to which numbers of JSON are exact.
         """
         return (next(self._run_numbers) % 2**24) << 29 | secrets.randbits(29)
 

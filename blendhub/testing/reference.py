@@ -136,7 +136,7 @@ class ReferenceMatcher(Matcher):
                     yield Match(wanted, name, segment.start, False)
 
     def segments(self, tokens: Tokens) -> list[Span]:
-        """What stands between separators; overlapping separators are read from the left, as str.split does."""
+        """The text between separators; overlapping separators are read from the left, as str.split does."""
         width, start, spans = len(self._separator), 0, []
         windows = (
             np.lib.stride_tricks.sliding_window_view(tokens, width) if len(tokens) >= width else np.empty((0, width))

@@ -56,7 +56,7 @@ class DeviceTests(ABC):
 
     @property
     def rotatable_dtypes(self) -> list[str]:
-        """Those of the device's dtypes whose keys can be rotated."""
+        """The dtypes of the device whose keys can be rotated."""
         return [dtype for dtype in self.dtypes if dtype in ROTATABLE_DTYPES]
 
     def parameters(self) -> dict[str, Sequence[Any]]:

@@ -67,7 +67,7 @@ class DeferredRuntime(Runtime):
         self._streams: list[DeferredStream] = []
         self._allocated: set[int] = set()
         self.errors: list[str] = []
-        """What threads did that have no one to raise it to."""
+        """The errors in threads that have no caller to raise them to."""
         self._devices = threading.local()
 
     def set_device(self) -> None:

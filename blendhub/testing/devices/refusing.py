@@ -181,7 +181,7 @@ class RefusingTests(DeviceTests):
 
 
 def _shown(format: PageFormat, layout: KVLayout) -> tuple[int, ...]:
-    """What pages of the format show of a layout."""
+    """The part of a layout that pages of the format show."""
     is_packed = format in ("packed_heads", "packed_tokens", "packed_transposed")
     widths = (layout.key_dim + layout.value_dim,) if is_packed else (layout.key_dim, layout.value_dim)
     return layout.layers, layout.kv_heads, *widths

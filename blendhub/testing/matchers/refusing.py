@@ -17,7 +17,7 @@ from blendhub.tokens import Tokens
 
 
 def _strided(tokens: Tokens) -> Tokens:
-    """The same tokens, with others in between that a careless reader would take."""
+    """The tokens, with others in between that a careless reader would take."""
     wide = np.zeros(2 * len(tokens), np.uint32)
     wide[::2] = tokens
     return wide[::2]
@@ -68,7 +68,7 @@ class RefusingTests(MatcherTests):
 
     @contextmanager
     def refused(self, matcher: Matcher, probe: Tokens) -> Iterator[None]:
-        """What stands inside raises InvalidInput with a sentence, and leaves the matcher as it was."""
+        """Assert that the enclosed call raises InvalidInput with a sentence, and leaves the matcher as it was."""
         before = len(matcher), matcher.nbytes, matcher.match(probe)
         with pytest.raises(InvalidInput) as caught:
             yield

@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class Adapters:
-    """What is loaded decides: files may be replaced, and a name on a model hub may get another revision.
+    """The adapters as vLLM has loaded them: files may be replaced, and a name on a hub may get another revision.
 
     For the scheduler's thread, which hears of an adapter after the first step that computes with it.
     """

@@ -43,8 +43,8 @@ class Stage(Enum):
 
 
 class Terms(msgspec.Struct, frozen=True):
-    """What the engine's settings and the request's own parameters allow. Fixed when the request arrives, but for an
-    adapter that is known later."""
+    """The terms of a request, from the engine's settings and its own parameters. Fixed when the request arrives, but
+    for an adapter that is known later."""
 
     variant: Variant
     """The variant whose KV the request reads and stores."""

@@ -18,7 +18,7 @@ from blendhub_transports.sockets import duplicate, is_local_end, pid_of_peer
 log = logging.getLogger("blendhub.transports")
 
 ENOUGH_FILES = 2**16 - 1
-"""The number of files that a process is allowed, where possible. More would slow programs that close all others."""
+"""The limit of open files that a process gets, where allowed. A higher limit slows programs that close all others."""
 
 MOST_SPARE = 2**11
 """Descriptors that connections leave free for files and other sockets: so many, or half of them."""
