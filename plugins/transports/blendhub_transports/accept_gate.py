@@ -6,6 +6,7 @@ ZeroMQ hears of the next one only when the gate is opened again.
 """
 
 import asyncio
+import contextlib
 import ctypes
 import logging
 import os
@@ -25,6 +26,7 @@ FOUND_WITHIN_S = 5.0
 """How long ZeroMQ's thread may take to begin to listen."""
 
 EPOLL_CTL_MOD = 3
+FDINFO = Path("/proc/self/fdinfo")
 
 PAUSE_S = 0.001
 PAUSES_S = 1.0
@@ -44,11 +46,11 @@ class AcceptGate:
     """Lets one connection in, and another one each time that it is opened again. Make it when the socket is bound."""
 
     def __init__(self, where: Endpoint) -> None:
-        give_up_at = time.monotonic() + FOUND_WITHIN_S
-        while (found := next(_listening(where), None)) is None and time.monotonic() < give_up_at:
-            time.sleep(0.001)
+        found = None
+        with contextlib.suppress(OSError):  # without /proc
+            found = _find_listening(where)
         if found is None:
-            log.warning("%s: more connections than a limit may be accepted: ZeroMQ uses no epoll here", where.text)
+            log.warning("%s: more connections than a limit may be accepted: /proc shows no epoll here", where.text)
         self._epoll, self._listening, data = found or (-1, -1, 0)
         self._event = _Event(select.EPOLLIN | select.EPOLLONESHOT, data)
         self._control = ctypes.CDLL(None).epoll_ctl
@@ -77,9 +79,16 @@ class AcceptGate:
             self._control(self._epoll, EPOLL_CTL_MOD, self._listening, ctypes.byref(self._event))
 
 
+def _find_listening(where: Endpoint) -> tuple[int, int, int] | None:
+    give_up_at = time.monotonic() + FOUND_WITHIN_S
+    while (found := next(_listening(where), None)) is None and time.monotonic() < give_up_at:
+        time.sleep(0.001)
+    return found
+
+
 def _listening(where: Endpoint) -> Iterator[tuple[int, int, int]]:
     """The descriptor of the epoll that watches the listening socket of this endpoint, the socket's, and its data."""
-    for facts in Path("/proc/self/fdinfo").iterdir():
+    for facts in FDINFO.iterdir():
         try:
             watched = _WATCHED.findall(facts.read_text())
         except OSError:  # closed meanwhile

@@ -128,10 +128,13 @@ class ZmqServer(Server):
     def _read_monitor_event(self) -> None:
         event, value = read_monitor_event(self._listener.monitor)
         if event == ACCEPTED:
-            self._peers.connected(value)
-            n_refused = self._admission.connected(value)
-            self.refused += n_refused
-            self._gate.open_again(refusing=bool(n_refused))
+            n_refused = 0
+            try:
+                self._peers.connected(value)
+                n_refused = self._admission.connected(value)
+                self.refused += n_refused
+            finally:  # the gate would stay shut for all clients
+                self._gate.open_again(refusing=bool(n_refused))
         elif event == ACCEPT_FAILED:  # such as at a limit of the whole machine: the next attempt may fail, too
             self._gate.open_again(refusing=True)
         elif event == DISCONNECTED:
