@@ -76,7 +76,8 @@ class HubService(Service):
         n_bytes = sum(memoryview(part).nbytes for part in request.payload)
         cost = max(n_bytes, WAITING_REQUEST_BYTES) if n_bytes else 0
         try:
-            self._check_waiting(peer, cost)
+            if cost and not self._waiting.have_room(peer, cost, MOST_WAITING_BYTES):
+                self._check_does_not_wait(peer, request.message, n_bytes, started)
             answer = self._answer(peer, request, started)
         except BlendHubError as error:
             self._count_refusal(kind, error)
@@ -117,15 +118,22 @@ class HubService(Service):
         open_handler = self._open_handlers.get(type(message))
         return open_handler(message, request.payload) if open_handler else self.stats()
 
-    def _check_waiting(self, peer: Peer, cost: int) -> None:
-        """Raise Busy where a request, if it has to wait, would keep more than its connection's share."""
+    def _check_does_not_wait(self, peer: Peer, message: Any, n_bytes: int, now: float) -> None:
+        """Raise Busy if a request may have to wait: it would keep more than its connection's share."""
+        if isinstance(message, wire.Learn):
+            return
+        if isinstance(message, wire.Lookup | wire.Prefetch) and n_bytes <= self._config.match_inline_tokens * 4:
+            session = self.state.sessions.get(message.session, message.epoch, now, peer)
+            index = self.state.find_index(session, message.variant)
+            loads = isinstance(message, wire.Lookup) and message.wait_s > 0
+            if index is None or (index.lane.is_idle and not loads):
+                return
         waiting = self._waiting
-        if cost and not waiting.have_room(peer, cost, MOST_WAITING_BYTES):
-            raise Busy(
-                f"requests of this connection that wait keep {waiting.held_by(peer)} bytes, and those of all clients "
-                f"{waiting.total} of the {MOST_WAITING_BYTES} that the hub takes; this one asks for {cost} more: try "
-                "again later"
-            )
+        raise Busy(
+            f"requests of this connection that wait keep {waiting.held_by(peer)} bytes, and those of all clients "
+            f"{waiting.total} of the {MOST_WAITING_BYTES} that the hub takes; this one asks for "
+            f"{max(n_bytes, WAITING_REQUEST_BYTES)} more: try again later"
+        )
 
     async def _register(self, peer: Peer, message: wire.Register) -> Answer:
         check_process(message.process, self._pids.get(peer))

@@ -4,7 +4,8 @@ import pytest
 from hub_direct import tokens
 
 from blendhub import wire
-from blendhub.errors import InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
+from blendhub.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
+from blendhub.hub import service
 from blendhub.plan import Span
 
 
@@ -51,3 +52,22 @@ def test_bad_input_is_a_typed_error_and_changes_nothing(make_hub, kind, fields, 
     assert hub.service.stats().gauges["arena_free_bytes"] == before
     assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == 0
     member.check(member.read(text), text)
+
+
+def test_where_no_more_may_wait_a_request_that_does_not_wait_is_answered(make_hub, monkeypatch):
+    hub = make_hub(match_inline_tokens=96)
+    member, text = hub.join(), tokens(1, 96)
+    member.store(text)
+    (index,) = hub.state.indexes
+    monkeypatch.setattr(service, "MOST_WAITING_BYTES", 1)
+    found = member.lookup(text, acquire=False)
+    assert found.matches
+    member.ask(wire.Prefetch, [text.tobytes()])
+    member.ask(wire.Learn, [bytes([9] * 96)], matches=found.matches)
+    with pytest.raises(Busy):
+        member.lookup(text, wait_s=1.0)
+    with pytest.raises(Busy):
+        member.lookup(tokens(2, 97))
+    monkeypatch.setattr(index.lane, "_in_thread", True)
+    with pytest.raises(Busy):
+        member.lookup(text)
