@@ -1,5 +1,6 @@
 """What a client without shared memory stores through a real socket, without waiting for answers."""
 
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -10,7 +11,8 @@ from hub_direct import CHUNK, LAYOUT, namespace, tokens
 from blendhub import hub_session, wire
 from blendhub.client import HubClient
 from blendhub.config import HubConfig
-from blendhub.errors import HubError, InvalidInput
+from blendhub.errors import Busy, HubError, InvalidInput
+from blendhub.hub import limits, service
 from blendhub.hub.embedded import embedded_hub
 from blendhub.layout import Variant
 from blendhub.plan import Span
@@ -79,3 +81,21 @@ def test_nothing_that_was_not_put_is_published(far):
     far.put(reserved.right, CHUNK, bytes(WIDE.slot_bytes))
     far._call(wire.Done, wire.Commit(**far._ids(), lease=reserved.right.lease, upto=3 * CHUNK))
     assert [part.any() for part in fetched(far, text)] == [False] * 3, "bytes of another salt's KV"
+
+
+def test_a_put_that_a_hub_is_too_busy_for_is_sent_again_until_the_timeout(far, monkeypatch):
+    text = tokens(3, CHUNK)
+    reserved = far.reserve(text, Span(0, CHUNK), OURS)
+    with monkeypatch.context() as full:
+        full.setattr(service, "MOST_WAITING_BYTES", 1)
+        full.setattr(far, "_timeout", 0.05)
+        with pytest.raises(Busy):
+            far.put(reserved.right, 0, bytes(WIDE.slot_bytes))
+    monkeypatch.setattr(service, "MOST_WAITING_BYTES", 1)
+    again = threading.Timer(0.1, setattr, [service, "MOST_WAITING_BYTES", limits.MOST_WAITING_BYTES])
+    again.start()
+    far.put(reserved.right, 0, WIDE.slot_bytes * b"\7")
+    again.join()
+    far.commit(reserved.right, CHUNK)
+    (part,) = fetched(far, text)
+    assert (part == 7).all()

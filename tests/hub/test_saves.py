@@ -9,6 +9,7 @@ from hub_direct import CHUNK, tokens
 
 from blendhub import wire
 from blendhub.contracts import Envelope
+from blendhub.errors import StoreAway
 from blendhub.hub import saves, write_handlers
 from blendhub.hub.index import Saved
 
@@ -75,6 +76,51 @@ def test_only_so_many_chunks_wait_for_the_store(make_hub, tmp_path, monkeypatch)
     hub.settle()
     assert hub.service.stats().counters["store_skipped"] == 5 and hub.tier.saves.saved == 3
     hub.state.check_integrity()
+
+
+def test_chunks_that_were_evicted_while_the_store_was_away_keep_no_tokens(make_hub, tmp_path, monkeypatch):
+    hub, store = a_hub_and_its_store(make_hub, tmp_path, n_slots=8)
+    monkeypatch.setattr(saves, "TRY_AGAIN_S", 0.01)
+    is_away = True
+
+    def save_chunks(*arguments):
+        if is_away:
+            raise StoreAway("the store is away")
+        return save(*arguments)
+
+    save = store.save_chunks
+    monkeypatch.setattr(store, "save_chunks", save_chunks)
+    member = hub.join()
+    for seed in range(4):
+        member.store(tokens(seed, 8 * CHUNK))
+        hub.settle()
+    kept = {chunk.run for chunk in hub.tier.saves._later}
+    assert hub.tier.saves.later == 8 and len(kept) == 1, "all other chunks were evicted"
+    is_away = False
+    while hub.tier.saves.saved < 8:
+        hub.run(asyncio.sleep(0.01))
+    assert hub.tier.saves.later == 0 and [run.tokens for run in kept] == [None]
+    hub.state.check_integrity()
+
+
+def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, tmp_path, monkeypatch):
+    hub, store = a_hub_and_its_store(make_hub, tmp_path, n_slots=16)
+    monkeypatch.setattr(saves, "TRY_AGAIN_S", 0.01)
+    refused, save = [], store.save_chunks
+
+    def save_chunks(key, chunks):
+        if not refused or key == refused[0]:
+            refused.append(key)
+            raise StoreAway("the store is away")
+        return save(key, chunks)
+
+    monkeypatch.setattr(store, "save_chunks", save_chunks)
+    member = hub.join()
+    for seed in range(2):
+        member.store(tokens(seed, 8 * CHUNK))
+    while hub.tier.saves.saved < 8:
+        hub.run(asyncio.sleep(0.01))
+    assert len(refused) > 1 and hub.tier.saves.later + hub.tier.saves.waiting == 8
 
 
 def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):

@@ -3,6 +3,7 @@
 import contextlib
 import grp
 import os
+import shutil
 import stat
 import subprocess
 import tempfile
@@ -88,6 +89,14 @@ def test_what_is_no_file_is_a_miss_at_once_and_dropped_for_all(
     assert time.monotonic() - began < SILENCE_S
     writer.follow()
     assert writer.known == {}
+
+
+def test_a_folder_that_was_removed_is_made_again(join: Join, place: Path) -> None:
+    one = join()
+    one.save("a", 0, 1)
+    shutil.rmtree(place)
+    one.save("b", 0, 2)
+    assert one.load("b", 0) == [content(2)]
 
 
 def test_nobody_else_can_read_what_a_hub_stores(join: Join, place: Path) -> None:
