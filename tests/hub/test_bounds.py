@@ -11,6 +11,7 @@ from blendhub import wire
 from blendhub.errors import Busy, ProtocolError
 from blendhub.hub import reads, sessions, writes
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
+from blendhub.hub.shares import Shares
 from blendhub.layout import KVLayout
 from blendhub.plan import Match, Span
 
@@ -118,3 +119,16 @@ def test_the_number_of_sessions_is_bounded(hub, monkeypatch, bound):
         hub.join("one too many", process=ELSEWHERE)
     kept[0].ask(wire.Unregister)
     hub.join("another", process=ELSEWHERE)
+
+
+def test_one_holder_alone_has_half_of_what_all_share():
+    shares = Shares()
+    assert shares.have_room("a", 50, 100) and not shares.have_room("a", 51, 100)
+    shares.take("a", 50)
+    assert not shares.have_room("a", 1, 100) and shares.have_room("b", 25, 100) and not shares.have_room("b", 26, 100)
+
+
+def test_runs_have_different_ids_whatever_is_drawn(hub, monkeypatch):
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 1)
+    ids = [hub.state.new_run_id() for _ in range(1000)]
+    assert len(set(ids)) == 1000 and max(ids) < 2**53

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
+from blendhub_fleet.watched import AT_ONCE, Watched
 
 from benchmarks.fleet import mount
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
@@ -97,6 +98,19 @@ def test_a_folder_that_was_removed_is_made_again(join: Join, place: Path) -> Non
     shutil.rmtree(place)
     one.save("b", 0, 2)
     assert one.load("b", 0) == [content(2)]
+
+
+def test_a_thread_that_cannot_be_started_takes_no_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    calls = Watched("a place", SILENCE_S)
+    with monkeypatch.context() as limited:
+        limited.setattr(threading.Thread, "start", no_thread)
+        for _ in range(AT_ONCE + 1):
+            with pytest.raises(StoreAway, match="no thread"):
+                calls.run(lambda work: None)
+    assert calls.run(lambda work: 1) == 1 and calls.hung == 0
 
 
 def test_nobody_else_can_read_what_a_hub_stores(join: Join, place: Path) -> None:
