@@ -84,7 +84,7 @@ def test_ranks_that_have_loaded_different_weights_are_told_apart_together():
     assert (found.id, found.since) == (1, 5)
     adapters.report({1: {1: third}})
     assert adapters.find(lora).weights != found.weights and adapters.find(lora).since == 9
-    assert adapters.was_replaced(lora) and not adapters.was_replaced(LoRARequest("one", 1, "org/b"))
+    assert adapters.was_replaced(lora) and not adapters.was_replaced(LoRARequest("two", 1, "org/a"))
     adapters.report({0: {}})
     assert adapters.find(lora) is None
 
@@ -99,6 +99,14 @@ def report(engine, weights, since, number=1):
     engine.side.process_report(WorkerReport(adapters={0: {number: LoadedAdapter(weights, since)}}))
 
 
+def test_no_more_names_are_kept_than_are_asked_for(monkeypatch):
+    monkeypatch.setattr("blendhub.vllm.scheduler.adapters.MOST_NAMED", 3)
+    adapters = Adapters(ranks=1)
+    for number in (*range(1, 6), 1):
+        adapters.find(LoRARequest(f"name {number}", number, "org/a"))
+    assert list(adapters._names) == [4, 5, 1]
+
+
 def stored(engine, tokens, weights):
     """How many tokens are found of the adapter with these weights."""
     adapters = Adapters(1)
@@ -107,16 +115,16 @@ def stored(engine, tokens, weights):
     return sum(len(match.span) for match in found.matches)
 
 
-def computed(engine, name, prompt, *, local=0, cut=None, weights="x", since=0, then=()):
+def computed(engine, name, prompt, *, lora=LORA, local=0, cut=None, weights="x", since=0, then=()):
     """A request that two steps compute, after which the worker reports its adapter, and what ``then`` says."""
-    request, cut = engine.request(name, prompt, lora=LORA), cut or len(prompt) // 2
+    request, cut = engine.request(name, prompt, lora=lora), cut or len(prompt) // 2
     engine.side.arrived(request)
     assert engine.load(request, local) == local
     engine.step(**{name: (local, cut - local)})
     first = engine.side._n_steps
-    report(engine, weights, since or first)
+    report(engine, weights, since or first, lora.lora_int_id)
     for other in then:
-        report(engine, other, first + 1)
+        report(engine, other, first + 1, lora.lora_int_id)
     engine.step(**{name: (cut, len(prompt) - cut)})
     request.append_output_token_ids(1)
     engine.end(request, len(prompt))
@@ -155,10 +163,26 @@ def test_what_two_adapters_have_computed_is_not_stored(engine, then):
     assert side.counters["reservations_failed_AdapterReplaced"] == 1
 
 
-def test_what_stands_behind_vllm_s_cached_kv_of_an_earlier_adapter_is_not_stored(engine):
+@pytest.mark.parametrize("other", [LORA, LoRARequest("one", 2, "org/b")], ids=["same path", "new path"])
+def test_what_stands_behind_vllm_s_cached_kv_of_an_earlier_adapter_is_not_stored(engine, other):
+    """The prefix cache of some versions of vLLM tells adapters apart by their names alone."""
     computed(engine, "a", text(0, 96))
-    report(engine, "y", engine.side._n_steps + 1)
-    computed(engine, "b", text(0, 96) + text(1, 96), local=96, cut=128, weights="y", since=engine.side._n_steps + 1)
-    assert stored(engine, text(0, 96) + text(1, 96), "y") == 0
-    computed(engine, "c", text(2, 96), weights="y", since=1)
+    now, number = engine.side._n_steps + 1, other.lora_int_id
+    report(engine, "y", now, number)
+    longer = text(0, 96) + text(1, 96)
+    computed(engine, "b", longer, lora=other, local=96, cut=128, weights="y", since=now)
+    assert stored(engine, longer, "y") == 0
+    computed(engine, "c", text(2, 96), lora=other, weights="y", since=1)
     assert stored(engine, text(2, 96), "y") == 96, "this begins anew"
+
+
+def test_a_report_from_before_is_not_taken_for_what_vllm_reads_in_place():
+    adapters = Adapters(ranks=1)
+    adapters.report({0: {1: LoadedAdapter("x", 1)}})
+    anew = LoRARequest("one", 1, "org/a", load_inplace=True)
+    adapters.find(anew)
+    adapters.report({0: {1: LoadedAdapter("y", 2)}})
+    adapters.find(anew)
+    assert not adapters.was_replaced(anew), "no request has computed with the first weights under this name"
+    adapters.report({0: {1: LoadedAdapter("z", 3)}})
+    assert adapters.was_replaced(anew)

@@ -172,3 +172,4 @@ def test_an_adapter_that_vllm_reads_anew_for_each_step_is_not_reused():
     made.adapters.report({0: {1: LoadedAdapter("weights", 4)}})
     terms, refusal = made.admit(request(lora_request=LoRARequest("one", 1, "org/a", load_inplace=True)))
     assert refusal.code == "adapter" and "load_inplace" in refusal.reason and terms.stores
+    assert terms.adapter is None, "the report is of what was loaded before"

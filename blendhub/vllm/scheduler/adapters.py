@@ -9,6 +9,7 @@ from vllm.lora.request import LoRARequest
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 
 log = logging.getLogger(__name__)
+MOST_NAMED = 4096
 
 
 class Adapters:
@@ -20,29 +21,34 @@ class Adapters:
     def __init__(self, ranks: int) -> None:
         self._loaded: dict[int, Mapping[int, LoadedAdapter]] = {rank: {} for rank in range(ranks)}
         """The loaded adapters, by rank and by the id in vLLM."""
-        self._places: dict[int, tuple[str, str]] = {}
-        """The name and the path that requests give for an id; vLLM's own cache tells adapters apart by these."""
-        self._weights: dict[tuple[str, str], str] = {}
-        self._replaced: set[tuple[str, str]] = set()
+        self._names: dict[int, str] = {}
+        """The names by id, in the order of the last requests. The prefix cache of some versions of vLLM knows no more of an
+        adapter than its name."""
+        self._weights: dict[str, str] = {}
+        """The last weights of each name."""
+        self._replaced: set[str] = set()
 
     def report(self, adapters: Mapping[int, Mapping[int, LoadedAdapter]]) -> None:
         """Take note of all adapters that these ranks have loaded now."""
         self._loaded.update(adapters)
-        if adapters:
-            for number in self._places:
-                self._compare(number)
+        for number in {number for loaded in adapters.values() for number in loaded}:
+            self._compare(number)
 
     def find(self, lora: LoRARequest) -> Adapter | None:
         """The adapter of a request, if all ranks have loaded it."""
-        number, place = lora.lora_int_id, (lora.lora_name, lora.lora_path)
-        if self._places.get(number) != place:
-            self._places[number] = place
+        number, name = lora.lora_int_id, lora.lora_name
+        known = self._names.pop(number, None)
+        self._names[number] = name
+        if len(self._names) > MOST_NAMED:
+            del self._names[next(iter(self._names))]
+        # What vLLM reads for the request, if in place, is in the next report.
+        if known != name and not lora.load_inplace:
             self._compare(number)
         return self._find(number)
 
     def was_replaced(self, lora: LoRARequest) -> bool:
-        """Whether vLLM's own cache may hold KV of other weights under the adapter's name and path."""
-        return (lora.lora_name, lora.lora_path) in self._replaced
+        """Whether vLLM's own cache may hold KV of other weights under the adapter's name."""
+        return lora.lora_name in self._replaced
 
     def _find(self, number: int) -> Adapter | None:
         ranks = [loaded[number] for loaded in self._loaded.values() if number in loaded]
@@ -52,16 +58,15 @@ class Adapters:
         return Adapter(number, weights, max(one.since for one in ranks))
 
     def _compare(self, number: int) -> None:
-        place, adapter = self._places[number], self._find(number)
-        if adapter is None or self._weights.get(place) == adapter.weights:
+        name, adapter = self._names.get(number), self._find(number)
+        if name is None or adapter is None or self._weights.get(name) == adapter.weights:
             return
-        name, path = place
-        log.info("LoRA adapter %s of %s is loaded; its KV is kept under %s", name, path, adapter.weights)
-        if place in self._weights and place not in self._replaced:
-            self._replaced.add(place)
+        log.info("LoRA adapter %s is loaded; its KV is kept under %s", name, adapter.weights)
+        if name in self._weights and name not in self._replaced:
+            self._replaced.add(name)
             log.warning(
-                "LoRA adapter %s of %s has other weights than before. vLLM's own prefix cache does not tell them "
-                "apart, so what is computed behind it is not stored; load changed weights from a new path",
-                name, path,
-            )  # fmt: skip
-        self._weights[place] = adapter.weights
+                "LoRA adapter %s has other weights than before. vLLM's own prefix cache may not tell them apart, so "
+                "what is computed behind it is not stored; load changed weights under a new name",
+                name,
+            )
+        self._weights[name] = adapter.weights

@@ -9,6 +9,7 @@ from vllm.v1.request import Request
 from blendhub.errors import InvalidInput, OptionError
 from blendhub.layout import Namespace, Variant
 from blendhub.vllm.decision import Refusal
+from blendhub.vllm.messages import Adapter
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.scheduler.adapters import Adapters
 from blendhub.vllm.scheduler.request_state import MOVING, Terms
@@ -38,6 +39,8 @@ class Admission:
         """The request's terms, and why it reads nothing."""
         lora = request.lora_request
         adapter = self.adapters.find(lora) if lora else None
+        if lora and lora.load_inplace:  # what is known may be of before
+            adapter = None
         variant = Variant(adapter.weights if adapter else NOT_KNOWN if lora else "")
         try:
             variant = Variant(variant.lora, request.cache_salt or "")
@@ -46,7 +49,7 @@ class Admission:
             asked = RequestSettings(mode="off", store=False)
             refusal: Refusal | None = Refusal("bad_request", str(error))
         else:
-            refusal = self._refusal(request, asked)
+            refusal = self._refusal(request, asked, adapter)
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
         if mode in MOVING and not (self._support.blends and request.lora_request is None):
@@ -79,7 +82,7 @@ class Admission:
                     request.request_id, key, KEY,
                 )  # fmt: skip
 
-    def _refusal(self, request: Request, asked: RequestSettings) -> Refusal | None:
+    def _refusal(self, request: Request, asked: RequestSettings, adapter: Adapter | None) -> Refusal | None:
         mode = asked.mode or self._settings.mode
         if mode == "off":
             return Refusal("off", "mode is off" + (" for this request" if asked.mode else ""))
@@ -87,19 +90,19 @@ class Admission:
             return Refusal("role", "kv_role is kv_producer: this engine stores and reads nothing")
         if unsupported := _why_unsupported(request):
             return Refusal("request", unsupported)
-        unknown = self._why_unknown(request.lora_request) if request.lora_request else ""
-        return Refusal("adapter", unknown) if unknown else None
+        if request.lora_request and not adapter:
+            return Refusal("adapter", _why_unknown(request.lora_request))
+        return None
 
-    def _why_unknown(self, lora: LoRARequest) -> str:
-        """Why the weights that vLLM would compute a request with are unknown; empty if they are known."""
-        if lora.load_inplace:
-            return "vLLM reads the LoRA adapter anew for each step of the request: it was loaded with load_inplace"
-        if not self.adapters.find(lora):
-            return (
-                "no step has computed with the LoRA adapter since vLLM loaded it, or vLLM has dropped it; "
-                "--max-cpu-loras says how many it keeps"
-            )
-        return ""
+
+def _why_unknown(lora: LoRARequest) -> str:
+    """Why the weights that vLLM would compute a request with are unknown."""
+    if lora.load_inplace:
+        return "vLLM reads the LoRA adapter anew for each step of the request: it was loaded with load_inplace"
+    return (
+        "no step has computed with the LoRA adapter since vLLM loaded it, or vLLM has dropped it; "
+        "--max-cpu-loras says how many it keeps"
+    )
 
 
 def _why_unsupported(request: Request) -> str:
