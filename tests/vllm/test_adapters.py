@@ -26,15 +26,15 @@ LORA = LoRARequest("one", 1, "org/a")
 def adapter_of(value=1.0, *, at=(7, 3), scaling=1.0):
     """An adapter of vLLM's with a packed layer, one of whose parts it leaves as it is."""
     down, up = torch.ones(8, 16, dtype=torch.bfloat16), torch.ones(32, 8, dtype=torch.bfloat16)
-    up[at] = value
+    up[at[0] :, at[1] :] = value
     packed = PackedLoRALayerWeights("m.qkv", 8, [8, None], [down, None], [up.clone(), None], [1.0, None])
     return LoRAModel(1, 8, {"m.qkv": packed, "m.o": LoRALayerWeights("m.o", 8, 8, down, up, scaling)})
 
 
-def test_every_byte_of_an_adapter_counts():
+def test_every_tensor_of_an_adapter_counts():
     same = adapter_fingerprint(adapter_of())
     assert same == adapter_fingerprint(adapter_of())
-    others = [adapter_of(2.0), adapter_of(2.0, at=(7, 4)), adapter_of(scaling=2.0)]
+    others = [adapter_of(2.0), adapter_of(2.0, at=(20, 3)), adapter_of(scaling=2.0)]
     assert len({same, *map(adapter_fingerprint, others)}) == 4
 
 
@@ -71,6 +71,18 @@ def test_a_worker_notices_other_weights_and_not_that_vllm_reads_the_same_again(m
         with pytest.raises(AdapterReplaced, match="other weights"):
             seen.check(asked, is_loaded=False)
     assert seen.take_changes() == {1: LoadedAdapter(first.weights, 6)}
+
+
+def test_an_adapter_whose_weights_cannot_be_read_is_not_known_and_ends_no_step(memory, caplog):
+    loaded, seen = memory
+    for step, model in enumerate([adapter_of(), *[SimpleNamespace(loras=None) for _ in range(3)]], 1):
+        loaded[1] = model
+        seen.look(step)
+    assert seen.take_changes() == {}
+    assert caplog.text.count("the weights of LoRA adapter 1 cannot be read") == 1
+    loaded[1] = adapter_of()
+    seen.look(5)
+    assert seen.take_changes()[1].since == 5
 
 
 def test_ranks_that_have_loaded_different_weights_are_told_apart_together():

@@ -1,8 +1,10 @@
 """A worker's steps with a real hub and scheduler side: when copies begin, when they are noticed, and what waits."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
@@ -11,7 +13,8 @@ from blendhub_cpu.options import CpuOptions
 
 from blendhub.plugin_choice import PluginChoice
 from blendhub.testing.devices.slow_registration import SlowRegistration
-from blendhub.vllm.messages import HubAddress
+from blendhub.vllm.messages import Adapter, HubAddress
+from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.hub.processes import HubProcess
 from tests.vllm.played_engine import PlayedEngine, text
 from tests.vllm.played_worker import NotingDevice, SideDevice, played_worker, worker_of
@@ -78,6 +81,28 @@ def test_what_vllm_has_cached_is_neither_asked_of_the_hub_nor_overwritten():
         assert worker.step() == {"r"}
         assert device.noted == [(48, 48)]
         assert not worker.model.kv[1:4].any() and worker.model.kv[4:7].all()
+
+
+def test_a_load_whose_adapter_is_replaced_while_it_is_copied_fails(worker, device, monkeypatch):
+    loaded = {1: SimpleNamespace(loras={})}
+    seen = worker.worker._adapters = LoadedAdapters(SimpleNamespace(list_adapters=loaded.copy))
+    worker.step()
+    side_plan = worker.engine.side.plan
+
+    def plan(step):
+        made = side_plan(step)
+        made.loads = [replace(job, adapter=Adapter(1, "weights", seen._known[1].since)) for job in made.loads]
+        return made
+
+    monkeypatch.setattr(worker.engine.side, "plan", plan)
+    request = worker.arrive("r", text(0, 96) + text(1, 32))
+    device.is_held = True
+    assert worker.step() == set()
+    part = SimpleNamespace(scaling=1.0, lora_a=None, lora_b=None)
+    loaded[1], device.is_held = SimpleNamespace(loras={"layer": part}), False
+    assert worker.step() == {"r"}
+    report = worker.engine.side._requests[request.request_id].report()
+    assert "AdapterReplaced" in report["reason"] and worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6}
 
 
 def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_its_copy_has_ended(worker, device):

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from blendhub.client import HubClient
 from blendhub.contracts import Segment, Transfer
-from blendhub.errors import DeadlineExceeded, HubError
+from blendhub.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.host import PluginHost
 from blendhub.hub_session import PendingReply
 from blendhub.vllm.hub_executor import HubExecutor
@@ -49,12 +49,15 @@ class ConnectorWorker:
     freed blocks until those have ended.
     """
 
-    def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
+    def __init__(
+        self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float, *, is_idle: bool = False
+    ) -> None:
+        """``is_idle``: the settings let no request read or store."""
         self._context = context
         self._forwards = Forwards(context)
         self._device = context.device
         self._ranks = context.ranks
-        self._adapters = LoadedAdapters(context.model.adapters)
+        self._adapters = LoadedAdapters(None if is_idle else context.model.adapters)
         self._host = host
         self._engine_id = engine_id
         self._timeout_s = timeout_s
@@ -162,6 +165,10 @@ class ConnectorWorker:
 
     def _advance(self) -> None:
         for loading in self._loading.values():
+            try:
+                self._adapters.check(loading.job.adapter, is_loaded=True)
+            except AdapterReplaced as error:
+                loading.fail(error)
             loading.advance()
 
     def _agree(self) -> None:
@@ -212,7 +219,6 @@ class ConnectorWorker:
             self._learning.add(loading.job, blend.comparisons, loading.epoch)
 
     def _begin_load(self, job: LoadJob, client: HubClient, acquired: Acquired) -> Transfer:
-        self._adapters.check(job.adapter, is_loaded=True)
         segments = [
             Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
             for piece in acquired.pieces

@@ -1,10 +1,14 @@
 """The LoRA adapters in a worker's memory."""
 
+import logging
 from typing import Any
 
 from blendhub.errors import AdapterReplaced
+from blendhub.recurring import RecurringWarnings
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.worker.model.fingerprint import adapter_fingerprint
+
+log = logging.getLogger(__name__)
 
 
 class LoadedAdapters:
@@ -15,25 +19,23 @@ class LoadedAdapters:
     """
 
     def __init__(self, manager: Any) -> None:
-        """``manager``: vLLM's manager of this rank's adapters; None without LoRA."""
+        """``manager``: vLLM's manager of this rank's adapters; None without LoRA, or if the weights are not needed."""
         self._manager = manager
         self._models: dict[int, Any] = {}
         """vLLM's own adapter objects. vLLM makes a new object whenever it reads an adapter."""
         self._known: dict[int, LoadedAdapter] = {}
         """The known adapters, also those that vLLM has dropped: it may read the same weights again."""
         self._has_changed = False
+        self._warnings = RecurringWarnings(log)
 
     def look(self, step: int) -> None:
-        """Take note of the loaded adapters. Called as a step begins, and before its forward."""
+        """Take note of the loaded adapters. Called as a step begins, and once its adapters are loaded."""
         models = self._models if self._manager is None else self._manager.list_adapters()
         if models == self._models:
             return
         for number, model in models.items():
-            if model is self._models.get(number):
-                continue
-            weights, known = adapter_fingerprint(model), self._known.get(number)
-            if known is None or known.weights != weights:
-                self._known[number] = LoadedAdapter(weights, step)
+            if model is not self._models.get(number):
+                self._name(number, model, step)
         self._models, self._has_changed = models, True
 
     def check(self, adapter: Adapter | None, *, is_loaded: bool) -> None:
@@ -54,4 +56,14 @@ class LoadedAdapters:
         if not self._has_changed:
             return None
         self._has_changed = False
-        return {number: self._known[number] for number in self._models}
+        return {number: self._known[number] for number in self._models if number in self._known}
+
+    def _name(self, number: int, model: Any, step: int) -> None:
+        known = self._known.pop(number, None)
+        try:
+            weights = adapter_fingerprint(model)
+        except Exception as error:  # a request needs its adapter, and not what is stored of it
+            text = f"the weights of LoRA adapter {number} cannot be read, and its requests reuse and store nothing"
+            self._warnings.warn("fingerprint", text, error)
+            return
+        self._known[number] = known if known and known.weights == weights else LoadedAdapter(weights, step)

@@ -1,6 +1,6 @@
 """A name for the weights of a model, or of a LoRA adapter, as they are loaded."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 from typing import Any
 
@@ -9,23 +9,25 @@ import torch
 
 def fingerprint(model: torch.nn.Module) -> str:
     """Names the weights as loaded: a sample of each parameter's bytes, and by what quantised KV is divided."""
-    state = blake2b(digest_size=16)
     scales = [(name, buffer) for name, buffer in model.named_buffers() if name.endswith(("._k_scale", "._v_scale"))]
-    parameters: list[tuple[str, Any]] = sorted([*model.named_parameters(), *scales], key=lambda pair: pair[0])
-    for name, parameter in parameters:
-        state.update(f"{name} {tuple(parameter.shape)} {parameter.dtype} ".encode())
-        state.update(_sample(parameter.detach()))
-    return state.hexdigest()
+    parameters: list[tuple[str, Any]] = [*model.named_parameters(), *scales]
+    return _digest(sorted(parameters, key=lambda pair: pair[0]))
 
 
 def adapter_fingerprint(adapter: Any) -> str:
-    """Names the weights of vLLM's ``LoRAModel``: all of their bytes, since users may bring adapters, and craft them."""
+    """Names the weights of vLLM's ``LoRAModel`` in the same way, in milliseconds: a step waits for it."""
+    return _digest(
+        (f"{name} {layer.scaling}", part)
+        for name, layer in sorted(adapter.loras.items())
+        for part in _tensors([layer.lora_a, layer.lora_b])
+    )
+
+
+def _digest(tensors: Iterable[tuple[str, Any]]) -> str:
     state = blake2b(digest_size=16)
-    for name, layer in sorted(adapter.loras.items()):
-        state.update(f"{name} {layer.scaling} ".encode())
-        for part in _tensors([layer.lora_a, layer.lora_b]):
-            state.update(f"{tuple(part.shape)} {part.dtype} ".encode())
-            state.update(part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    for name, tensor in tensors:
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} ".encode())
+        state.update(_sample(tensor.detach()))
     return state.hexdigest()
 
 
