@@ -3,7 +3,6 @@
 It only imports: threads of a pool that had computed something would be missing in its children.
 """
 
-import contextlib
 import gc
 import importlib
 import multiprocessing
@@ -30,10 +29,13 @@ IMPORTED = (
     "blendhub_cpu.device",
     "blendhub_matchers.rolling_hash",
     "blendhub_matchers.prefix",
-    "blendhub_selectors.windowed",
+    "blendhub_selectors.combined",
     "blendhub_transports.zmq_transport",
 )
-"""The modules that engines of this repository import at their start; those that an interpreter lacks are left out."""
+"""The modules that engines of this repository import at their start; packages that an interpreter lacks are left out."""
+
+OTHERS = ("vllm", "compressed_tensors")
+"""Packages of which not every version has all of these modules."""
 
 
 class Template:
@@ -66,8 +68,7 @@ def main(address: str) -> None:
         for module in line.recv():
             importlib.import_module(module)
         for module in IMPORTED:
-            with contextlib.suppress(ModuleNotFoundError):  # not every version of vLLM has all
-                importlib.import_module(module)
+            import_if_there(module)
     except Exception as error:
         line.send(RuntimeError(f"{type(error).__name__}: {error}"))
         raise
@@ -84,6 +85,15 @@ def main(address: str) -> None:
         except EOFError:
             return
         line.send(getattr(template, method)(*arguments))
+
+
+def import_if_there(module: str) -> None:
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package, _, inside = (error.name or "").partition(".")
+        if inside and package not in OTHERS:
+            raise
 
 
 def _run(log: str, address: str) -> None:
