@@ -42,6 +42,7 @@ MAX_BYTES = 2**28
 MAX_UNSENT = 2**28
 """Bytes that wait for a client that does not read. It loses the replies beyond them."""
 LONGEST_PAUSE_S = 1.0
+LONGEST_WAIT_S = 2**31
 KNOWN = {name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BlendHubError)}
 
 
@@ -86,6 +87,8 @@ async def read_frame(reader: asyncio.StreamReader) -> tuple[Head, list[bytes]]:
         raise ProtocolError(f"a head does not decode: {error}") from None
     if sum(head.sizes) > MAX_BYTES:
         raise ProtocolError(f"a payload of {sum(head.sizes)} bytes, but at most {MAX_BYTES} are allowed")
+    if not 0 <= head.seconds < LONGEST_WAIT_S:  # or no number at all
+        raise ProtocolError(f"{head.seconds} seconds to wait, but they should be from 0 to {LONGEST_WAIT_S}")
     return head, [await reader.readexactly(size) for size in head.sizes]
 
 
@@ -193,7 +196,7 @@ class UnixServer(Server):
 
 class UnixPending(Pending):
     def __init__(self, path: str, timeout: float) -> None:
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < 2**31:
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 <= timeout < LONGEST_WAIT_S:
             raise InvalidInput(f"timeout = {timeout!r}, expected seconds from 0 on: every request has a deadline")
         self._deadline = time.monotonic() + timeout
         self._late = DeadlineExceeded(f"{path} did not answer within {timeout:g} s")
