@@ -32,7 +32,7 @@ IMPORTED = (
     "blendhub_selectors.combined",
     "blendhub_transports.zmq_transport",
 )
-"""The modules that engines of this repository import at their start; packages that an interpreter lacks are left out."""
+"""The modules that engines of this repository import at their start. Absent packages are left out."""
 
 OTHERS = ("vllm", "compressed_tensors")
 """Packages of which not every version has all of these modules."""

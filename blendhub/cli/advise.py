@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
 
 from blendhub.advice.choice import Advice, Audited, Measured, advise, settings_for
 from blendhub.advice.measure import Job, Part
@@ -66,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
     names = arguments.selectors.split(",") if arguments.selectors else host.names("selector")
     served = {name: _measured_with(settings, name) for name in names}
-    distinct = {name: distinct_ratios(_selector(host, served[name]), ratios) for name in names}
+    distinct = {name: distinct_ratios(host, served[name], ratios) for name in names}
     questions = read_questions(arguments.data, arguments.most)
     print(f"{len(questions)} prompts, each audited with " + _listed(distinct))
     if len(questions) < (needed := audits_needed(1, target) or 0):
@@ -149,18 +148,16 @@ def _measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
     return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
 
 
-def _selector(host: PluginHost, settings: dict[str, Any]) -> Selector:
-    selector: Selector = host.create("selector", settings["selector"]["name"], settings["selector"].get("options", {}))
-    return selector
-
-
-def distinct_ratios(selector: Selector, ratios: tuple[float, ...]) -> tuple[float, ...]:
+def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[float, ...]) -> tuple[float, ...]:
     """The ratios at which the selector picks differently: one is enough if it goes by a rule without a ratio."""
+    name, options = settings["selector"]["name"], settings["selector"].get("options", {})
+    selector: Selector = host.create("selector", name, options)
+    if "own_ratio" not in host.spec("selector", name).capabilities or selector.probe_layer:
+        return ratios
     moved = [Span(0, 512), Span(512, 1024)]
-    scores = np.zeros(1024, np.float32) if selector.probe_layer else None
     picked: dict[tuple[Span, ...], float] = {}
     for ratio in ratios:
-        picked.setdefault(tuple(selector.select(Selection(moved, ratio, scores=scores))), ratio)
+        picked.setdefault(tuple(selector.select(Selection(moved, ratio))), ratio)
     return tuple(picked.values())
 
 

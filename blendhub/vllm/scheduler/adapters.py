@@ -22,8 +22,8 @@ class Adapters:
         self._loaded: dict[int, Mapping[int, LoadedAdapter]] = {rank: {} for rank in range(ranks)}
         """The loaded adapters, by rank and by the id in vLLM."""
         self._names: dict[int, str] = {}
-        """The names by id, in the order of the last requests. The prefix cache of some versions of vLLM knows no more of an
-        adapter than its name."""
+        """The names by id, in the order of the last requests. Some versions of vLLM distinguish adapters in the prefix
+        cache by name only."""
         self._weights: dict[str, str] = {}
         """The last weights of each name."""
         self._replaced: set[str] = set()
