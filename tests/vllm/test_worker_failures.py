@@ -88,17 +88,6 @@ def test_a_selector_that_fails_on_one_of_two_ranks_fails_the_load_on_both(place,
         assert sentence in error and error.endswith("(rank 1 of 2)")
 
 
-def test_where_no_request_may_read_or_store_the_weights_of_adapters_are_not_read():
-    model, device = StandInModel(), SimpleNamespace(block_tokens=1)
-    for loras, is_idle, reported in (({1: object()}, True, None), ({}, False, None), ({1: object()}, False, {0: {}})):
-        model.adapters = SimpleNamespace(list_adapters=lambda loras=loras: loras)
-        context = BlendContext(model, [], LAYOUT, device, Selector(), ALONE)
-        worker = ConnectorWorker(context, HOST, "e", 1.0, is_idle=is_idle)
-        worker.begin_step(StepPlan())
-        report = worker.take_report()
-        assert (report and report.adapters) == reported
-
-
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), MemoryError("no pinned memory")])
 def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
     def pin(arena):

@@ -49,15 +49,12 @@ class ConnectorWorker:
     freed blocks until those have ended.
     """
 
-    def __init__(
-        self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float, *, is_idle: bool = False
-    ) -> None:
-        """``is_idle``: the settings let no request read or store."""
+    def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
         self._context = context
         self._forwards = Forwards(context)
         self._device = context.device
         self._ranks = context.ranks
-        self._adapters = LoadedAdapters(None if is_idle else context.model.adapters)
+        self._adapters = LoadedAdapters(context.model.adapters)
         self._host = host
         self._engine_id = engine_id
         self._timeout_s = timeout_s

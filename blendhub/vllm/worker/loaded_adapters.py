@@ -19,7 +19,7 @@ class LoadedAdapters:
     """
 
     def __init__(self, manager: Any) -> None:
-        """``manager``: vLLM's manager of this rank's adapters; None without LoRA, or if the weights are not needed."""
+        """``manager``: vLLM's manager of this rank's adapters; None without LoRA."""
         self._manager = manager
         self._models: dict[int, Any] = {}
         """vLLM's own adapter objects. vLLM makes a new object whenever it reads an adapter."""

@@ -115,10 +115,7 @@ class WorkerStart:
         if at is not None and check.support.blends:
             compared = ComparedLayer(model, at, layers[at], layout, ranks)
         context = BlendContext(model, layers, layout, device, selector, ranks, compared)
-        transfer = self._config.kv_transfer_config
-        is_idle = not self._settings.store and transfer is not None and transfer.kv_role == "kv_producer"
-        timeout_s = self._settings.lookup_timeout_s
-        return check, ConnectorWorker(context, self._host, self._engine_id, timeout_s, is_idle=is_idle)
+        return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:
         assert self._settings.device
