@@ -80,7 +80,7 @@ def test_the_number_of_audits_needed_is_the_least_that_shows_the_target(agreed, 
     ],
 )
 def test_a_selector_that_ignores_the_ratio_is_measured_once(name, options, distinct):
-    """Of longer texts, the others pick differently at ratios that are close to each other."""
+    """The others pick differently at close ratios, if only the text is long enough."""
     pytest.importorskip("blendhub_selectors", reason="needs a selector to ask")
     served = {"selector": {"name": name, "options": options}}
     assert distinct_ratios(HOST, served, (0.1, 0.1001, 0.5)) == distinct

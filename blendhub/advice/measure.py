@@ -63,7 +63,7 @@ class Engine:
         self._ask(self._prompts.documents, {"mode": "off"})
         until = time.monotonic() + STORED_WITHIN_S
         while time.monotonic() < until:
-            (report,) = self._ask([[*self._prompts.documents[-1], *self._prompts.documents[-1]]], {"store": False})
+            (report,) = self._ask([2 * self._prompts.documents[-1]], {"store": False})
             if report.get("moved_tokens"):
                 break
             time.sleep(0.1)

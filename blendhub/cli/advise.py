@@ -104,7 +104,7 @@ def _progress() -> "Progress":
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-    # An engine's start lies between audits: what is left is judged by more than the last minute.
+    # Each selector starts an engine, so the time left is estimated from more than the last minute.
     return Progress(*columns, transient=True, speed_estimate_period=600)
 
 

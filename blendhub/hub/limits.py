@@ -49,8 +49,8 @@ MOST_WRITE_LEASES = 4096
 
 MOST_READ_LEASES = 4096
 MOST_READ_CHUNKS = 2**19
-"""Of one session, and the chunks that the leases of all concern, counted once for each. A connection may have as many
-as are left: half of them if it is alone. One more is answered Busy."""
+"""The read leases of one session, and the chunks of all read leases, counted once for each. A connection may have as
+many as are left: half of them if it is alone. One more is answered Busy."""
 
 FREE_INDEX_BYTES = 2**28
 """What indexes may take beyond the KV that each of them indexes. Where they take more, the engine whose indexes take

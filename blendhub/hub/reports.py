@@ -18,7 +18,7 @@ class _Kept(NamedTuple):
     """The digest of the engine's namespace."""
     variant: Variant
     report: bytes
-    """As JSON, without the variant."""
+    """The report as JSON, without its variant."""
 
     def decoded(self) -> PromptReport:
         return msgspec.json.decode(self.report, type=PromptReport)

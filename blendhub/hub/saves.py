@@ -28,7 +28,7 @@ Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
 """How many seconds to wait, after the store was away, before the next try."""
 OF_ARENA = 4
-"""The largest part of the arena for chunks that wait for a shared store: it may be away, and they are not evicted."""
+"""Chunks that wait for a shared store take at most a fourth of the arena: it may be away, and they are not evicted."""
 
 
 class RunDescription(msgspec.Struct, frozen=True):

@@ -183,7 +183,7 @@ def mounted(place: Path, request: pytest.FixtureRequest) -> Iterator[mount.Mount
 
 @pytest.mark.parametrize("mounted", [["--force-user=nobody"]], indirect=True)
 def test_a_server_may_show_another_owner(join: Join, mounted: mount.Mount) -> None:
-    """As NFS does with root_squash."""
+    """NFS with root_squash maps users so."""
     one = join()
     one.save("a", 0, 1)
     assert [file.stat().st_uid for file in files(mounted.place)] == [NOBODY]
