@@ -11,11 +11,11 @@ import numpy.typing as npt
 from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
 from blendhub import PluginHost
-from blendhub.analysis.analyzer import Analyzer, Sizes
-from blendhub.analysis.broken import Place
-from blendhub.analysis.play import few_collections
-from blendhub.analysis.requests import Prompt
-from blendhub.tokens import as_tokens
+from blendhub.core.tokens import as_tokens
+from blendhub.tools.analysis.analyzer import Analyzer, Sizes
+from blendhub.tools.analysis.broken import Place
+from blendhub.tools.analysis.play import few_collections
+from blendhub.tools.analysis.requests import Prompt
 
 TOKENS = 100_000_000
 VOCABULARY = 150_000

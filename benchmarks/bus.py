@@ -15,8 +15,8 @@ import torch
 from benchmarks.report import Row, missing_row, row
 from blendhub import Span
 from blendhub.contracts import PagedLayer, PageFormat, Rotation, Segment
+from blendhub.core.layout import KVLayout
 from blendhub.devices import StreamDevice
-from blendhub.layout import KVLayout
 
 LAYERS, HEADS, WIDTH, CHUNK = 32, 8, 128, 256
 POSITIONS = 32_768

@@ -76,7 +76,7 @@ def forward_seconds(context: int, repeats: int = 10) -> tuple[list[tuple[float, 
     """Runs in the engine: seconds on the host and in all, of forwards over many short spans and over one long span."""
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
-    from blendhub.vllm.worker.model.chosen import Chosen, Part
+    from blendhub.vllm.model.chosen import Chosen, Part
 
     connector: Any = get_kv_transfer_group()
     model = connector._worker._context.model

@@ -15,7 +15,7 @@ from benchmarks.bus import HEADS, MOVED, WIDTH, Bench
 from benchmarks.report import Row, missing_row, row
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Rotation, Segment
-from blendhub.layout import KVLayout
+from blendhub.core.layout import KVLayout
 
 FIGURES = {
     "pin_s_per_gib": ("pinning a GiB of the arena, in parts, beside the steps", "s"),

@@ -15,7 +15,7 @@ import msgspec
 
 from benchmarks.report import Row
 from blendhub.contracts import Device
-from blendhub.hookspecs import PluginSpec
+from blendhub.framework.hookspecs import PluginSpec
 
 ROOT = Path(__file__).parents[1]
 

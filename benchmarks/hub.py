@@ -20,19 +20,20 @@ from benchmarks.hub_beside_peer import beside_the_peer, not_measured
 from benchmarks.memory import own_bytes
 from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress, seconds, sorted_times
-from blendhub import PluginHost, Span, wire
-from blendhub.client import HubClient
-from blendhub.config import HubConfig, HubPlacement, Listen
+from blendhub import PluginHost, Span
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Envelope
-from blendhub.hub.arena import Arena
+from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
+from blendhub.hub.config import HubConfig, HubPlacement, Listen
 from blendhub.hub.embedded import embedded_hub
-from blendhub.hub.eviction import LRU
-from blendhub.hub.index import NamespaceIndex, Origin
-from blendhub.hub.lanes import LaneThreads
+from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.namespace_index import NamespaceIndex, Origin
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.eviction import LRU
 from blendhub.hub.state import HubState
-from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
-from blendhub.processes import ProcessId
+from blendhub.system.processes import ProcessId
 
 PROMPT = 32_768
 STEP_S = 0.005

@@ -8,12 +8,13 @@ import numpy as np
 from benchmarks.peer import PeerProcess
 from benchmarks.report import Row, missing_row, row
 from benchmarks.timing import progress, seconds, sorted_times
-from blendhub import PluginHost, Span, wire
-from blendhub.client import HubClient
+from blendhub import PluginHost, Span
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient
+from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Envelope, PagedLayer, Segment
-from blendhub.layout import DEFAULT_MATCHERS, KVLayout, Namespace
-from blendhub.tokens import Tokens
-from blendhub.write_rights import WriteRight
+from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
+from blendhub.core.tokens import Tokens
 
 LAYOUT = KVLayout(layers=8, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 SPACE = Namespace(model="beside", layout=LAYOUT, matchers=DEFAULT_MATCHERS)

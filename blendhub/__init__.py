@@ -1,9 +1,10 @@
 """BlendHub: reuse KV cache for text a server has seen before, wherever it stands in the prompt."""
 
-from blendhub.discovery import Plugin
-from blendhub.hookspecs import API_VERSION, PluginSpec, Unavailable, hookimpl
-from blendhub.host import PluginHost
-from blendhub.plan import Match, Span, combine
+from blendhub.core import errors
+from blendhub.core.spans import Match, Span, combine
+from blendhub.framework.discovery import Plugin
+from blendhub.framework.hookspecs import API_VERSION, PluginSpec, Unavailable, hookimpl
+from blendhub.framework.host import PluginHost
 
 __all__ = [
     "API_VERSION",
@@ -14,6 +15,7 @@ __all__ = [
     "Span",
     "Unavailable",
     "combine",
+    "errors",
     "hookimpl",
 ]
 

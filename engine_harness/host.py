@@ -142,7 +142,7 @@ class Host:
         """What the hub knows of a prompt's tokens, a byte for each up to the last that it has."""
         import numpy as np
 
-        from blendhub.layout import Variant
+        from blendhub.core.layout import Variant
 
         client = self._scheduler.connector._scheduler.executor.client()
         variant = Variant(cache_salt=salt)
@@ -162,10 +162,10 @@ class Host:
         import numpy as np
         import torch
 
-        from blendhub.plan import Span
-        from blendhub.vllm.worker.model.chosen import Chosen, Part
-        from blendhub.vllm.worker.model.engine_model import EngineModel
-        from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read
+        from blendhub.core.spans import Span
+        from blendhub.vllm.model.chosen import Chosen, Part
+        from blendhub.vllm.model.engine_model import EngineModel
+        from blendhub.vllm.model.pages import layout_of, paged_layer, read
 
         model = EngineModel(self._runner, self._engine.vllm_config)
         layout = layout_of(model, 256)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.agreement import USUAL, wilson
+from blendhub.outcome.agreement import USUAL, wilson
 
 
 @given(st.integers(0, 400), st.integers(0, 400), st.floats(0.5, 4))

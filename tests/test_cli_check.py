@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from blendhub import PluginHost
 from blendhub.cli import main
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 from blendhub.vllm.settings import Settings, mistakes_in_settings, read_settings
 from blendhub.vllm.transfer_config import TransferConfig
 

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 
 from blendhub.cli import main
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.fates import LETTERS, Fate, Stretch, in_parts, shortened
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Match, Span
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Match, Span
-from blendhub.prompt_report import prompt_report
-from blendhub.why_unused import Why
+from blendhub.outcome.fates import LETTERS, Fate, Stretch, in_parts, shortened
+from blendhub.outcome.reasons import Why
+from blendhub.outcome.report import prompt_report
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128)
 DOCUMENT = np.arange(1000, 1256, dtype=np.uint32)

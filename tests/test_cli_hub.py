@@ -18,12 +18,12 @@ import numpy as np
 import pytest
 
 from blendhub import PluginHost
-from blendhub.arena_view import SHM
 from blendhub.cli import READER_GONE, main
-from blendhub.client import HubClient
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Span
-from blendhub.served_vllm import server_command
+from blendhub.client.arena_view import SHM
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
+from blendhub.system.served_vllm import server_command
 from blendhub.vllm.settings import read_settings
 
 DOCS = Path(__file__).parent.parent / "docs"

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from blendhub.cli import main
-from blendhub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
-from blendhub.errors import HubError
-from blendhub.options import describe_options
-from blendhub.places import default_endpoint
+from blendhub.core.errors import HubError
+from blendhub.framework.options import describe_options
+from blendhub.hub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
+from blendhub.system.default_paths import default_endpoint
 
 DOCS = Path(__file__).parent.parent / "docs"
 

@@ -4,7 +4,7 @@ import pytest
 
 from blendhub.cli import main
 from blendhub.cli.top import Sample, View
-from blendhub.wire import HubStats
+from blendhub.client.wire import HubStats
 
 
 def sample(at: float, epoch: int = 1, **counters: float) -> Sample:

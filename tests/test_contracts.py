@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Matcher, RunKey, Selection, Selector, Store, StoredRun
-from blendhub.errors import BrokenContract, InvalidInput
+from blendhub.core.errors import BrokenContract, InvalidInput
 
 MOVED = [Span(10, 20), Span(20, 30), Span(40, 50)]
 BAD_PICKS = [

@@ -12,8 +12,8 @@ import torch
 
 from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
-from blendhub.layout import KVLayout
+from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.core.layout import KVLayout
 from blendhub.testing.device_reference import CompletedTransfer, ReferenceDevice, decoded, encoded, rotated
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from blendhub.contracts import PagedLayer, Rotation, Segment
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.core.spans import Span
 from blendhub.testing.devices.device_harness import Rotary, Setup
 
 torch = pytest.importorskip("torch", reason="pages are tensors: pip install torch")

@@ -14,16 +14,16 @@ import pytest
 
 from blendhub import PluginHost, hookspecs
 from blendhub.cli.doctor import EXIT_CODES
-from blendhub.doctor.examination import CHECKS
-from blendhub.fates import COLOURS, LETTERS, WHY, Fate
-from blendhub.homes import HOMES, install_command
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.builtin_plugins import HOMES, install_command
+from blendhub.framework.options import describe_options
 from blendhub.hub import limits
-from blendhub.options import describe_options
-from blendhub.plugin_choice import PluginChoice
+from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate
+from blendhub.outcome.reasons import SENTENCES
 from blendhub.testing import SUITES
+from blendhub.tools.doctor.examination import CHECKS
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
-from blendhub.why_unused import SENTENCES
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -205,8 +205,8 @@ def test_every_field_of_the_report_is_documented():
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    from blendhub.hookspecs import AuditOutcome
-    from blendhub.layout import KVLayout, Namespace
+    from blendhub.core.layout import KVLayout, Namespace
+    from blendhub.framework.hookspecs import AuditOutcome
     from blendhub.vllm.decision import Refusal
     from blendhub.vllm.scheduler.request_state import RequestState, Terms
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from blendhub import Span
-from blendhub.config import HubConfig, StoreChoice
 from blendhub.contracts import RunKey, Selection
-from blendhub.errors import InvalidInput, PluginError
+from blendhub.core.errors import InvalidInput, PluginError
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plugin_choice import PluginChoice
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
 
@@ -26,7 +26,7 @@ FAULTY = """
     import msgspec
     from blendhub import PluginSpec, hookimpl
     from blendhub.contracts import Device, Matcher, Selector, Store, Transfer, Transport
-    from blendhub.errors import InvalidInput
+    from blendhub.core.errors import InvalidInput
     from blendhub.testing import ReferenceMatcher
 
     class Options(msgspec.Struct):
@@ -186,7 +186,7 @@ def test_the_object_stays_of_its_class_and_is_let_go_without_the_collector(host)
 
 
 def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
-    monkeypatch.setattr("blendhub.guard._logged", set())
+    monkeypatch.setattr("blendhub.framework.plugin_errors._logged", set())
     selector = host.create("selector", "faulty")
     with caplog.at_level(logging.ERROR, logger="blendhub"):
         for _ in range(3):

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from blendhub import API_VERSION, Plugin, PluginHost
-from blendhub.discovery import CONTRACTS
-from blendhub.errors import OptionError, PluginError
-from blendhub.homes import HOMES, owner_of
+from blendhub.core.errors import OptionError, PluginError
+from blendhub.framework.builtin_plugins import HOMES, owner_of
+from blendhub.framework.discovery import CONTRACTS
 from blendhub.testing import ReferenceMatcher
 
 GOOD = """

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 from msgspec import Meta
 
-from blendhub.errors import OptionError
-from blendhub.options import describe_options, mistakes_in, parse_options
+from blendhub.core.errors import OptionError
+from blendhub.framework.options import describe_options, mistakes_in, parse_options
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

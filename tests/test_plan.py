@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendhub import Match, Span, combine
-from blendhub.errors import InvalidInput
-from blendhub.plan import check_tiling, gaps, join
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import check_tiling, gaps, join
 
 LENGTH = 24
 KINDS = [(True, False), (False, True), (False, False)]

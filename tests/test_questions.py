@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from blendhub.advice.questions import Question, read_questions
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
+from blendhub.tools.advice.questions import Question, read_questions
 
 MUSIQUE = {
     "id": "2hop__1_2",

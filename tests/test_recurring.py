@@ -2,8 +2,8 @@
 
 import logging
 
-from blendhub import recurring
-from blendhub.recurring import RecurringWarnings
+from blendhub.system import recurring
+from blendhub.system.recurring import RecurringWarnings
 
 
 def test_each_kind_is_said_once_until_its_time_has_come_again(caplog, monkeypatch):

@@ -11,8 +11,8 @@ import pytest
 
 from blendhub import Span
 from blendhub.contracts import Selection, Selector
-from blendhub.errors import InvalidInput
-from blendhub.plan import join_spans
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import join_spans
 from blendhub.testing import SelectorSuite
 
 pytestmark = pytest.mark.slow

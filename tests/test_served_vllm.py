@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from blendhub import served_vllm
-from blendhub.served_vllm import OLDEST, TESTED, TORCH
+from blendhub.system import served_vllm
+from blendhub.system.served_vllm import OLDEST, TESTED, TORCH
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,8 +10,8 @@ from blendhub_stores.file_format import StoreFile
 from blendhub_stores.options import DiskOptions
 
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.errors import StoreFailed
-from blendhub.plan import Span
+from blendhub.core.errors import StoreFailed
+from blendhub.core.spans import Span
 from blendhub.testing import StoreSuite
 from tests.suite_runs import passes
 

@@ -9,12 +9,12 @@ import pytest
 
 from blendhub import Match, Span
 from blendhub.contracts import Matcher
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
+from blendhub.core.tokens import as_tokens
 from blendhub.testing import MatcherSuite, ReferenceMatcher
 from blendhub.testing.checks import MatcherWithOracle
 from blendhub.testing.matchers.base import Writer
 from blendhub.testing.reference import ReferenceRun
-from blendhub.tokens import as_tokens
 
 pytestmark = pytest.mark.slow
 

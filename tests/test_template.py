@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from blendhub import PluginHost
-from blendhub.hookspecs import RequestReport
-from blendhub.observers import Observers
+from blendhub.framework.hookspecs import RequestReport
+from blendhub.framework.observers import Observers
 
 TEMPLATE = Path(__file__).parent.parent / "examples" / "plugin-template"
 PLUGINS = {

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
+from blendhub.core.tokens import as_tokens
 from blendhub.testing.matchers.refusing import BAD_BUFFERS, GOOD_BUFFERS
-from blendhub.tokens import as_tokens
 
 
 @pytest.mark.parametrize("form", GOOD_BUFFERS)

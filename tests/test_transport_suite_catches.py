@@ -9,7 +9,7 @@ from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Peer
-from blendhub.errors import BlendHubError, InvalidInput, PeerGone, ServiceFailed
+from blendhub.core.errors import BlendHubError, InvalidInput, PeerGone, ServiceFailed
 from blendhub.testing import TransportSuite
 from tests.suite_runs import passes
 

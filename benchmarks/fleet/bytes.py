@@ -22,12 +22,12 @@ from benchmarks.fleet.served_hub import ServedHub
 from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, seconds
-from blendhub.arena_view import HEADER_BYTES, SHM
-from blendhub.client import HubClient
+from blendhub.client.arena_view import HEADER_BYTES, SHM
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import ArenaFile, RunKey, StoredRun
-from blendhub.hub.arena import Arena
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Span
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
+from blendhub.hub.memory.arena import Arena
 
 MIB = 2**20
 # A chunk of 32 MiB: 256 tokens of a model of 8 billion parameters.

@@ -10,7 +10,7 @@ from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress
 from benchmarks.ttft import DOCUMENT_TOKENS, DOCUMENTS, OPTIONS, Texts, first_token_s, make_model
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 from engine_harness import Engine
 
 ARENA_GIB = 1.0

@@ -11,8 +11,8 @@ from blendhub_fleet.records import Record, encode_record
 
 from benchmarks.fleet.hubs import CHUNK, LAYOUT, NAMESPACE, VOCABULARY
 from blendhub.contracts import RunKey, StoredRun
-from blendhub.hub.saves import RunDescription
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.hub.stores.store_writer import RunDescription
 
 CHUNKS_A_RUN = 32
 

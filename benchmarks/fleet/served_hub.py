@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.fleet.mooncake_cluster import wait_until
 from benchmarks.fleet.network import THIS, Machine
-from blendhub.client import HubClient
-from blendhub.layout import Namespace
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import Namespace
 
 START_S = 120.0
 

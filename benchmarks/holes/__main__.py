@@ -15,7 +15,7 @@ from benchmarks.quality.serving import READER, Shape, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
 from benchmarks.report import finish
-from blendhub.advice.questions import read_questions
+from blendhub.tools.advice.questions import read_questions
 from engine_harness import ONE_THREAD, Engine
 
 COLUMNS = ("F1", "ROUGE-L")

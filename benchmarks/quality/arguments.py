@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.quality.reader import CHECKPOINT
-from blendhub.advice.questions import SHAPES
+from blendhub.tools.advice.questions import SHAPES
 
 
 def at_least(least: int) -> Callable[[str], int]:

@@ -15,7 +15,7 @@ from msgspec import Meta
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.reader.task import Prompt
 from blendhub.contracts import Selection, Selector
-from blendhub.plan import Span, join_spans
+from blendhub.core.spans import Span, join_spans
 
 READ_BEHIND = 3
 """Tokens behind a fact at which a model may read it."""

@@ -8,8 +8,8 @@ from blendhub_selectors.blocks import Blocks
 
 from benchmarks.quality import oracle
 from blendhub.contracts import Selection, Selector
-from blendhub.hookspecs import PluginSpec, hookimpl
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
 
 RANDOM = "random"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 from benchmarks.quality.scores import MEASURES
 from benchmarks.quality.workload import Case, Question, Scores, Tokens
-from blendhub.advice import questions
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
+from blendhub.tools.advice import questions
 
 INSTRUCTION = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"

@@ -12,7 +12,7 @@ from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving, folder, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
-from blendhub.advice.questions import read_questions
+from blendhub.tools.advice.questions import read_questions
 from blendhub.vllm.settings import Settings
 
 COLUMNS = ("F1", "exact match")

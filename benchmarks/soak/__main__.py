@@ -28,7 +28,7 @@ from rich.progress import Progress
 from benchmarks.soak.clients import LARGE, SMALL, Report, work
 from benchmarks.soak.hub import HubProcess
 from benchmarks.soak.intruder import intrude
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 
 SETTLE_S = 30.0
 QUIET_S = 10.0

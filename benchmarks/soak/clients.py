@@ -9,10 +9,10 @@ from multiprocessing.connection import Connection
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError, LeaseError
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Span
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import BlendHubError, LeaseError
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
 
 Array = npt.NDArray[np.uint32]
 Report = tuple[Counter[str], float | None]

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from blendhub import wire
-from blendhub.layout import KVLayout, Namespace, Variant
-from blendhub.plan import Match, Span
-from blendhub.plugin_choice import PluginChoice
-from blendhub.processes import ProcessId
+from blendhub.client import wire
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Match, Span
+from blendhub.system.processes import ProcessId
 
 Message = msgspec.Struct
 Request = tuple[Message, list[bytes]]

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.memory import own_bytes
 from benchmarks.soak.clients import SMALL
-from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.hub import Hub
 from blendhub.hub.process_tuning import tune_process
 

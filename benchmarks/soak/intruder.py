@@ -6,11 +6,11 @@ from collections import Counter, deque
 from multiprocessing.connection import Connection
 
 from benchmarks.soak.hostile import Hostile, Message
-from blendhub import wire
+from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Pending
-from blendhub.errors import BlendHubError, InvalidInput, PeerGone, ServiceFailed, StaleEpoch, UnknownSession
-from blendhub.host import PluginHost
+from blendhub.core.errors import BlendHubError, InvalidInput, PeerGone, ServiceFailed, StaleEpoch, UnknownSession
+from blendhub.framework.host import PluginHost
 
 UNDER_WAY = 32
 TIMEOUT_S = 5.0

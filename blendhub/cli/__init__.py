@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import blendhub
 from blendhub.cli import advise, analyze, check, conformance, doctor, explain, keys, plugins, serve, top
 from blendhub.cli.serve import stop_printing
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 
 READER_GONE = 141
 """The exit code that shells know for a program whose output nobody reads any more, as behind ``| head``."""

@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.advice.choice import Advice, Audited, Measured, advise, settings_for
-from blendhub.advice.measure import Job, Part
-from blendhub.advice.questions import SHAPES, read_questions
-from blendhub.agreement import audits_needed
 from blendhub.contracts import Selection, Selector
-from blendhub.errors import BlendHubError, OptionError
-from blendhub.host import PluginHost
-from blendhub.plan import Span
+from blendhub.core.errors import BlendHubError, OptionError
+from blendhub.core.spans import Span
+from blendhub.framework.host import PluginHost
+from blendhub.outcome.agreement import audits_needed
+from blendhub.tools.advice.choice import Advice, Audited, Measured, advise, settings_for
+from blendhub.tools.advice.measure import Job, Part
+from blendhub.tools.advice.questions import SHAPES, read_questions
 from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
 from blendhub.vllm.transfer_config import FLAG
 
@@ -113,7 +113,7 @@ def _run_engine(job: Job) -> Iterator[Part]:
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
         child = subprocess.Popen(
-            [sys.executable, "-m", "blendhub.advice.measure", str(write)],
+            [sys.executable, "-m", "blendhub.tools.advice.measure", str(write)],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from blendhub.config import PolicyName
-from blendhub.errors import BlendHubError, InvalidInput, OptionError
-from blendhub.host import PluginHost
+from blendhub.core.errors import BlendHubError, InvalidInput, OptionError
+from blendhub.framework.host import PluginHost
+from blendhub.hub.config import PolicyName
 
 if TYPE_CHECKING:
-    from blendhub.analysis.first_token import Costs
-    from blendhub.analysis.logs import Logs
-    from blendhub.analysis.tokenizing import Encoder
+    from blendhub.tools.analysis.first_token import Costs
+    from blendhub.tools.analysis.logs import Logs
+    from blendhub.tools.analysis.tokenizing import Encoder
 
 ARENAS_GIB = "4,16,64,256,1024"
 FORMATS = ("jsonl", "text", "vllm", "ids")
@@ -55,15 +55,15 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     # Here, so that other commands start without what only this one needs.
-    from blendhub.analysis.analyzer import Analyzer, Sizes
-    from blendhub.analysis.collect import collect
-    from blendhub.analysis.findings import About
-    from blendhub.analysis.kv_size import USUAL
-    from blendhub.analysis.logs import Logs
-    from blendhub.analysis.page import as_page
-    from blendhub.analysis.play import Interruption, play
-    from blendhub.analysis.played_hub import CHUNK_TOKENS
-    from blendhub.analysis.text import as_text
+    from blendhub.tools.analysis.analyzer import Analyzer, Sizes
+    from blendhub.tools.analysis.collect import collect
+    from blendhub.tools.analysis.findings import About
+    from blendhub.tools.analysis.kv_size import USUAL
+    from blendhub.tools.analysis.logs import Logs
+    from blendhub.tools.analysis.page import as_page
+    from blendhub.tools.analysis.play import Interruption, play
+    from blendhub.tools.analysis.played_hub import CHUNK_TOKENS
+    from blendhub.tools.analysis.text import as_text
 
     logs = Logs(arguments.files, arguments.format, arguments.sample)
     encoder = _encoder(arguments)
@@ -120,7 +120,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _encoder(arguments: argparse.Namespace) -> "Encoder":
-    from blendhub.analysis.tokenizing import Bytes, IdsOnly, Pretrained
+    from blendhub.tools.analysis.tokenizing import Bytes, IdsOnly, Pretrained
 
     if arguments.bytes:
         return Bytes()
@@ -144,7 +144,7 @@ def _gib(text: str) -> list[float]:
 
 
 def _costs(text: str | None) -> "Costs":
-    from blendhub.analysis.first_token import MEASURED, Costs
+    from blendhub.tools.analysis.first_token import MEASURED, Costs
 
     if text is None:
         return MEASURED

@@ -4,9 +4,9 @@ import argparse
 from typing import Any
 
 from blendhub.cli.flag_file import read_flag
-from blendhub.errors import PluginError
-from blendhub.host import PluginHost
-from blendhub.options import parse_options
+from blendhub.core.errors import PluginError
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import parse_options
 from blendhub.vllm.scheduler.startup import ROOMY, finds_prefixes, why_none_is_stored
 from blendhub.vllm.settings import EXTRA, KEY, OWNER, Settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config

@@ -11,7 +11,7 @@ from typing import Any
 
 import blendhub
 from blendhub.cli.json_object import read_object
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 
 SUITE_FILE = str(Path(blendhub.__file__).parent / "testing" / "installed.py")
 

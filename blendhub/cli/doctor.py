@@ -11,13 +11,13 @@ import msgspec
 import blendhub
 from blendhub.cli.flag_file import read_flag
 from blendhub.cli.json_object import read_object
-from blendhub.config import load_config
-from blendhub.doctor.circumstances import Circumstances
-from blendhub.doctor.finding import Finding, Verdict, worst
-from blendhub.doctor.redaction import without_secrets
-from blendhub.errors import OptionError
-from blendhub.host import PluginHost
-from blendhub.plugin_choice import PluginChoice
+from blendhub.core.errors import OptionError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.host import PluginHost
+from blendhub.hub.config import load_config
+from blendhub.tools.doctor.circumstances import Circumstances
+from blendhub.tools.doctor.finding import Finding, Verdict, worst
+from blendhub.tools.doctor.redaction import without_secrets
 
 EXIT_CODES: dict[Verdict, int] = {"ok": 0, "fail": 1, "warn": 3}
 """2 says that nothing could be examined."""
@@ -48,7 +48,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from blendhub.doctor.examination import examine
+    from blendhub.tools.doctor.examination import examine
 
     at = _circumstances(arguments)
     found = examine(at, arguments.only or ())
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _circumstances(arguments: argparse.Namespace) -> Circumstances:
-    from blendhub.doctor.configuration import hub_of
+    from blendhub.tools.doctor.configuration import hub_of
 
     config, flag = arguments.config, None
     if config and not config.endswith(".toml"):

@@ -11,16 +11,16 @@ import numpy as np
 from blendhub.cli.json_object import read_object
 from blendhub.cli.response_body import report_in_body
 from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError, OptionError
-from blendhub.host import PluginHost
-from blendhub.layout import Variant
-from blendhub.places import default_endpoint
-from blendhub.plan import Span, gaps
-from blendhub.prompt_report import PromptReport, prompt_report
-from blendhub.tokens import Tokens, as_tokens
-from blendhub.why_unused import Why
-from blendhub.wire import Previewed
+from blendhub.client.hub_client import HubClient
+from blendhub.client.wire import Previewed
+from blendhub.core.errors import BlendHubError, OptionError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span, gaps
+from blendhub.core.tokens import Tokens, as_tokens
+from blendhub.framework.host import PluginHost
+from blendhub.outcome.reasons import Why
+from blendhub.outcome.report import PromptReport, prompt_report
+from blendhub.system.default_paths import default_endpoint
 
 TIMEOUT_S = 5.0
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 from blendhub.vllm.transfer_config import FLAG
 
 KEYS = (FLAG, FLAG.replace("-", "_"))

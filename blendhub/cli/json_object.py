@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from blendhub.errors import OptionError
+from blendhub.core.errors import OptionError
 
 
 def read_object(flag: str, text: str) -> dict[str, Any]:

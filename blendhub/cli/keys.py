@@ -9,7 +9,7 @@ import msgspec
 
 from blendhub.contracts import Transport
 from blendhub.contracts.transport import KeyFiles
-from blendhub.host import PluginHost
+from blendhub.framework.host import PluginHost
 
 
 def add_parser(commands: Any) -> None:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.discovery import Plugin
-from blendhub.host import PluginHost
+from blendhub.framework.discovery import Plugin
+from blendhub.framework.host import PluginHost
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -4,9 +4,9 @@ from typing import Any
 
 import msgspec
 
-from blendhub.errors import OptionError
-from blendhub.hookspecs import ReusedSpans
-from blendhub.prompt_report import PromptReport, Tokens, prompt_report
+from blendhub.core.errors import OptionError
+from blendhub.framework.hookspecs import ReusedSpans
+from blendhub.outcome.report import PromptReport, Tokens, prompt_report
 
 
 class _Usage(msgspec.Struct):

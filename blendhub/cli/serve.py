@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from blendhub.config import HubConfig, Listen, PolicyName, StoreChoice, as_toml, load_config
 from blendhub.contracts import Transport
-from blendhub.errors import OptionError
-from blendhub.host import PluginHost
-from blendhub.options import parse_options
-from blendhub.places import default_endpoint
-from blendhub.served_vllm import server_command
+from blendhub.core.errors import OptionError
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import parse_options
+from blendhub.hub.config import HubConfig, Listen, PolicyName, StoreChoice, as_toml, load_config
+from blendhub.system.default_paths import default_endpoint
+from blendhub.system.served_vllm import server_command
 
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub

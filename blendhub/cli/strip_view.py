@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 
-from blendhub.fates import COLOURS, LETTERS, WHY, Fate, Stretch, in_parts
-from blendhub.plan import Match
-from blendhub.why_unused import NotReused, longest
+from blendhub.core.spans import Match
+from blendhub.outcome.fates import COLOURS, LETTERS, WHY, Fate, Stretch, in_parts
+from blendhub.outcome.reasons import NotReused, longest
 
 ON_DARK = {Fate.CACHED}
 """Fates whose colours need white letters."""

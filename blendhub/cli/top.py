@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.agreement import wilson
 from blendhub.cli.json_object import read_object
-from blendhub.errors import HubError, OptionError, TransportError
-from blendhub.host import PluginHost
-from blendhub.places import default_endpoint
-from blendhub.wire import HubStats
+from blendhub.client.wire import HubStats
+from blendhub.core.errors import HubError, OptionError, TransportError
+from blendhub.framework.host import PluginHost
+from blendhub.outcome.agreement import wilson
+from blendhub.system.default_paths import default_endpoint
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -200,7 +200,7 @@ class Watched:
         self._host = PluginHost.discover()
 
     def sample(self) -> Sample:
-        from blendhub.client import HubClient
+        from blendhub.client.hub_client import HubClient
 
         with HubClient(self.endpoint, options=self._options, host=self._host, timeout=TIMEOUT_S) as client:
             try:

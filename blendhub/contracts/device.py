@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.layout import ITEM_SIZES, KVLayout
-from blendhub.plan import Span
+from blendhub.core.layout import ITEM_SIZES, KVLayout
+from blendhub.core.spans import Span
 
 if TYPE_CHECKING:
     import torch

@@ -3,9 +3,9 @@
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from blendhub.errors import InvalidInput
-from blendhub.plan import Match, Span
-from blendhub.tokens import TokenBuffer, Tokens, as_tokens
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Match, Span
+from blendhub.core.tokens import TokenBuffer, Tokens, as_tokens
 
 Reach = Literal["prefix", "segments", "anywhere"]
 
@@ -29,7 +29,7 @@ class Matcher(ABC):
 
     *Threads.* All methods may be called from several threads at once; each call acts as a whole.
 
-    *Errors.* Bad input raises :class:`blendhub.errors.InvalidInput` and changes nothing.
+    *Errors.* Bad input raises :class:`blendhub.core.errors.InvalidInput` and changes nothing.
 
     *Memory.* The index grows as needed. What is discarded is reclaimed: storing and discarding without end
     holds no more memory than the largest amount stored at a time.

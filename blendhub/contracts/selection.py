@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
-from blendhub.tokens import Tokens
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
 
 Scores = npt.NDArray[np.float32]
 Sensitivity = npt.NDArray[np.uint8]

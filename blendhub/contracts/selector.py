@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from blendhub.contracts.selection import Selection, described
-from blendhub.errors import BrokenContract, InvalidInput, Unsupported
-from blendhub.plan import Span, join_spans
+from blendhub.core.errors import BrokenContract, InvalidInput, Unsupported
+from blendhub.core.spans import Span, join_spans
 
 if TYPE_CHECKING:
     import torch

@@ -7,7 +7,7 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from blendhub.contracts.store import RunKey, Store, StoredRun
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 
 Share: TypeAlias = Literal["all", "reused"]
 """Which chunks a hub hands to a shared store: all, or those that a prompt asks for again."""

@@ -7,8 +7,8 @@ from typing import ClassVar
 import msgspec
 
 from blendhub.contracts.transport import Buffer
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
 
 
 class RunKey(msgspec.Struct, frozen=True, array_like=True):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from blendhub.errors import InvalidInput, ProtocolError, Unsupported
+from blendhub.core.errors import InvalidInput, ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Peer: TypeAlias = bytes

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Segment
-from blendhub.layout import KVLayout
+from blendhub.core.layout import KVLayout
 
 
 class Slice(NamedTuple):

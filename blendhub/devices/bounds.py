@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
-from blendhub.errors import InvalidInput
-from blendhub.layout import KVLayout
+from blendhub.core.errors import InvalidInput
+from blendhub.core.layout import KVLayout
 
 
 def check_arena(arena: npt.NDArray[np.uint8]) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import torch
 
 from blendhub.contracts import PagedLayer, PageFormat, Rotation
-from blendhub.errors import LayoutMismatch, Unsupported
-from blendhub.layout import KVLayout
+from blendhub.core.errors import LayoutMismatch, Unsupported
+from blendhub.core.layout import KVLayout
 
 TENSOR_TYPES = {
     "float32": (torch.float32,),

@@ -9,14 +9,14 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
+from blendhub.core.layout import KVLayout
 from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena
 from blendhub.devices.pinning import PinningThread
 from blendhub.devices.queues import LoadQueue, SaveQueue
 from blendhub.devices.runtime import Runtime
-from blendhub.errors import BlendHubError, InvalidInput, Unsupported
-from blendhub.layout import KVLayout
 
 
 class Pages(Protocol):

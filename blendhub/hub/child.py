@@ -13,12 +13,12 @@ import sys
 
 import msgspec
 
-from blendhub.config import HubConfig
-from blendhub.errors import HubError
+from blendhub.core.errors import HubError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig
 from blendhub.hub.hub import Hub
 from blendhub.hub.process_tuning import tune_process
-from blendhub.plugin_choice import PluginChoice
-from blendhub.processes import importing_the_same, python_module
+from blendhub.system.processes import importing_the_same, python_module
 
 
 class Answer(msgspec.Struct, frozen=True):

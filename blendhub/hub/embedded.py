@@ -7,12 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from typing import Any, Self, TypeVar
 
-from blendhub.client import HubClient
-from blendhub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
-from blendhub.host import PluginHost
+from blendhub.client.hub_client import HubClient
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.host import PluginHost
 from blendhub.hub.child import ChildHub
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement
 from blendhub.hub.hub import Hub
-from blendhub.plugin_choice import PluginChoice
 
 T = TypeVar("T")
 START_TIMEOUT_S = 120.0

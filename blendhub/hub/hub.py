@@ -9,25 +9,25 @@ import tempfile
 import time
 from pathlib import Path
 
-from blendhub.arena_view import HEADER_BYTES, SHM
-from blendhub.config import DEFAULT_TRANSPORT, HubConfig, Listen
+from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile, Server, SharedStore, Transport
-from blendhub.errors import HubError
-from blendhub.host import PluginHost
-from blendhub.hub.arena import Arena
-from blendhub.hub.blended_share import BlendedShare
-from blendhub.hub.follower import Follower
-from blendhub.hub.index import NamespaceIndex
-from blendhub.hub.lanes import LaneThreads
-from blendhub.hub.memory import default_arena_bytes
-from blendhub.hub.metrics import MetricsServer
-from blendhub.hub.pages import Pages
+from blendhub.core.errors import HubError
+from blendhub.core.layout import DEFAULT_MATCHERS
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.host import PluginHost
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
+from blendhub.hub.http.metrics import MetricsServer
+from blendhub.hub.http.routes import Pages
+from blendhub.hub.http.shown_text import ShownText
+from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.namespace_index import NamespaceIndex
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.blended_share import BlendedShare
+from blendhub.hub.memory.default_size import default_arena_bytes
 from blendhub.hub.service import HubService
-from blendhub.hub.shown_text import ShownText
 from blendhub.hub.state import HubState
-from blendhub.hub.tiers import Tier
-from blendhub.layout import DEFAULT_MATCHERS
-from blendhub.plugin_choice import PluginChoice
+from blendhub.hub.stores.follower import Follower
+from blendhub.hub.stores.store_tier import Tier
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2

@@ -4,7 +4,7 @@ The bounds are the hub's own: no option of a client or of a plugin widens them. 
 honest prompt needs.
 """
 
-from blendhub.wire import MOST_MATCHES
+from blendhub.client.wire import MOST_MATCHES
 
 MOST_CHUNKS = MOST_MATCHES
 """4096: chunks that one lookup or acquire concerns: a million tokens in chunks of 256. A longer one is answered with as

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 import msgspec
 
+from blendhub.core.layout import Variant
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
-from blendhub.layout import Variant
-from blendhub.prompt_report import PromptReport
+from blendhub.outcome.report import PromptReport
 
 
 class _Kept(NamedTuple):

@@ -5,25 +5,25 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
-from blendhub import wire
-from blendhub.config import HubConfig
+from blendhub.client import wire
 from blendhub.contracts import Envelope, Service
 from blendhub.contracts.transport import Peer
-from blendhub.errors import BlendHubError, Busy
+from blendhub.core.errors import BlendHubError, Busy
+from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters
-from blendhub.hub.explain_handlers import ExplainHandlers
-from blendhub.hub.follower import Follower
-from blendhub.hub.handlers import Answer, Handler, OpenHandler
+from blendhub.hub.handlers.base import Answer, Handler, OpenHandler
+from blendhub.hub.handlers.explain import ExplainHandlers
+from blendhub.hub.handlers.reads import ReadHandlers
+from blendhub.hub.handlers.sessions import SessionHandlers
+from blendhub.hub.handlers.writes import WriteHandlers
+from blendhub.hub.http.stats import collect_stats
+from blendhub.hub.leases.sessions import ProcessWatcher, check_process
 from blendhub.hub.limits import MOST_WAITING_BYTES, WAITING_REQUEST_BYTES
-from blendhub.hub.read_handlers import ReadHandlers
 from blendhub.hub.reports import ReportTable
-from blendhub.hub.session_handlers import SessionHandlers
-from blendhub.hub.sessions import ProcessWatcher, check_process
 from blendhub.hub.shares import Shares
 from blendhub.hub.state import HubState
-from blendhub.hub.stats import collect_stats
-from blendhub.hub.tiers import Tier
-from blendhub.hub.write_handlers import WriteHandlers
+from blendhub.hub.stores.follower import Follower
+from blendhub.hub.stores.store_tier import Tier
 
 log = logging.getLogger(__name__)
 READY = (wire.Message, Envelope)

@@ -4,22 +4,22 @@ import itertools
 import secrets
 from collections.abc import Callable, Iterable, Sequence
 
+from blendhub.client.wire import Register
 from blendhub.contracts.transport import Peer
-from blendhub.errors import InvalidInput
-from blendhub.hub.arena import Arena
-from blendhub.hub.cache import Cache, slot_bytes
-from blendhub.hub.eviction import EvictionPolicy
-from blendhub.hub.index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
-from blendhub.hub.index_room import IndexRoom
-from blendhub.hub.index_table import IndexTable
-from blendhub.hub.reads import ReadLease, Reads
-from blendhub.hub.sessions import Session, SessionTable
-from blendhub.hub.writes import WriteLease, Writes
-from blendhub.layout import Namespace, Variant
-from blendhub.plan import Span
-from blendhub.processes import ProcessId
-from blendhub.tokens import Tokens
-from blendhub.wire import Register
+from blendhub.core.errors import InvalidInput
+from blendhub.core.layout import Namespace, Variant
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
+from blendhub.hub.index.room import IndexRoom
+from blendhub.hub.index.table import IndexTable
+from blendhub.hub.leases.read_leases import ReadLease, Reads
+from blendhub.hub.leases.sessions import Session, SessionTable
+from blendhub.hub.leases.write_leases import WriteLease, Writes
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.cache import Cache, slot_bytes
+from blendhub.hub.memory.eviction import EvictionPolicy
+from blendhub.system.processes import ProcessId
 
 SaveChunks = Callable[[Run, Tokens, Sequence[Chunk]], None]
 

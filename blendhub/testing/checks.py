@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.plan import Match, Span, check_tiling, gaps
+from blendhub.core.spans import Match, Span, check_tiling, gaps
+from blendhub.core.tokens import TokenBuffer, Tokens, as_tokens
 from blendhub.testing.reference import ReferenceMatcher
-from blendhub.tokens import TokenBuffer, Tokens, as_tokens
 
 
 def check_matches(prompt: TokenBuffer, matches: Sequence[Match], stored: ReferenceMatcher) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
-from blendhub.layout import ITEM_SIZES, KVLayout
+from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.core.layout import ITEM_SIZES, KVLayout
 
 if TYPE_CHECKING:
     import torch

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts.matcher import Matcher, Reach
-from blendhub.errors import InvalidInput
-from blendhub.plan import Match, Span
-from blendhub.tokens import Tokens
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Match, Span
+from blendhub.core.tokens import Tokens
 
 Flags = npt.NDArray[np.bool_]
 

@@ -4,8 +4,8 @@ from typing import Any
 
 import msgspec
 
-from blendhub.errors import PluginError
-from blendhub.host import PluginHost
+from blendhub.core.errors import PluginError
+from blendhub.framework.host import PluginHost
 from blendhub.testing import SUITES, SUITES_OF_CAPABILITIES
 
 VARIABLE = "BLENDHUB_CONFORMANCE"

@@ -24,11 +24,11 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
 )
 from vllm.platforms import current_platform
 
-from blendhub.hookspecs import EngineInfo
-from blendhub.host import PluginHost
+from blendhub.core.layout import Namespace
+from blendhub.framework.hookspecs import EngineInfo
+from blendhub.framework.host import PluginHost
+from blendhub.framework.observers import Observers
 from blendhub.hub.embedded import EmbeddedHub, embedded_hub
-from blendhub.layout import Namespace
-from blendhub.observers import Observers
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission

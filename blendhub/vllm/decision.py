@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from blendhub.plan import Match, Span, gaps
+from blendhub.core.spans import Match, Span, gaps
 from blendhub.vllm.spans import clipped, total
 
 

@@ -10,12 +10,12 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import TypeAlias, TypeVar
 
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
-from blendhub.host import PluginHost
-from blendhub.hub_session import PendingReply
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import PendingReply
+from blendhub.client.wire import Acquired, Found
+from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
+from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import HubPlace
-from blendhub.wire import Acquired, Found
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -11,15 +11,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorWorkerMetadata,
 )
 
-from blendhub.hookspecs import AuditOutcome
-from blendhub.layout import Namespace, Variant
-from blendhub.plan import Match, Span
-from blendhub.plugin_choice import PluginChoice
-from blendhub.tokens import Tokens
+from blendhub.client.wire import Slot
+from blendhub.client.write_rights import WriteRight
+from blendhub.core.layout import Namespace, Variant
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Match, Span
+from blendhub.core.tokens import Tokens
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.wire import Slot
-from blendhub.write_rights import WriteRight
 
 
 class HubAddress(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from blendhub.layout import KVLayout
+from blendhub.core.layout import KVLayout
 
 
 class ModelSupport(msgspec.Struct, frozen=True):

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from blendhub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
-from blendhub.errors import BlendHubError, OptionError, PluginError
-from blendhub.host import PluginHost
-from blendhub.layout import DEFAULT_MATCHERS
-from blendhub.options import mistakes_in, parse_options
-from blendhub.plugin_choice import PluginChoice
-from blendhub.suggest import did_you_mean
+from blendhub.core.errors import BlendHubError, OptionError, PluginError
+from blendhub.core.layout import DEFAULT_MATCHERS
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import mistakes_in, parse_options
+from blendhub.framework.suggest import did_you_mean
+from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
 
 Mode = Literal["blend", "contiguous", "exact", "off"]
 Share = Annotated[float, Meta(ge=0, le=1)]

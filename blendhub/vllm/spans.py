@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 
 
 def clipped(span: Span, limits: Span) -> Span:

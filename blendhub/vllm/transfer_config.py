@@ -5,9 +5,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from blendhub.errors import BlendHubError, OptionError
-from blendhub.host import PluginHost
-from blendhub.options import mistakes_in
+from blendhub.core.errors import BlendHubError, OptionError
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import mistakes_in
 from blendhub.vllm.settings import EXTRA, mistakes_in_settings
 
 FLAG = "kv-transfer-config"

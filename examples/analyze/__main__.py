@@ -7,8 +7,8 @@ from pathlib import Path
 
 import msgspec
 
-from blendhub.analysis.findings import Findings
 from blendhub.cli import main as blendhub
+from blendhub.tools.analysis.findings import Findings
 from examples.analyze.log import as_lines
 from examples.analyze.picture import draw
 

@@ -1,7 +1,7 @@
 """The plots of a report as one picture."""
 
-from blendhub.analysis import charts
-from blendhub.analysis.findings import Findings
+from blendhub.tools.analysis import charts
+from blendhub.tools.analysis.findings import Findings
 
 GAP, TITLE = 30, 26
 

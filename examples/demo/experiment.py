@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 from rich.progress import Progress
 
-from blendhub.fates import Stretch, strip_of
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.outcome.fates import Stretch, strip_of
 from engine_harness import Answer, Engine
 from examples.demo.workload import Tokens, Workload
 

@@ -8,7 +8,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from blendhub.fates import COLOURS, Fate
+from blendhub.outcome.fates import COLOURS, Fate
 from examples.demo.experiment import WAYS, Measured
 from examples.demo.report import Report
 

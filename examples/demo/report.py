@@ -11,7 +11,7 @@ import msgspec
 from rich import box
 from rich.table import Column, Table
 
-from blendhub.fates import Fate, count
+from blendhub.outcome.fates import Fate, count
 from examples.demo.experiment import WAYS, Measured
 
 CAPTION = "A small trained reader answers. Two in three questions ask for what only several documents say together."

@@ -14,7 +14,7 @@ from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
 from benchmarks.fleet.network import machines
 from benchmarks.fleet.served_hub import START_S, ServedHub, has_followed
 from benchmarks.fleet.servers import RedisServer
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 from examples.demo import command, experiment
 from examples.demo.workload import Workload
 

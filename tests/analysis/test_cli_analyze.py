@@ -15,8 +15,8 @@ import msgspec
 import pytest
 
 from blendhub import PluginHost
-from blendhub.analysis.findings import Findings
 from blendhub.cli import main
+from blendhub.tools.analysis.findings import Findings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 from examples.analyze.log import as_lines
 

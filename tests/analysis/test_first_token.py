@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.analysis import first_token
+from blendhub.tools.analysis import first_token
 
 MEASURED = Path(__file__).parent.parent.parent / "docs" / "measurements.md"
 

@@ -10,12 +10,12 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from blendhub.analysis import lines
-from blendhub.analysis import logs as logs_module
-from blendhub.analysis.logs import STRETCH, WINDOW, Logs
-from blendhub.analysis.times import as_time
-from blendhub.analysis.vllm_log import WITHOUT_PROMPT
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
+from blendhub.tools.analysis import lines
+from blendhub.tools.analysis import logs as logs_module
+from blendhub.tools.analysis.logs import STRETCH, WINDOW, Logs
+from blendhub.tools.analysis.times import as_time
+from blendhub.tools.analysis.vllm_log import WITHOUT_PROMPT
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 

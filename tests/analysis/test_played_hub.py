@@ -6,12 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from blendhub import PluginHost
-from blendhub.analysis.analyzer import Analyzer, Sizes
-from blendhub.analysis.broken import Place
-from blendhub.analysis.played_hub import MOST_SLOTS, PlayedHub
-from blendhub.analysis.requests import Prompt
-from blendhub.layout import DEFAULT_MATCHERS
-from blendhub.plugin_choice import PluginChoice
+from blendhub.core.layout import DEFAULT_MATCHERS
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.tools.analysis.analyzer import Analyzer, Sizes
+from blendhub.tools.analysis.broken import Place
+from blendhub.tools.analysis.played_hub import MOST_SLOTS, PlayedHub
+from blendhub.tools.analysis.requests import Prompt
 
 HOST = PluginHost.discover()
 WINDOW = 64

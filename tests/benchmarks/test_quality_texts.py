@@ -3,8 +3,8 @@
 import pytest
 
 from benchmarks.quality.scores import exact_match, f1, rouge_l
-from blendhub.advice.questions import Question
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
+from blendhub.tools.advice.questions import Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
 

@@ -165,7 +165,7 @@ def test_a_socket_that_a_killed_hub_left_is_removed(doctor, shm):
 
 KILLED = """
 import os, signal, sys, time
-from blendhub.hub.arena import Arena
+from blendhub.hub.memory.arena import Arena
 
 arena = Arena(2**26)
 print(arena.name.segment, flush=True)

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 
 from blendhub import PluginHost
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
+from blendhub.client.wire import Request
 from blendhub.contracts import Codec, Envelope, Service
-from blendhub.doctor.self_test import judged
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Span
-from blendhub.wire import Request
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
+from blendhub.tools.doctor.self_test import judged
 from tests.hub.processes import HubProcess
 
 SELF_TEST = ["--only", "self-test"]

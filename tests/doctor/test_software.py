@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.served_vllm import WITHOUT_VISION, server_command
+from blendhub.system.served_vllm import WITHOUT_VISION, server_command
 
 DEVICE = """
     from blendhub import PluginSpec, Unavailable, hookimpl

@@ -11,8 +11,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from hub_direct import DirectHub
 
-from blendhub.config import HubConfig
 from blendhub.contracts import Store
+from blendhub.hub.config import HubConfig
 
 
 @pytest.fixture

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 from hub_direct import DirectHub
 
-from blendhub import wire
-from blendhub.client import HubClient
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Connection, Pending
-from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
-from blendhub.processes import ProcessId
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.system.processes import ProcessId
 
 HARDLY_S = 0.005
 """The timeout of clients, and so how long they wait for writes that do not end."""

@@ -8,7 +8,7 @@ from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 from hub_direct import CHUNK, tokens
 
-from blendhub import wire
+from blendhub.client import wire
 
 TEXT = tokens(1, 3 * CHUNK)
 SOON_S = 60.0

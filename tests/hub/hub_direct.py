@@ -9,24 +9,25 @@ from typing import Any
 
 import numpy as np
 
-from blendhub import PluginHost, wire
-from blendhub.arena_view import HEADER_BYTES, SHM, ArenaView
-from blendhub.config import HubConfig
+from blendhub import PluginHost
+from blendhub.client import wire
+from blendhub.client.arena_view import HEADER_BYTES, SHM, ArenaView
 from blendhub.contracts import ArenaFile, Envelope, SharedStore, Store
 from blendhub.contracts.transport import Peer
-from blendhub.hub.arena import Arena
-from blendhub.hub.blended_share import BlendedShare
-from blendhub.hub.follower import Follower
-from blendhub.hub.index import NamespaceIndex
-from blendhub.hub.lanes import LaneThreads
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+from blendhub.hub.config import HubConfig
+from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.namespace_index import NamespaceIndex
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.blended_share import BlendedShare
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
-from blendhub.hub.tiers import Tier
-from blendhub.layout import KVLayout, Namespace, Variant
-from blendhub.plan import Span
-from blendhub.plugin_choice import PluginChoice
-from blendhub.processes import ProcessId
-from blendhub.tokens import Tokens
+from blendhub.hub.stores.follower import Follower
+from blendhub.hub.stores.store_tier import Tier
+from blendhub.system.processes import ProcessId
 
 HOST = PluginHost.discover()
 CHUNK = 32

@@ -12,12 +12,12 @@ from hub_direct import BASE, DirectHub, namespace, tokens
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from blendhub import wire
-from blendhub.client import HubClient, Reservation
-from blendhub.config import HubConfig
-from blendhub.errors import BlendHubError, LeaseError
-from blendhub.layout import Variant
-from blendhub.processes import ProcessId
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient, Reservation
+from blendhub.core.errors import BlendHubError, LeaseError
+from blendhub.core.layout import Variant
+from blendhub.hub.config import HubConfig
+from blendhub.system.processes import ProcessId
 
 LEASE_S, SILENCE_S = 10.0, 25.0
 MODELS = [namespace("a"), namespace("b", world_size=2)]

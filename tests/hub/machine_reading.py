@@ -21,10 +21,10 @@ from machine_engines import (
     Read,
 )
 
-from blendhub import wire
-from blendhub.errors import BlendHubError
-from blendhub.layout import Variant
-from blendhub.plan import Span
+from blendhub.client import wire
+from blendhub.core.errors import BlendHubError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
 
 
 class ReadingRules(HubRules):

@@ -11,9 +11,9 @@ from hypothesis.stateful import invariant, rule
 from machine_engines import LEASE_S, TEXT, TEXTS, VARIANT, WHICH, Engine, Job, Write
 from machine_reading import ReadingRules
 
-from blendhub.errors import BlendHubError
-from blendhub.layout import Variant
-from blendhub.plan import Span
+from blendhub.core.errors import BlendHubError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
 
 ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
 

@@ -3,8 +3,8 @@
 import numpy as np
 from hub_direct import marks
 
-from blendhub.client import HubClient
-from blendhub.plan import Span
+from blendhub.client.hub_client import HubClient
+from blendhub.core.spans import Span
 
 
 def store(client: HubClient, text: np.ndarray) -> None:

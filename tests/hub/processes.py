@@ -12,7 +12,7 @@ SOON_S = 20.0
 
 HUB = """
 import asyncio, sys
-from blendhub.config import HubConfig, Listen, StoreChoice
+from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.hub import Hub
 
 endpoint, store = sys.argv[1:3]

@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from processes import IN_A_CONTAINER, python_of, run_python, until
 
-from blendhub.arena_view import SHM, ArenaName, ArenaView, header_of
-from blendhub.errors import HubError, InvalidInput
-from blendhub.hub.arena import Arena, remove_leftovers
+from blendhub.client.arena_view import SHM, ArenaName, ArenaView, header_of
+from blendhub.core.errors import HubError, InvalidInput
+from blendhub.hub.memory.arena import Arena, remove_leftovers
 
 IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
 """With shared memory for itself, mounted with the options that follow."""
 
 HUGE_PAGES = """
 from pathlib import Path
-from blendhub.hub.arena import Arena
+from blendhub.hub.memory.arena import Arena
 def huge():
     return next(int(line.split()[1]) for line in Path("/proc/meminfo").open() if line.startswith("ShmemHugePages"))
 def mapped():
@@ -32,7 +32,7 @@ arena.close()
 
 TOO_LARGE = """
 from pathlib import Path
-from blendhub.hub import arena
+from blendhub.hub.memory.default_size import arena
 arena._check_free_memory = lambda size: None
 try:
     arena.Arena(1 << 25)
@@ -42,7 +42,7 @@ except Exception as error:
 
 HOLD = """
 import time
-from blendhub.hub.arena import Arena
+from blendhub.hub.memory.arena import Arena
 arena = Arena(1 << 20)
 print(arena.name.segment, flush=True)
 time.sleep(60)
@@ -64,7 +64,7 @@ def test_what_one_side_writes_the_other_reads():
 
 @pytest.mark.alone
 def test_an_arena_that_is_given_up_while_it_is_made_leaves_nothing(monkeypatch):
-    monkeypatch.setattr("blendhub.hub.arena.STEP", 1 << 16)
+    monkeypatch.setattr("blendhub.hub.memory.arena.STEP", 1 << 16)
 
     async def give_up() -> None:
         before = set(SHM.iterdir())

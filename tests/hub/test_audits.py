@@ -7,12 +7,12 @@ from hub_direct import CHUNK, tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub import wire
-from blendhub.errors import ProtocolError
+from blendhub.client import wire
+from blendhub.core.errors import ProtocolError
 from blendhub.hub import audits
 from blendhub.hub.audits import RECENT, AuditTable
+from blendhub.hub.http.metrics import exposition
 from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
-from blendhub.hub.metrics import exposition
 
 counts = st.integers(0, RECENT + 9)
 

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
-from blendhub import wire
-from blendhub.errors import Busy, ProtocolError
+from blendhub.client import wire
+from blendhub.core.errors import Busy, ProtocolError
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Match, Span
 from blendhub.hub import reads, sessions, writes
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.hub.shares import Shares
-from blendhub.layout import KVLayout
-from blendhub.plan import Match, Span
 
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
 

@@ -10,11 +10,10 @@ from blendhub_transports.options import InprocOptions
 from hub_direct import DirectHub, marks, namespace, tokens
 from processes import until
 
-from blendhub import wire
-from blendhub.arena_view import ArenaName
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.errors import (
+from blendhub.client import wire
+from blendhub.client.arena_view import ArenaName
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import (
     DeadlineExceeded,
     HubError,
     InvalidInput,
@@ -23,8 +22,9 @@ from blendhub.errors import (
     ProtocolError,
     UnknownSession,
 )
-from blendhub.hub.session_handlers import PONG
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig
+from blendhub.hub.handlers.sessions import PONG
 from blendhub.testing.transports.base import Running
 
 ENDPOINT = "inproc://a-client-test"

@@ -2,8 +2,8 @@
 
 import pytest
 
-from blendhub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
-from blendhub.errors import OptionError
+from blendhub.core.errors import OptionError
+from blendhub.hub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
 
 
 @pytest.mark.parametrize(

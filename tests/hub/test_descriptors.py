@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 
 IN_A_THREAD = """
 import logging, sys, time
-from blendhub.config import HubConfig, Listen
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
 
 logging.basicConfig()

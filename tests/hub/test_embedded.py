@@ -12,12 +12,12 @@ from hub_direct import namespace, tokens
 from mapped import check, store
 from processes import run_python, until
 
-from blendhub.arena_view import SHM
-from blendhub.client import HubClient
-from blendhub.config import HubConfig, Listen
-from blendhub.errors import BlendHubError, HubError
+from blendhub.client.arena_view import SHM
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import BlendHubError, HubError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import embedded_hub
-from blendhub.plugin_choice import PluginChoice
 
 pytestmark = pytest.mark.slow
 
@@ -75,7 +75,7 @@ def test_a_ctrl_c_in_the_owner_s_terminal_leaves_the_hub_to_its_owner():
 
 OWNER = """
 import sys
-from blendhub.config import HubConfig
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
 
 hub = embedded_hub(HubConfig(arena_gib=0.01, metrics=""), "process")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.hub.eviction import LRU, POLICIES, S3FIFO
+from blendhub.hub.memory.eviction import LRU, POLICIES, S3FIFO
 
 NAMES = ["insert", "touch", "hold", "release", "remove", "evict"]
 calls = st.lists(st.tuples(st.sampled_from(NAMES), st.integers(0, 9)), max_size=120)

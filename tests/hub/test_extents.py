@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.errors import InvalidInput
-from blendhub.hub import extents
-from blendhub.hub.extents import GRAIN, Extents
+from blendhub.core.errors import InvalidInput
+from blendhub.hub.memory.default_size import extents
+from blendhub.hub.memory.extents import GRAIN, Extents
 
 SIZE = 40 * GRAIN
 steps = st.lists(st.one_of(st.integers(1, 12 * GRAIN), st.just(None)), max_size=60)

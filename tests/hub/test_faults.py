@@ -12,12 +12,12 @@ from hub_direct import namespace, tokens
 from mapped import check, store
 from processes import IN_A_CONTAINER, SOON_S, HubProcess, python_of, run_python, until
 
-from blendhub.client import HubClient
-from blendhub.config import HubConfig, StoreChoice
-from blendhub.errors import HubError, LeaseError, PeerGone, TransportError
-from blendhub.hub.arena import remove_leftovers
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import HubError, LeaseError, PeerGone, TransportError
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import embedded_hub
-from blendhub.plan import Span
+from blendhub.hub.memory.arena import remove_leftovers
 
 pytestmark = pytest.mark.slow
 
@@ -40,8 +40,8 @@ def client(hub):
 VICTIM = """
 import sys
 from hub_direct import namespace, tokens
-from blendhub.client import HubClient
-from blendhub.plan import Span
+from blendhub.client.hub_client import HubClient
+from blendhub.core.spans import Span
 
 client = HubClient(sys.argv[1])
 client.register("victim", namespace(), rank=0)
@@ -137,9 +137,9 @@ def test_slots_that_a_forked_child_may_write_outlive_its_parent(hub, client):
 LATE = """
 import sys, time
 from hub_direct import marks, namespace, tokens
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError
-from blendhub.plan import Span
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import BlendHubError
+from blendhub.core.spans import Span
 
 client = HubClient(sys.argv[1], timeout=1.0)
 client.register("late", namespace(), rank=0)

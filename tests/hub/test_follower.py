@@ -10,10 +10,10 @@ from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, namespace, tokens
 
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
-from blendhub import wire
+from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
-from blendhub.hub.index import Saved
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.hub.index.namespace_index import Saved
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 

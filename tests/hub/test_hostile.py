@@ -12,8 +12,8 @@ import pytest
 from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from benchmarks.soak.hostile import Hostile
-from blendhub import wire
-from blendhub.errors import ArenaFull, BlendHubError, ProtocolError, UnknownSession
+from blendhub.client import wire
+from blendhub.core.errors import ArenaFull, BlendHubError, ProtocolError, UnknownSession
 
 TEXTS = [tokens(seed, 3 * CHUNK) for seed in range(100, 120)]
 

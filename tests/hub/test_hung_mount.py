@@ -10,7 +10,7 @@ from hub_direct import CHUNK, namespace, tokens
 
 from benchmarks.fleet import mount
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,12 +8,12 @@ import pytest
 from hub_direct import CHUNK, namespace, tokens
 from processes import IN_A_CONTAINER, run_python, until
 
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.errors import InvalidInput
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
-from blendhub.plan import Span
-from blendhub.processes import ProcessId
+from blendhub.system.processes import ProcessId
 
 pytestmark = pytest.mark.alone
 
@@ -34,7 +34,7 @@ def test_a_client_that_claims_to_be_another_process_is_refused(monkeypatch):
 REGISTERS = """
 import sys
 from hub_direct import namespace
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 
 with HubClient(sys.argv[1]) as client:
     client.register("e", namespace(), rank=0)

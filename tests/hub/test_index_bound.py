@@ -5,10 +5,10 @@ import logging
 import pytest
 from hub_direct import CHUNK, namespace, tokens
 
-from blendhub.errors import ArenaFull
-from blendhub.hub import index_room
-from blendhub.layout import Variant
-from blendhub.plan import Span
+from blendhub.core.errors import ArenaFull
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
+from blendhub.hub.index.namespace_index import room as index_room
 
 ROOM = 2**22
 N_SALTS = 300

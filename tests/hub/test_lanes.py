@@ -7,12 +7,12 @@ import threading
 import pytest
 from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
-from blendhub import wire
+from blendhub.client import wire
 from blendhub.contracts import Envelope
-from blendhub.errors import Busy, InvalidInput
+from blendhub.core.errors import Busy, InvalidInput
+from blendhub.core.spans import Span
 from blendhub.hub import lanes, service
 from blendhub.hub.limits import WAITING_REQUEST_BYTES
-from blendhub.plan import Span
 
 INLINE = 2 * CHUNK
 LONG = tokens(1, 3 * CHUNK)

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub.errors import LayoutMismatch
-from blendhub.layout import KVLayout, Namespace, check_same
-from blendhub.plan import Span
-from blendhub.plugin_choice import PluginChoice
+from blendhub.core.errors import LayoutMismatch
+from blendhub.core.layout import KVLayout, Namespace, check_same
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Span
 
 sizes = st.integers(1, 5)
 layouts = st.builds(

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hub_direct import namespace, spans_of, tokens
 
-from blendhub import wire
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
+from blendhub.client import wire
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
 
 
 def test_what_was_stored_is_found_exactly_in_pieces_of_chunks(hub):

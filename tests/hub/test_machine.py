@@ -15,9 +15,9 @@ from hypothesis.stateful import invariant, rule
 from machine_engines import VARIANTS, WHICH
 from machine_writing import WritingRules
 
-from blendhub.errors import BlendHubError
-from blendhub.layout import Variant
-from blendhub.plan import Match, Span
+from blendhub.core.errors import BlendHubError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Match, Span
 
 
 class HubMachine(WritingRules):

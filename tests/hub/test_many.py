@@ -7,12 +7,12 @@ import logging
 import pytest
 from hub_direct import CHUNK, tokens
 
-from blendhub import wire
-from blendhub.hub.index import NamespaceIndex
-from blendhub.hub.metrics import MetricsServer
-from blendhub.hub.pages import Pages
+from blendhub.client import wire
+from blendhub.core.layout import Variant
+from blendhub.hub.http.metrics import MetricsServer
+from blendhub.hub.http.routes import Pages
+from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.reports import ReportTable
-from blendhub.layout import Variant
 
 
 def test_the_end_of_a_session_looks_at_its_own_mapping_alone(make_hub, monkeypatch):

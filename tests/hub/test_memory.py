@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.hub import memory
-from blendhub.hub.memory import available_bytes
+from blendhub.hub.memory.default_size import available_bytes
+from blendhub.hub.memory.default_size import default_size as memory
 
 GIB = 2**30
 V1 = "9:name=systemd:/\n4:memory:{path}\n3:cpu,cpuacct:/x\n0::/\n"
@@ -126,7 +126,7 @@ def test_a_process_under_a_real_limit_takes_no_more_than_that(limited):
 import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
-from blendhub.hub.memory import available_bytes, default_arena_bytes
+from blendhub.hub.memory.default_size import available_bytes, default_arena_bytes
 before = available_bytes()
 held = b"x" * 2**27
 print(before, available_bytes(), default_arena_bytes())

@@ -7,8 +7,8 @@ import msgspec
 import pytest
 from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
-from blendhub import wire
-from blendhub.errors import ArenaFull
+from blendhub.client import wire
+from blendhub.core.errors import ArenaFull
 
 SMALL = 4096
 LARGE = 64

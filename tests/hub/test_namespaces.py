@@ -5,10 +5,10 @@ import tracemalloc
 import pytest
 from hub_direct import BASE, CHUNK, namespace, tokens
 
-from blendhub import wire
-from blendhub.errors import InvalidInput
-from blendhub.layout import Variant
-from blendhub.plan import Span
+from blendhub.client import wire
+from blendhub.core.errors import InvalidInput
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
 
 ANN, BOB = Variant(cache_salt="ann"), Variant(cache_salt="bob")
 VARIANTS = [BASE, ANN, BOB, Variant(lora="ann"), Variant("adapter", "ann")]

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, HOST, MATCHERS
 
-from blendhub import wire
-from blendhub.analysis.broken import Place
-from blendhub.analysis.played_hub import MIN_SAVED_TOKENS, PlayedHub
-from blendhub.plan import Span
+from blendhub.client import wire
+from blendhub.core.spans import Span
+from blendhub.tools.analysis.broken import Place
+from blendhub.tools.analysis.played_hub import MIN_SAVED_TOKENS, PlayedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import ReusePolicy
 

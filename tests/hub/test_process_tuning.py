@@ -7,7 +7,7 @@ import pytest
 from hub_direct import tokens
 from processes import run_python
 
-from blendhub import wire
+from blendhub.client import wire
 
 LOOKED_AT_BY_FULL_COLLECTIONS = """
 import gc

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from hub_direct import ELSEWHERE, LAYOUT, marks, namespace, spans_of, tokens
 
-from blendhub import wire
+from blendhub.client import wire
 from blendhub.contracts import Envelope
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
 
 
 def test_bytes_through_the_transport(hub):

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
-from blendhub import hub_session, wire
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.errors import Busy, HubError, InvalidInput
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient
+from blendhub.client.hub_client import session as hub_session
+from blendhub.core.errors import Busy, HubError, InvalidInput
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
 from blendhub.hub import limits, service
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
-from blendhub.layout import Variant
-from blendhub.plan import Span
 
 N = 60
 WIDE = namespace(layout=msgspec.structs.replace(LAYOUT, layers=8, kv_heads=8, key_dim=64, value_dim=64))

@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, LAYOUT, DirectHub, tokens
 
-from blendhub import wire
-from blendhub.config import HubConfig
-from blendhub.errors import InvalidInput, ProtocolError
-from blendhub.fates import Fate
+from blendhub.client import wire
+from blendhub.core.errors import InvalidInput, ProtocolError
+from blendhub.core.layout import Namespace, Variant
+from blendhub.core.spans import Match, Span
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
+from blendhub.hub.http.metrics import MetricsServer
+from blendhub.hub.http.routes import PAGE_LASTS_S, Pages, is_address
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
-from blendhub.hub.metrics import MetricsServer
-from blendhub.hub.pages import PAGE_LASTS_S, Pages, is_address
 from blendhub.hub.reports import ReportTable
-from blendhub.layout import Namespace, Variant
-from blendhub.plan import Match, Span
-from blendhub.prompt_report import (
+from blendhub.outcome.fates import Fate
+from blendhub.outcome.reasons import SENTENCES, NotReused, Why
+from blendhub.outcome.report import (
     MOST_NOT_REUSED,
     MOST_REPORTS,
     MOST_SOURCES,
@@ -31,7 +32,6 @@ from blendhub.prompt_report import (
     Painted,
     prompt_report,
 )
-from blendhub.why_unused import SENTENCES, NotReused, Why
 
 EIGHT_READERS = """
 import sys, threading, urllib.request

@@ -7,11 +7,11 @@ import tracemalloc
 import pytest
 from hub_direct import CHUNK, tokens
 
-from blendhub import wire
+from blendhub.client import wire
 from blendhub.contracts import Envelope
-from blendhub.errors import StoreAway
+from blendhub.core.errors import StoreAway
 from blendhub.hub import saves, write_handlers
-from blendhub.hub.index import Saved
+from blendhub.hub.index.namespace_index import Saved
 
 LONG = 512
 """Chunks of a long run."""

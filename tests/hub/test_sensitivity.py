@@ -7,11 +7,11 @@ from hub_direct import CHUNK, namespace, tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
-from blendhub import wire
-from blendhub.errors import InvalidInput, ProtocolError
-from blendhub.hub.sensitivity import merge
-from blendhub.layout import Variant
-from blendhub.plan import Match, Span
+from blendhub.client import wire
+from blendhub.core.errors import InvalidInput, ProtocolError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Match, Span
+from blendhub.hub.index.sensitivity import merge
 
 TEXT = tokens(1, 3 * CHUNK)
 BYTES = np.arange(1, len(TEXT) + 1, dtype=np.uint8)

@@ -3,10 +3,10 @@
 import pytest
 from hub_direct import tokens
 
-from blendhub import wire
-from blendhub.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
+from blendhub.client import wire
+from blendhub.core.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
+from blendhub.core.spans import Span
 from blendhub.hub import service
-from blendhub.plan import Span
 
 
 def test_the_hit_rate_is_of_lookups_alone(hub):

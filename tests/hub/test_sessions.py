@@ -3,12 +3,12 @@
 import pytest
 from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
-from blendhub import wire
-from blendhub.arena_view import ArenaView
-from blendhub.errors import ArenaFull, InvalidInput, LayoutMismatch, LeaseError, UnknownSession
-from blendhub.layout import KVLayout
-from blendhub.plan import Span
-from blendhub.processes import ProcessId
+from blendhub.client import wire
+from blendhub.client.arena_view import ArenaView
+from blendhub.core.errors import ArenaFull, InvalidInput, LayoutMismatch, LeaseError, UnknownSession
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
+from blendhub.system.processes import ProcessId
 
 
 def test_ranks_that_disagree_are_refused_with_the_differing_field(hub):

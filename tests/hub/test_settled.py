@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from hub_direct import BASE, CHUNK, namespace, tokens
 
-from blendhub import wire
-from blendhub.errors import InvalidInput
-from blendhub.hub.blended_share import BLENDED_SHARE
-from blendhub.hub.eviction import POLICIES
-from blendhub.layout import Variant
-from blendhub.plan import Span
-from blendhub.plugin_choice import PluginChoice
+from blendhub.client import wire
+from blendhub.core.errors import InvalidInput
+from blendhub.core.layout import Variant
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Span
+from blendhub.hub.memory.blended_share import BLENDED_SHARE
+from blendhub.hub.memory.eviction import POLICIES
 
 PROMPT = tokens(1, 5 * CHUNK)
 EXACT, BLENDED, BEHIND = Span(0, 40), Span(40, 100), Span(100, 160)

@@ -13,14 +13,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.hub import tokenizers
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.spans import Match, Span
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
+from blendhub.hub.http import tokenizers
 from blendhub.hub.limits import MOST_SHOWN_CHARACTERS, MOST_TOKENIZERS
-from blendhub.layout import KVLayout, Namespace, Variant
-from blendhub.plan import Match, Span
-from blendhub.prompt_report import prompt_report
+from blendhub.outcome.report import prompt_report
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=64)
 TEXT = np.arange(1000, 1256, dtype=np.uint32)

@@ -6,10 +6,10 @@ import msgspec
 import pytest
 from hub_direct import CHUNK, namespace, tokens
 
-from blendhub import wire
-from blendhub.errors import StoreFailed
-from blendhub.hub.index import Saved
-from blendhub.plan import Span
+from blendhub.client import wire
+from blendhub.core.errors import StoreFailed
+from blendhub.core.spans import Span
+from blendhub.hub.index.namespace_index import Saved
 
 TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
 

@@ -25,10 +25,10 @@ WITH_MEMORY_OF_ITS_OWN = 'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"'
 CLIENT = """
 import json, sys, time
 import numpy as np
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Span
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import BlendHubError
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
 
 LAYOUT = KVLayout(layers=16, kv_heads=8, key_dim=64, value_dim=64, dtype="float16", chunk_tokens=256)
 TOKENS = 12 * 256

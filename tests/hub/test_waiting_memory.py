@@ -6,13 +6,13 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 from hub_direct import ELSEWHERE, namespace
 
-from blendhub import wire
-from blendhub.config import HubConfig
+from blendhub.client import wire
 from blendhub.contracts import Connection, Envelope
-from blendhub.errors import Busy
+from blendhub.core.errors import Busy
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
 from blendhub.hub.limits import MOST_WAITING_BYTES
-from blendhub.plan import Span
 
 N_ENGINES, N_LOOKUPS = 20, 1500
 LONG, SHORT = (np.arange(n, dtype=np.uint32) % 500 for n in (3_000_000, 104_000))

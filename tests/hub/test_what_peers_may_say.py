@@ -8,14 +8,14 @@ import msgspec
 import pytest
 from hub_direct import CHUNK, namespace, tokens
 
-from blendhub import wire
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
+from blendhub.client import wire
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Envelope
-from blendhub.errors import InvalidInput, ProtocolError
+from blendhub.core.errors import InvalidInput, ProtocolError
+from blendhub.core.layout import Variant
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
-from blendhub.layout import Variant
-from blendhub.processes import ProcessId
+from blendhub.system.processes import ProcessId
 
 HUGE = 2**63
 TEXT = tokens(1, CHUNK).tobytes()

@@ -5,8 +5,8 @@ import threading
 import msgspec
 import pytest
 
-from blendhub.errors import LeaseError
-from blendhub.write_rights import WriteRight, WriteRights
+from blendhub.client.write_rights import WriteRight, WriteRights
+from blendhub.core.errors import LeaseError
 
 RIGHT = WriteRight(lease=7, number=20, epoch=1, arena="nonce", end=64, deadline=100.0)
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from hub_direct import namespace, spans_of, tokens
 
-from blendhub import wire
-from blendhub.errors import ArenaFull, InvalidInput
-from blendhub.plan import Span
+from blendhub.client import wire
+from blendhub.core.errors import ArenaFull, InvalidInput
+from blendhub.core.spans import Span
 
 
 def test_nothing_is_found_before_every_rank_has_committed(hub):

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.fates import COLOURS, LABELS, Fate
-from blendhub.hub import tokenizers
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Match, Span
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plan import Match, Span
-from blendhub.prompt_report import prompt_report
-from blendhub.why_unused import Why
+from blendhub.hub.http import tokenizers
+from blendhub.outcome.fates import COLOURS, LABELS, Fate
+from blendhub.outcome.reasons import Why
+from blendhub.outcome.report import prompt_report
 from tests.page.browser import Browser, chromium
 
 pytestmark = [

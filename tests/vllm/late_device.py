@@ -13,8 +13,8 @@ from msgspec import Meta
 from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Transfer
-from blendhub.hookspecs import PluginSpec, hookimpl
-from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
+from blendhub.vllm.model.engine_model import EngineModel
 
 
 class LateOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -20,13 +20,13 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
 from blendhub import PluginHost
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
-from blendhub.hookspecs import AuditOutcome
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.framework.observers import Observers
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
-from blendhub.observers import Observers
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register

@@ -22,8 +22,8 @@ from blendhub.contracts import Segment, Transfer
 from blendhub.devices import HostArena
 from blendhub.devices.pinning import PinningThread
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
+from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.recompute import BlendContext
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
 from tests.vllm.two_ranks import ALONE

@@ -8,7 +8,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from blendhub.contracts import Rotation
-from blendhub.vllm.worker.model.rotary import rotated, rotations_of
+from blendhub.vllm.model.rotary import rotated, rotations_of
 
 HEADS, WIDTH, BLOCK, BLOCKS, LONGEST = 2, 16, 16, 4, 4096
 

@@ -8,7 +8,7 @@ import os
 import signal
 from pathlib import Path
 
-from blendhub.client import HubClient, PendingReply
+from blendhub.client.hub_client import HubClient, PendingReply
 
 ORDER = Path(os.environ["STOP_THE_HUB"])
 submit, result = HubClient._submit, PendingReply.result

@@ -13,8 +13,8 @@ from typing import Any
 from blendhub_cpu.device import CpuDevice
 from vllm.distributed.parallel_state import get_tp_group
 
-from blendhub.client import HubClient
-from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.client.hub_client import HubClient
+from blendhub.vllm.model.engine_model import EngineModel
 from tests.vllm import forked_ranks
 
 

@@ -12,12 +12,12 @@ from vllm.lora.lora_model import LoRAModel
 from vllm.lora.lora_weights import LoRALayerWeights, PackedLoRALayerWeights
 from vllm.lora.request import LoRARequest
 
-from blendhub.errors import AdapterReplaced
-from blendhub.layout import Variant
+from blendhub.core.errors import AdapterReplaced
+from blendhub.core.layout import Variant
 from blendhub.vllm.messages import Adapter, LoadedAdapter, WorkerReport
+from blendhub.vllm.model.fingerprint import adapter_fingerprint
 from blendhub.vllm.scheduler.adapters import Adapters
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
-from blendhub.vllm.worker.model.fingerprint import adapter_fingerprint
 from tests.vllm.played_engine import played_engine, text
 
 LORA = LoRARequest("one", 1, "org/a")

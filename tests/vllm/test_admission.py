@@ -13,7 +13,7 @@ from vllm.lora.request import LoRARequest
 from vllm.multimodal.inputs import MultiModalFeatureSpec, PlaceholderRange
 from vllm.v1.request import Request
 
-from blendhub.layout import KVLayout, Namespace, Variant
+from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.vllm.messages import LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register

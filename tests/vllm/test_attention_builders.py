@@ -8,7 +8,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 import torch
 
-from blendhub.vllm.worker.model.attention_builders import OwnGroup
+from blendhub.vllm.model.attention_builders import OwnGroup
 
 
 class Device:

@@ -13,10 +13,10 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendhub.plan import Span
-from blendhub.vllm.worker.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata
-from blendhub.vllm.worker.model.chosen import Chosen, Part
-from blendhub.vllm.worker.model.platforms.upstream import Upstream
+from blendhub.core.spans import Span
+from blendhub.vllm.model.attention_metadata import SPANS, TABLE_BYTES, AttentionMetadata
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.platforms.upstream import Upstream
 
 BLOCK_SIZE = 32
 

@@ -13,15 +13,15 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import PluginHost, Span
-from blendhub.errors import Unsupported
-from blendhub.hookspecs import AuditOutcome
-from blendhub.layout import KVLayout
-from blendhub.plan import Match
+from blendhub.core.errors import Unsupported
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Match
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
+from blendhub.vllm.model.chosen import positions_of
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.worker.audit import MOST_KL, check_predictions, compare, inexact
-from blendhub.vllm.worker.model.chosen import positions_of
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.worker_start import with_audits
 from tests.vllm.blending import to_the_end

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.hookspecs import AuditOutcome
+from blendhub.client.wire import MOST_AUDITS
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.scheduler import audits as module
 from blendhub.vllm.scheduler.audits import LONGEST_PAUSE_S, MOST_RECORDS, WATCHED, AgreementWatch, Audits, chance_of
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.stats import AuditRecord
-from blendhub.wire import MOST_AUDITS
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
 AGREES, DIFFERS = AuditOutcome(True, 0.25), AuditOutcome(False, 3.0)

@@ -13,16 +13,16 @@ from blendhub_cpu.device import CpuDevice
 from blendhub_cpu.options import CpuOptions
 
 from blendhub import Span
-from blendhub.arena_view import SHM
-from blendhub.client import HubClient
-from blendhub.config import HubConfig, Listen
-from blendhub.errors import PeerGone
+from blendhub.client.arena_view import SHM
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import PeerGone
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import HubAddress, SaveJob
+from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
-from blendhub.vllm.worker.model.pages import paged_layer
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import Model, NotingDevice, worker_of
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
+from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.spans import joined, total
-from blendhub.vllm.worker.model.chosen import Chosen, Part
 
 LENGTH, BLOCK = 40, 8
 spans = st.lists(

@@ -11,15 +11,15 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import PagedLayer
-from blendhub.layout import KVLayout
-from blendhub.plan import Match
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.model.chosen import Chosen, Part, positions_of
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.worker import comparison
 from blendhub.vllm.worker.comparison import LEAST, STEPS, ComparedLayer, Comparison, as_bytes, compared_layer, squares
-from blendhub.vllm.worker.model.chosen import Chosen, Part, positions_of
-from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
 from tests.vllm.stand_in_model import BLOCK, BLOCKS, HEADS, WIDTH, StandInModel

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from blendhub_cpu.device import CpuDevice
 from blendhub_cpu.options import CpuOptions
 
-from blendhub.plugin_choice import PluginChoice
+from blendhub.core.plugin_choice import PluginChoice
 from blendhub.testing.devices.slow_registration import SlowRegistration
 from blendhub.vllm.messages import Adapter, HubAddress
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters

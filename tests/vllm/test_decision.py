@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from blendhub import Match, Span
-from blendhub.plan import check_tiling, join
+from blendhub.core.spans import check_tiling, join
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.step_budget import Pace

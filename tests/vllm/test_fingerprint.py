@@ -7,7 +7,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from blendhub.vllm.worker.model.fingerprint import fingerprint
+from blendhub.vllm.model.fingerprint import fingerprint
 
 
 def model_of(**parameters):

@@ -11,15 +11,15 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import PluginHost, Span
-from blendhub.layout import KVLayout
-from blendhub.plan import Match
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.comparison import ComparedLayer
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end

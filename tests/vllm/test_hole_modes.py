@@ -13,7 +13,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from blendhub.plan import Match, Span
+from blendhub.core.spans import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.spans import total

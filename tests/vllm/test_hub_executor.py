@@ -14,11 +14,11 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import msgspec
 
 from blendhub import PluginHost, Span
-from blendhub.config import HubConfig
-from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace, Variant
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm import hub_executor as module
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace

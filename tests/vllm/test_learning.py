@@ -7,9 +7,9 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.errors import PeerGone
-from blendhub.layout import Variant
-from blendhub.plan import Match, Span
+from blendhub.core.errors import PeerGone
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Match, Span
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.learning import MOST_WAITING, Learning

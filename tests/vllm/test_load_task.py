@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Match, PluginHost, Span
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Transfer
-from blendhub.errors import DeadlineExceeded, HubError, PeerGone
+from blendhub.core.errors import DeadlineExceeded, HubError, PeerGone
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace, Variant
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.load_task import Arrival, LoadTask

@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Match, Span
-from blendhub.layout import KVLayout, Namespace, Variant
-from blendhub.plugin_choice import PluginChoice
+from blendhub.client.wire import Slot
+from blendhub.client.write_rights import WriteRight
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
     CopiesJob,
@@ -26,8 +28,6 @@ from blendhub.vllm.messages import (
     WorkerReport,
 )
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.wire import Slot
-from blendhub.write_rights import WriteRight
 
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=8)
 

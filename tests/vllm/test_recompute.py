@@ -11,14 +11,14 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import PagedLayer, Selector
-from blendhub.guard import guard
-from blendhub.layout import KVLayout
-from blendhub.plan import Match
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Match
+from blendhub.framework.plugin_errors import guard
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.model.chosen import Chosen, Part
-from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.test_contracts import BAD_PICKS, MOVED, Picking
 from tests.vllm.blending import to_the_end

@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.errors import Unsupported
-from blendhub.vllm.worker.model import model_check
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.model import model_check
 
 
 def configured(*, parallel=None, model=None, speculative=None):

@@ -11,11 +11,11 @@ from vllm import SamplingParams
 from vllm.v1.request import Request
 
 from blendhub import Match, Span
-from blendhub.layout import Variant
+from blendhub.client.wire import Found
+from blendhub.core.layout import Variant
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.request_state import RequestState, Stage, Terms
-from blendhub.wire import Found
 
 EVENTS = {
     "look_up": set(Stage) - {Stage.LOADING},

@@ -10,7 +10,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 from vllm.model_executor.layers.rotary_embedding.yarn_scaling_rope import YaRNScalingRotaryEmbedding
 
-from blendhub.vllm.worker.model.rotary import digest, rotations_of
+from blendhub.vllm.model.rotary import digest, rotations_of
 
 TEN_MILLION, SERVED, WIDTH = 10_485_760, 8192, 16
 

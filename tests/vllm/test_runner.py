@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.errors import Unsupported
-from blendhub.vllm.worker.model.runner import NEEDED, Runner, find_runner
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.runner import NEEDED, Runner, find_runner
 
 RUNNERS = {
     "V1": ("vllm.v1.worker.gpu_model_runner", "_kernel_block_sizes"),

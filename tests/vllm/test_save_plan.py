@@ -7,12 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Match, Span
-from blendhub.client import Reservation
-from blendhub.errors import ArenaFull
-from blendhub.layout import KVLayout
+from blendhub.client.hub_client import Reservation
+from blendhub.client.wire import Slot
+from blendhub.client.write_rights import WriteRight
+from blendhub.core.errors import ArenaFull
+from blendhub.core.layout import KVLayout
 from blendhub.vllm.scheduler.save_plan import PlannedSave, SavePlan
-from blendhub.wire import Slot
-from blendhub.write_rights import WriteRight
 
 PROMPT = 24
 CHUNK = 5

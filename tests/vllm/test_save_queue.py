@@ -10,12 +10,12 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import PluginHost, Span
-from blendhub.config import HubConfig
 from blendhub.contracts import Transfer
-from blendhub.errors import LeaseError
+from blendhub.core.errors import LeaseError
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import SaveJob
 from blendhub.vllm.worker.save_queue import SaveQueue
 

@@ -10,11 +10,11 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from blendhub.arena_view import SHM
-from blendhub.config import HubConfig, Listen, StoreChoice
-from blendhub.errors import LeaseError
+from blendhub.client.arena_view import SHM
+from blendhub.core.errors import LeaseError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.hub.config import HubConfig, Listen, StoreChoice
 from blendhub.hub.embedded import HubInThread
-from blendhub.plugin_choice import PluginChoice
 from blendhub.vllm.messages import HubAddress
 from tests.vllm.played_engine import HOST, SETTINGS, PlayedEngine, played_engine, text
 from tests.vllm.standing_still import standing_still

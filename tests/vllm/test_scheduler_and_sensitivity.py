@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
-from blendhub.config import StoreChoice
+from blendhub.hub.config import StoreChoice
 from tests.vllm.played_engine import HOST, played_engine, text
 
 

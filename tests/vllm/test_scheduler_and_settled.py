@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.hookspecs import AuditOutcome
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import BLOCK, SETTINGS, played_engine, text
 

@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
-from blendhub.config import HubConfig, StoreChoice
+from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInThread
 from tests.vllm.played_engine import HOST, PlayedEngine, played_engine, text
 from tests.vllm.standing_still import standing_still

@@ -6,7 +6,7 @@ import inspect
 import pytest
 
 from blendhub import PluginHost
-from blendhub.errors import OptionError, PluginError
+from blendhub.core.errors import OptionError, PluginError
 from blendhub.vllm.settings import (
     EmbeddedHubConfig,
     PluginChoice,

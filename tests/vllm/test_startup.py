@@ -7,8 +7,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.layout import KVLayout, Namespace
-from blendhub.plugin_choice import PluginChoice
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.scheduler.startup import StartupFacts, lines, tokens_of
 from blendhub.vllm.settings import EmbeddedHubConfig, ReusePolicy, Settings
 

@@ -12,15 +12,15 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import PluginHost, Span
-from blendhub.client import HubClient
-from blendhub.config import HubConfig
+from blendhub.client.hub_client import HubClient
 from blendhub.contracts import PagedLayer
+from blendhub.core.layout import KVLayout, Namespace, Variant
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.layout import KVLayout, Namespace, Variant
 from blendhub.vllm.messages import CopiesJob
+from blendhub.vllm.model.rotary import rotated, rotations_of
 from blendhub.vllm.worker.comparison import ComparedLayer, as_bytes, squares
 from blendhub.vllm.worker.learning import Learning
-from blendhub.vllm.worker.model.rotary import rotated, rotations_of
 from blendhub.vllm.worker.stored_copies import StoredCopies
 from tests.vllm.stand_in_model import LONGEST, rotary
 from tests.vllm.two_ranks import ALONE

@@ -6,15 +6,15 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.fates import Fate, Stretch
-from blendhub.plan import Match, Span
+from blendhub.client.wire import Found
+from blendhub.core.spans import Match, Span
+from blendhub.outcome.fates import Fate, Stretch
+from blendhub.outcome.reasons import Why, not_reused
 from blendhub.vllm.decision import Allowed, Decision, Refusal
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.scheduler.unused import Attempt, why_unused
 from blendhub.vllm.settings import ReusePolicy
-from blendhub.why_unused import Why, not_reused
-from blendhub.wire import Found
 from tests.vllm.played_engine import SETTINGS, played_engine, text
 
 LENGTH = 1000

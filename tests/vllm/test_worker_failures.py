@@ -10,11 +10,11 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import Match, PluginHost, Span
-from blendhub.layout import KVLayout, Variant
+from blendhub.core.layout import KVLayout, Variant
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
+from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.model.pages import paged_layer
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel

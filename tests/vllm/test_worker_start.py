@@ -10,12 +10,12 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub import PluginHost
-from blendhub.errors import InvalidInput, Unsupported
-from blendhub.plugin_choice import PluginChoice
+from blendhub.core.errors import InvalidInput, Unsupported
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.vllm.model.device_memory import DeviceMemory
+from blendhub.vllm.model.model_check import layout_and_rotations
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker import worker_start
-from blendhub.vllm.worker.model.device_memory import DeviceMemory
-from blendhub.vllm.worker.model.model_check import layout_and_rotations
 from blendhub.vllm.worker.worker_start import WorkerStart
 from tests.vllm.stand_in_model import StandInModel, rotary
 from tests.vllm.two_ranks import forward_together, on_two_ranks

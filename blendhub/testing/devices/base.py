@@ -8,8 +8,8 @@ from typing import Any, ClassVar, Self, TypeAlias
 import pytest
 
 from blendhub.contracts import Device, PageFormat
-from blendhub.host import PluginHost
-from blendhub.layout import ITEM_SIZES
+from blendhub.core.layout import ITEM_SIZES
+from blendhub.framework.host import PluginHost
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup
 
 MakeHarness: TypeAlias = Callable[[Setup], DeviceHarness]

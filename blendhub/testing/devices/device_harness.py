@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
-from blendhub.layout import ITEM_SIZES, KVLayout
-from blendhub.plan import Span
+from blendhub.core.layout import ITEM_SIZES, KVLayout
+from blendhub.core.spans import Span
 from blendhub.testing.device_reference import (
     ReferenceDevice,
     bits_of,

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
 from blendhub.devices import StreamDevice, planes_of
-from blendhub.layout import KVLayout
-from blendhub.plan import Span
 from blendhub.testing.device_reference import page_shapes
 
 LAYERS, HEADS, WIDTH, CHUNK, CHUNKS = 8, 8, 128, 256, 16

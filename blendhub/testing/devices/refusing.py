@@ -9,8 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from blendhub.contracts import Device, PagedLayer, PageFormat, Segment
-from blendhub.errors import InvalidInput, LayoutMismatch, Unsupported
-from blendhub.layout import ITEM_SIZES, KVLayout
+from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
+from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary
 from blendhub.testing.sentences import holds

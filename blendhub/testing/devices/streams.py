@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from blendhub.contracts import Device, PageFormat, Transfer
+from blendhub.core.errors import Unsupported
 from blendhub.devices import StreamDevice
-from blendhub.errors import Unsupported
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.host import PluginHost
-from blendhub.options import parse_options
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import parse_options
 from blendhub.testing.checks import MatcherWithOracle
-from blendhub.tokens import Tokens
 
 
 class Writer:

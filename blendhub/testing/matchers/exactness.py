@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from blendhub.plan import Match, Span
+from blendhub.core.spans import Match, Span
 from blendhub.testing.checks import MatcherWithOracle, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.sentences import holds

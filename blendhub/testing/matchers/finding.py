@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
 from blendhub.testing.checks import MatcherWithOracle, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.sentences import holds
-from blendhub.tokens import Tokens
 
 CRAFTED_DIFFERENCES = {
     (0x9E3779B97F4A7C15, 2**64): (163, 788, 2850, -2934, 2789),

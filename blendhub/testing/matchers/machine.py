@@ -16,11 +16,11 @@ from hypothesis.stateful import (
 )
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
 from blendhub.testing.checks import MatcherWithOracle
 from blendhub.testing.matchers.base import MatcherTests
 from blendhub.testing.sentences import holds
-from blendhub.tokens import Tokens
 
 RUNS = range(5)
 

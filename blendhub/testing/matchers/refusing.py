@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
 from blendhub.testing.checks import MatcherWithOracle, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.sentences import holds
-from blendhub.tokens import Tokens
 
 
 def _strided(tokens: Tokens) -> Tokens:
@@ -55,7 +55,7 @@ BAD_BUFFERS: dict[str, Callable[[Tokens], Any]] = {
 BAD_RUNS: list[Any] = [-1, 2**63, True, False, 1.0, "1", None]
 
 
-@holds("Bad input raises :class:`blendhub.errors.InvalidInput` and changes nothing.")
+@holds("Bad input raises :class:`blendhub.core.errors.InvalidInput` and changes nothing.")
 class RefusingTests(MatcherTests):
     """The suite stores a run 1 and a run 0, so that a careless matcher takes True and 1.0 for them."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from blendhub.contracts.matcher import Matcher
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.run_in_subprocess import run_in_subprocess

@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.reference import ReferenceMatcher

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from blendhub.contracts import Selection, Selector
-from blendhub.host import PluginHost
-from blendhub.plan import Span, gaps
+from blendhub.core.spans import Span, gaps
+from blendhub.framework.host import PluginHost
 
 Scores: TypeAlias = npt.NDArray[np.float32]
 

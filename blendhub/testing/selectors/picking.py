@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from blendhub.contracts import Selection, Selector
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
 from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, prompt_around, tokens_of
 from blendhub.testing.sentences import holds
 

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 
 from blendhub.contracts import Selector
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub.testing.selectors.base import MOVED, Scores, SelectorTests, tokens_of
 from blendhub.testing.sentences import holds
 

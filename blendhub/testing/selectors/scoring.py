@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from blendhub.contracts import Selector
-from blendhub.errors import BlendHubError, InvalidInput
+from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.testing.selectors.base import SelectorTests
 from blendhub.testing.sentences import holds
 

@@ -14,10 +14,10 @@ from typing import Any, ClassVar, Self, TypeAlias
 import pytest
 
 from blendhub.contracts import ArenaFile, Dropped, Published, RunKey, SharedStore, StoredRun
-from blendhub.errors import CursorLost
-from blendhub.host import PluginHost
-from blendhub.options import parse_options
-from blendhub.plan import Span
+from blendhub.core.errors import CursorLost
+from blendhub.core.spans import Span
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import parse_options
 from blendhub.testing.stores.base import CHUNK_TOKENS, SHARD_BYTES, chunk, content, key, run
 
 __all__ = ["CHUNK_TOKENS", "SHARD_BYTES", "FleetTests", "Join", "Known", "Member", "chunk", "content", "key", "run"]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from blendhub.contracts import RunKey, SharedStore
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import ROOMY, FleetTests, Known, Member, chunk, content, key
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from blendhub.contracts import StoredRun
-from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import FleetTests, Join, Member, chunk, content, key, run
 

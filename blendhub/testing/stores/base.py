@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.host import PluginHost
-from blendhub.options import parse_options
-from blendhub.plan import Span
+from blendhub.core.spans import Span
+from blendhub.framework.host import PluginHost
+from blendhub.framework.options import parse_options
 
 ROOMY = 2**30
 CHUNK_TOKENS = 16

@@ -3,7 +3,7 @@
 import pytest
 
 from blendhub.contracts import Store, StoredRun
-from blendhub.errors import StoreFailed
+from blendhub.core.errors import StoreFailed
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     SHARD_BYTES,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from blendhub.contracts import Store
-from blendhub.errors import StoreFailed
+from blendhub.core.errors import StoreFailed
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, now_and_reopened, run
 

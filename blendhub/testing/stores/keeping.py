@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     CHUNK_TOKENS,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import ROOMY, StoreTests, content
 

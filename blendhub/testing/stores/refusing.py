@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from blendhub.contracts import Store, StoredRun
-from blendhub.errors import InvalidInput, StoreFailed
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput, StoreFailed
+from blendhub.core.spans import Span
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
     ROOMY,

@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from blendhub.contracts import Store, StoredRun
-from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, run
 

@@ -7,10 +7,10 @@ from collections import deque
 
 import pytest
 
-from blendhub import errors
 from blendhub.contracts import Connection, Envelope
 from blendhub.contracts.transport import Buffer, Pending
-from blendhub.errors import BlendHubError, InvalidInput, ServiceFailed
+from blendhub.core import errors
+from blendhub.core.errors import BlendHubError, InvalidInput, ServiceFailed
 from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import LONG, SOON, Connect, EchoReply, EchoRequest, Running, Serve, TransportTests
 

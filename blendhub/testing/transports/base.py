@@ -11,10 +11,10 @@ from typing import Any, ClassVar, Self, TypeAlias
 import msgspec
 import pytest
 
-from blendhub import errors
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Peer
-from blendhub.host import PluginHost
+from blendhub.core import errors
+from blendhub.framework.host import PluginHost
 
 LONG = 30.0
 """A timeout that no test should ever use up."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from blendhub.contracts import Connection, Envelope
-from blendhub.errors import BlendHubError, InvalidInput, PeerGone, TransportError
+from blendhub.core.errors import BlendHubError, InvalidInput, PeerGone, TransportError
 from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import (
     LONG,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.errors import InvalidInput, Unsupported
+from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import TransportTests
 

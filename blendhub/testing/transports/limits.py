@@ -5,7 +5,7 @@ import time
 import pytest
 
 from blendhub.contracts import Connection, Envelope
-from blendhub.errors import Busy, DeadlineExceeded, VersionMismatch
+from blendhub.core.errors import Busy, DeadlineExceeded, VersionMismatch
 from blendhub.testing.sentences import holds
 from blendhub.testing.transports.base import (
     LONG,

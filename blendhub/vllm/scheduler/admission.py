@@ -6,8 +6,8 @@ from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
 
-from blendhub.errors import InvalidInput, OptionError
-from blendhub.layout import Namespace, Variant
+from blendhub.core.errors import InvalidInput, OptionError
+from blendhub.core.layout import Namespace, Variant
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter
 from blendhub.vllm.model_support import ModelSupport

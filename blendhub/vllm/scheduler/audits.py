@@ -8,15 +8,15 @@ from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
 
-from blendhub.agreement import wilson
-from blendhub.client import HubClient
-from blendhub.hookspecs import AuditOutcome
+from blendhub.client.hub_client import HubClient
+from blendhub.client.wire import MOST_AUDITS
+from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.outcome.agreement import wilson
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.held_ratio import HeldRatio, ladder
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.stats import AuditRecord
-from blendhub.wire import MOST_AUDITS
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 600.0

@@ -14,11 +14,11 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError
-from blendhub.hookspecs import RequestReport
-from blendhub.host import PluginHost
-from blendhub.observers import Observers
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import BlendHubError
+from blendhub.framework.hookspecs import RequestReport
+from blendhub.framework.host import PluginHost
+from blendhub.framework.observers import Observers
 from blendhub.vllm.decision import Allowed, Refusal
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport

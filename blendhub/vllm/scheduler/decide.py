@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from blendhub.plan import Match, Span, join
+from blendhub.core.spans import Match, Span, join
 from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy

@@ -4,13 +4,13 @@ import contextlib
 import time
 from functools import partial
 
-from blendhub.client import HubClient
-from blendhub.errors import BlendHubError, DeadlineExceeded, PeerGone
-from blendhub.hub_session import PendingReply
-from blendhub.layout import Variant
-from blendhub.tokens import Tokens
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import PendingReply
+from blendhub.client.wire import Found
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.core.layout import Variant
+from blendhub.core.tokens import Tokens
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.wire import Found
 
 STORE_SHARE = 0.8
 """The share of the timeout that the hub may spend on reading matches from its store."""

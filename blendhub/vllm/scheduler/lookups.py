@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.request_state import RequestState, Stage

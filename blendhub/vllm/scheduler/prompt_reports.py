@@ -5,9 +5,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from blendhub.client import HubClient
-from blendhub.plan import Match, Span
-from blendhub.prompt_report import MOST_REPORTS, PromptReport, prompt_report
+from blendhub.client.hub_client import HubClient
+from blendhub.core.spans import Match, Span
+from blendhub.outcome.report import MOST_REPORTS, PromptReport, prompt_report
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.unused import Attempt, why_unused

@@ -8,17 +8,17 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.hookspecs import AuditOutcome
-from blendhub.layout import Variant
-from blendhub.plan import Match, Span
-from blendhub.tokens import Tokens
+from blendhub.client.wire import Found, Previewed
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Match, Span
+from blendhub.core.tokens import Tokens
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.decision import Allowed, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 from blendhub.vllm.settings import Mode
 from blendhub.vllm.spans import joined, total
-from blendhub.wire import Found, Previewed
 
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
 """The modes in which text may be reused elsewhere than where it was computed."""

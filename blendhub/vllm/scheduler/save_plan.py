@@ -4,10 +4,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Literal
 
-from blendhub.client import Reservation
-from blendhub.plan import Span, gaps
-from blendhub.wire import Slot
-from blendhub.write_rights import WriteRight
+from blendhub.client.hub_client import Reservation
+from blendhub.client.wire import Slot
+from blendhub.client.write_rights import WriteRight
+from blendhub.core.spans import Span, gaps
 
 Kind = Literal["exact", "behind", "blended"]
 """The kind of KV: exact, computed behind blended KV, or blended."""

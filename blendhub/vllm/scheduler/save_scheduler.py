@@ -10,9 +10,9 @@ from queue import SimpleQueue
 import numpy as np
 from vllm.v1.core.sched.output import SchedulerOutput
 
-from blendhub.client import HubClient, Reservation
-from blendhub.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
-from blendhub.plan import Span
+from blendhub.client.hub_client import HubClient, Reservation
+from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
+from blendhub.core.spans import Span
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.adapters import Adapters

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import msgspec
 
-from blendhub.client import HubClient
-from blendhub.host import PluginHost
-from blendhub.layout import Namespace
+from blendhub.client.hub_client import HubClient
+from blendhub.core.layout import Namespace
+from blendhub.framework.host import PluginHost
 from blendhub.vllm.settings import OWNER, Mode, Settings
 
 log = logging.getLogger(__name__)

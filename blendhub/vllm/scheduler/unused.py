@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import NamedTuple, Self
 
-from blendhub.plan import Match, Span
+from blendhub.client.wire import Found
+from blendhub.core.spans import Match, Span
+from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Allowed, Decision, Refusal
 from blendhub.vllm.scheduler.decide import movable
 from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.why_unused import Why
-from blendhub.wire import Found
 
 OF_CODES = {
     "too_much": Why.TOO_MUCH,

@@ -3,12 +3,12 @@
 import numpy as np
 import torch
 
-from blendhub.errors import Unsupported
-from blendhub.hookspecs import AuditOutcome
-from blendhub.plan import Span, gaps
+from blendhub.core.errors import Unsupported
+from blendhub.core.spans import Span, gaps
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.decision import Decision
-from blendhub.vllm.worker.model.chosen import Chosen, Part
-from blendhub.vllm.worker.model.engine_model import EngineModel
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.engine_model import EngineModel
 
 MOST_KL = 1e3
 """The divergence of predictions that cannot be compared: with NaNs, or with a token that one of them rules out."""

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 from msgspec.structs import replace
 
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import PendingReply
+from blendhub.client.wire import Acquired, Bytes
 from blendhub.contracts import Device, Segment, Transfer
 from blendhub.contracts.transport import Buffer
-from blendhub.hub_session import PendingReply
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub.vllm.messages import SaveJob
-from blendhub.wire import Acquired, Bytes
 
 Blocks = npt.NDArray[np.int64]
 SLOWEST_BYTES_PER_S = 50 * 2**20

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import PagedLayer
-from blendhub.layout import ITEM_SIZES, KVLayout
-from blendhub.vllm.worker.model.chosen import Chosen
-from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.pages import read_as_computed
-from blendhub.vllm.worker.model.platforms import Tensors
+from blendhub.core.layout import ITEM_SIZES, KVLayout
+from blendhub.vllm.model.chosen import Chosen
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.pages import read_as_computed
+from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
 

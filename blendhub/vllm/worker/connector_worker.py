@@ -11,11 +11,12 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import PendingReply
+from blendhub.client.wire import Acquired
 from blendhub.contracts import Segment, Transfer
-from blendhub.errors import AdapterReplaced, DeadlineExceeded, HubError
-from blendhub.host import PluginHost
-from blendhub.hub_session import PendingReply
+from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
+from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped, total
@@ -27,7 +28,6 @@ from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
 from blendhub.vllm.worker.stored_copies import StoredCopies
-from blendhub.wire import Acquired
 
 log = logging.getLogger(__name__)
 

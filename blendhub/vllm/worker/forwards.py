@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 import torch
 
-from blendhub.errors import BlendHubError
-from blendhub.plan import Span
+from blendhub.core.errors import BlendHubError
+from blendhub.core.spans import Span
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.pages import read_as_computed
 from blendhub.vllm.spans import common, cut, total
 from blendhub.vllm.worker.comparison import ComparedTokens, Comparison
-from blendhub.vllm.worker.model.chosen import Chosen, Part
-from blendhub.vllm.worker.model.pages import read_as_computed
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blendhub.client import HubClient
-from blendhub.errors import StaleEpoch
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import StaleEpoch
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.comparison import ComparedTokens

@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from enum import IntEnum
 
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import PendingReply
+from blendhub.client.wire import Acquired, Done
 from blendhub.contracts import Transfer
-from blendhub.errors import BlendHubError, DeadlineExceeded, HubError, LeaseError
-from blendhub.hub_session import PendingReply
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, HubError, LeaseError
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.worker.recompute import Blend
-from blendhub.wire import Acquired, Done
 
 log = logging.getLogger(__name__)
 Open = Callable[[], HubClient | None]

@@ -3,10 +3,10 @@
 import logging
 from typing import Any
 
-from blendhub.errors import AdapterReplaced
-from blendhub.recurring import RecurringWarnings
+from blendhub.core.errors import AdapterReplaced
+from blendhub.system.recurring import RecurringWarnings
 from blendhub.vllm.messages import Adapter, LoadedAdapter
-from blendhub.vllm.worker.model.fingerprint import adapter_fingerprint
+from blendhub.vllm.model.fingerprint import adapter_fingerprint
 
 log = logging.getLogger(__name__)
 

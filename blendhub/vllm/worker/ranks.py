@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from torch.distributed import ReduceOp, all_gather, all_reduce
 
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")

@@ -10,15 +10,15 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
-from blendhub.hookspecs import AuditOutcome
-from blendhub.layout import KVLayout
-from blendhub.plan import Span, gaps
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span, gaps
+from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
+from blendhub.vllm.model.chosen import Chosen, positions_of
+from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.spans import behind, joined, sampled, spread, total
 from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.comparison import ComparedLayer, ComparedTokens
-from blendhub.vllm.worker.model.chosen import Chosen, positions_of
-from blendhub.vllm.worker.model.engine_model import EngineModel
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
 

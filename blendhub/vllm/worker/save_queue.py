@@ -11,12 +11,12 @@ from contextlib import ExitStack
 from functools import partial
 from typing import NamedTuple
 
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
+from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Transfer
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 from blendhub.vllm.messages import SaveJob
 from blendhub.vllm.worker.carrier import Delivery
-from blendhub.write_rights import WriteRight
 
 log = logging.getLogger(__name__)
 

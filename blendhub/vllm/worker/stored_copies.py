@@ -16,19 +16,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.arena_view import ArenaView
-from blendhub.client import HubClient
+from blendhub.client.arena_view import ArenaView
+from blendhub.client.hub_client import HubClient
+from blendhub.client.wire import Piece
 from blendhub.contracts import Rotation
-from blendhub.errors import HubError
-from blendhub.plan import Span
+from blendhub.core.errors import HubError
+from blendhub.core.spans import Span
 from blendhub.vllm.messages import CopiesJob
+from blendhub.vllm.model.pages import DTYPES
+from blendhub.vllm.model.platforms import Tensors
+from blendhub.vllm.model.rotary import rotated
 from blendhub.vllm.spans import overlaps
 from blendhub.vllm.worker.comparison import ComparedLayer, as_bytes, squares
 from blendhub.vllm.worker.learning import MOST_WAITING, Learning
-from blendhub.vllm.worker.model.pages import DTYPES
-from blendhub.vllm.worker.model.platforms import Tensors
-from blendhub.vllm.worker.model.rotary import rotated
-from blendhub.wire import Piece
 
 log = logging.getLogger(__name__)
 NICENESS = 5

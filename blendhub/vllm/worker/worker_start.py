@@ -9,22 +9,22 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Rotation, Selector
-from blendhub.errors import BlendHubError, InvalidInput, Unsupported
-from blendhub.host import PluginHost
-from blendhub.layout import KVLayout
+from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
+from blendhub.core.layout import KVLayout
+from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerHandshake
+from blendhub.vllm.model.device_memory import DeviceMemory
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.fingerprint import fingerprint
+from blendhub.vllm.model.model_check import ModelCheck, check_model, layout_and_rotations
+from blendhub.vllm.model.pages import paged_layer
+from blendhub.vllm.model.rotary import digest
+from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.comparison import ComparedLayer, compared_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
-from blendhub.vllm.worker.model.device_memory import DeviceMemory
-from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import ModelCheck, check_model, layout_and_rotations
-from blendhub.vllm.worker.model.pages import paged_layer
-from blendhub.vllm.worker.model.rotary import digest
-from blendhub.vllm.worker.model.runner import find_runner
 from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from blendhub import Match, PluginSpec, Span, hookimpl
 from blendhub.contracts import Matcher
-from blendhub.run_table import RunTable
-from blendhub.tokens import Tokens
+from blendhub.core.run_table import RunTable
+from blendhub.core.tokens import Tokens
 
 BYTES_PER_WINDOW = 400
 """What a window costs beside its tokens: two dictionary entries, a bytes object, a tuple, an inner dictionary."""

@@ -5,7 +5,7 @@ import os
 import msgspec
 
 from blendhub import hookimpl
-from blendhub.hookspecs import RequestReport
+from blendhub.framework.hookspecs import RequestReport
 
 FILE = os.environ.get("BLENDHUB_REPORTS", "blendhub-reports.jsonl")
 

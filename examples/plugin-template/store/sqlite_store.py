@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from blendhub import PluginSpec, Span, hookimpl
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.core.errors import InvalidInput, StoreFailed
 
 SETTINGS = "PRAGMA locking_mode = EXCLUSIVE; PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL;"
 TABLES = """

@@ -6,7 +6,7 @@ import socket
 import pytest
 from unix_transport import Head, UnixOptions, UnixTransport, frame, read_frame
 
-from blendhub.errors import ProtocolError
+from blendhub.core.errors import ProtocolError
 from blendhub.testing import TransportSuite
 
 

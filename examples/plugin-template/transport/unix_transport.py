@@ -24,7 +24,7 @@ from msgspec import Meta
 from blendhub import PluginSpec, errors, hookimpl
 from blendhub.contracts import Codec, Connection, Envelope, Pending, Server, Service, Transport
 from blendhub.contracts.transport import Buffer
-from blendhub.errors import (
+from blendhub.core.errors import (
     BlendHubError,
     Busy,
     DeadlineExceeded,

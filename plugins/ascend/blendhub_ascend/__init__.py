@@ -1,7 +1,7 @@
 """The Ascend NPU device of BlendHub. The entry point names this module, so it imports nothing heavy."""
 
 from blendhub.contracts import Device
-from blendhub.hookspecs import PluginSpec, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
 from blendhub_ascend.availability import details, probe
 from blendhub_ascend.options import AscendOptions
 

@@ -5,7 +5,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
-from blendhub.hookspecs import Unavailable
+from blendhub.framework.hookspecs import Unavailable
 
 DRIVER = Path("/dev/davinci_manager")
 """The device node of the NPU's driver. Containers must be given it."""

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
+from blendhub.core.layout import KVLayout
 from blendhub.devices import BatchPlanner, Slice, split_at_blocks
-from blendhub.layout import KVLayout
 
 SLOT, POSITION, SOURCE, SPAN_BLOCK, SPAN_COUNT = range(5)
 """Rows of a group's table. The first three have a column for each token, the last two one for each block span."""

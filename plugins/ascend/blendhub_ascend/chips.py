@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from blendhub.errors import Unsupported
+from blendhub.core.errors import Unsupported
 
 
 class Chip(NamedTuple):

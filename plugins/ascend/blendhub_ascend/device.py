@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from blendhub.contracts import PagedLayer
+from blendhub.core.layout import KVLayout
 from blendhub.devices import Runtime, StreamDevice
-from blendhub.layout import KVLayout
 from blendhub_ascend.batches import TokenPlanner
 from blendhub_ascend.chips import chip_of
 from blendhub_ascend.fast_ops import choose

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 
 from blendhub.contracts import PagedLayer, PageFormat, Rotation
+from blendhub.core.errors import Unsupported
+from blendhub.core.layout import KVLayout
 from blendhub.devices import check_pages, count_blocks, count_positions, planes_of
-from blendhub.errors import Unsupported
-from blendhub.layout import KVLayout
 
 FORMATS: tuple[PageFormat, ...] = ("split", "kv_first", "latent")
 """vllm-ascend has ``split``. The others are those of vLLM that it may change to; packed pages do not occur."""

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Segment
-from blendhub.layout import KVLayout
+from blendhub.core.layout import KVLayout
 
 N_TOKENS = 400
 

@@ -6,7 +6,7 @@ import torch
 from blendhub_ascend import pages
 from npu_stand_ins import A2, UNKNOWN, HostRuntime, device_on, device_on_npu_runtime
 
-from blendhub.errors import InvalidInput, Unsupported
+from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 SETUP = Setup(format="split", dtype="bfloat16", kv_heads=2, key_dim=16, value_dim=16, block_size=16)

@@ -8,7 +8,7 @@ from blendhub_ascend.chips import chip_of
 from blendhub_ascend.pages import read_pages
 from npu_stand_ins import A2, A3, A5, NEEDS_STAND_INS, UNKNOWN, device_on, device_on_npu_runtime
 
-from blendhub.errors import Unsupported
+from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 

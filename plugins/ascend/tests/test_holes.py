@@ -11,7 +11,7 @@ from npu_stand_ins import A2, A5, UNKNOWN, device_on_npu_runtime
 
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Rotation, Segment
-from blendhub.layout import KVLayout
+from blendhub.core.layout import KVLayout
 
 HEADS, WIDTH, BLOCK, CHUNK, POSITIONS, N_BLOCKS = 2, 32, 128, 64, 4096, 9
 LAYOUT = KVLayout(layers=2, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=CHUNK)

@@ -13,7 +13,7 @@ from blendhub_ascend import availability, factory, schemas
 from blendhub_ascend.options import AscendOptions
 from npu_stand_ins import A5, NEEDS_STAND_INS, StandInTorchNpu
 
-from blendhub.errors import Unsupported
+from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Setup
 
 PACKAGE = Path(blendhub_ascend.__file__).parent

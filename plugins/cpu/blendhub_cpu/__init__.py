@@ -3,7 +3,7 @@
 from importlib.util import find_spec
 
 from blendhub.contracts import Device
-from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cpu.options import CpuOptions
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.core.errors import InvalidInput
+from blendhub.core.layout import KVLayout
 from blendhub.devices import BLOCK_SPAN_RECORD, Bounds, check_arena, check_writable, split_at_blocks
-from blendhub.errors import InvalidInput
-from blendhub.layout import KVLayout
 from blendhub_cpu import kernels
 from blendhub_cpu.dtypes import CARRIERS
 from blendhub_cpu.options import CpuOptions

@@ -8,9 +8,9 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import PagedLayer, PageFormat
+from blendhub.core.errors import Unsupported
+from blendhub.core.layout import KVLayout
 from blendhub.devices import check_pages, count_blocks, count_positions, planes_of
-from blendhub.errors import Unsupported
-from blendhub.layout import KVLayout
 from blendhub_cpu.kernels import NONE, PLANE_RECORD, ROTATION_RECORD
 
 

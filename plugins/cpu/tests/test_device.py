@@ -10,7 +10,7 @@ from blendhub_cpu import device as module
 from blendhub_cpu.device import CpuDevice, set_affinity, usable_cores
 from blendhub_cpu.options import CpuOptions
 
-from blendhub.errors import Unsupported
+from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 
 replace = msgspec.structs.replace

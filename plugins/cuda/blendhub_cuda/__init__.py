@@ -5,7 +5,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from blendhub.contracts import Device
-from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_cuda.options import CudaOptions
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")

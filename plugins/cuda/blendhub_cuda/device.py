@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 import torch
 
 from blendhub.contracts import PagedLayer
+from blendhub.core.layout import KVLayout
 from blendhub.devices import Runtime, StreamDevice
-from blendhub.layout import KVLayout
 from blendhub_cuda.launcher import Launcher
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.pages import ACCESS_BYTES, FORMATS, Pages, read_pages

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from blendhub.core.layout import ITEM_SIZES
 from blendhub.devices import Mover, Runtime
-from blendhub.layout import ITEM_SIZES
 from blendhub_cuda import kernels
 from blendhub_cuda.dtypes import ITEM_TYPES
 from blendhub_cuda.pages import Pages

@@ -9,8 +9,8 @@ import numpy.typing as npt
 import torch
 
 from blendhub.contracts import PagedLayer, PageFormat
+from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import check_pages, count_blocks, count_positions, planes_of
-from blendhub.layout import ITEM_SIZES, KVLayout
 from blendhub_cuda.records import ADDRESS, BLOCK_STRIDE, PLANE_WORDS, TABLE, TOKEN_STRIDE
 
 FORMATS: tuple[PageFormat, ...] = ("packed_heads", "packed_tokens", "kv_first", "split", "latent")

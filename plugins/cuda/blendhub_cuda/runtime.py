@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blendhub.core.errors import Unsupported
 from blendhub.devices import Runtime
-from blendhub.errors import Unsupported
 from blendhub_cuda.host_pointers import kernels_use_host_addresses
 
 Arena: TypeAlias = npt.NDArray[np.uint8]

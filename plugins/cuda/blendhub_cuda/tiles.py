@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
+from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import BatchPlanner, Slice, after_prefix
-from blendhub.layout import ITEM_SIZES, KVLayout
 from blendhub_cuda.records import BLOCKS, COUNT, ORIGIN, POSITION, ROW, SLOT, SOURCE
 
 TILE_BYTES = 16384

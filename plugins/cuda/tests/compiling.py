@@ -19,7 +19,7 @@ from triton.compiler import ASTSource
 
 from blendhub import Span
 from blendhub.contracts import PagedLayer, Rotation, Segment
-from blendhub.layout import KVLayout
+from blendhub.core.layout import KVLayout
 from blendhub.testing.device_reference import torch_type
 from blendhub.testing.devices.deferred import DeferredRuntime
 

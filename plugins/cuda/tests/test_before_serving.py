@@ -11,8 +11,8 @@ from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 
 from blendhub.testing.devices.streams import DeferredRuntime
-from blendhub.vllm.worker.model.model_check import layout_and_rotations
-from blendhub.vllm.worker.model.pages import paged_layer
+from blendhub.vllm.model.model_check import layout_and_rotations
+from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.worker.worker_start import compile_kernels
 from tests.vllm.stand_in_model import StandInModel, rotary
 

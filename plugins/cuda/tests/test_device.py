@@ -12,7 +12,7 @@ from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
-from blendhub.errors import InvalidInput, Unsupported
+from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.testing.devices.deferred import DeferredRuntime
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 

@@ -11,8 +11,8 @@ from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.records import ORIGIN
 
+from blendhub.core.errors import Unsupported
 from blendhub.devices.queues import StagingStream
-from blendhub.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 from blendhub.testing.devices.slow_registration import SlowRegistration
 from blendhub.testing.devices.streams import DeferredRuntime, StreamSuite, run_pending_transfers, wait_until_pinned

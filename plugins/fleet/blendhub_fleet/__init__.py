@@ -1,7 +1,7 @@
 """Stores that hubs share. The entry point names this module, which imports nothing heavy."""
 
 from blendhub.contracts import Store
-from blendhub.hookspecs import PluginSpec, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
 from blendhub_fleet.options import DirectoryOptions
 
 

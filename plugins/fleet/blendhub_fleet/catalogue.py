@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from blendhub.contracts import RunKey, StoredRun
-from blendhub.errors import CursorLost, InvalidInput
-from blendhub.plan import Span
-from blendhub.recurring import RecurringWarnings
+from blendhub.core.errors import CursorLost, InvalidInput
+from blendhub.core.spans import Span
+from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet import scripts
 from blendhub_fleet.link import BLOCK_S, Link
 from blendhub_fleet.options import FleetOptions

@@ -14,8 +14,8 @@ from typing import TypeAlias
 import numpy as np
 
 from blendhub.contracts import ArenaFile
-from blendhub.errors import OptionError, StoreAway, StoreFailed
-from blendhub.own_files import NoFile, NotOurs, open_own
+from blendhub.core.errors import OptionError, StoreAway, StoreFailed
+from blendhub.system.safe_open import NoFile, NotOurs, open_own
 from blendhub_fleet.bytes import Bytes, Extent
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore

@@ -8,7 +8,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from blendhub.errors import InvalidInput, OptionError, StoreAway, StoreFailed
+from blendhub.core.errors import InvalidInput, OptionError, StoreAway, StoreFailed
 
 T = TypeVar("T")
 Doing = Literal["read", "write"]

@@ -9,7 +9,7 @@ import numpy as np
 import xxhash
 
 from blendhub.contracts import ArenaFile
-from blendhub.errors import InvalidInput, StoreFailed
+from blendhub.core.errors import InvalidInput, StoreFailed
 from blendhub_fleet.bytes import Bytes, Extent
 from blendhub_fleet.records import Record
 

@@ -8,8 +8,8 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.contracts import RunKey
-from blendhub.errors import InvalidInput
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
 
 _SPAN = struct.Struct("<II")
 

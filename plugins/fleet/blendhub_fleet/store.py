@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import msgspec
 
 from blendhub.contracts import ArenaFile, Changes, Dropped, Published, RunKey, Share, SharedStore, StoredRun
-from blendhub.errors import InvalidInput, StoreAway, StoreFailed
-from blendhub.plan import Span
-from blendhub.recurring import RecurringWarnings
+from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
+from blendhub.core.spans import Span
+from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet.bytes import Bytes
 from blendhub_fleet.catalogue import Catalogue, Cursor, Entry, check_bounds
 from blendhub_fleet.moves import Fetched, Moves

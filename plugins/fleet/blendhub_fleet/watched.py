@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Generic, TypeVar
 
-from blendhub.errors import StoreAway
+from blendhub.core.errors import StoreAway
 
 T = TypeVar("T")
 AT_ONCE = 4

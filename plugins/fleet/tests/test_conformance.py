@@ -10,7 +10,7 @@ from blendhub_fleet.options import DirectoryOptions
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub import PluginHost
 from blendhub.contracts import SharedStore
-from blendhub.errors import PluginError
+from blendhub.core.errors import PluginError
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
 

@@ -20,7 +20,7 @@ from blendhub_fleet.watched import AT_ONCE, Watched
 
 from benchmarks.fleet import mount
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
-from blendhub.errors import OptionError, StoreAway, StoreFailed
+from blendhub.core.errors import OptionError, StoreAway, StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
 
 pytestmark = [pytest.mark.skipif(BINARY is None, reason=MISSING), pytest.mark.timeout(60)]

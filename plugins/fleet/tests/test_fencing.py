@@ -11,7 +11,7 @@ from blendhub_fleet.store import FleetStore
 
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import ArenaFile
-from blendhub.errors import StoreFailed
+from blendhub.core.errors import StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)

@@ -10,7 +10,7 @@ from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import Record, decode_record, encode_record
 
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
-from blendhub.errors import OptionError, StoreFailed
+from blendhub.core.errors import OptionError, StoreFailed
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

@@ -15,8 +15,8 @@ from blendhub_fleet.store import FleetStore
 
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import ArenaFile, Changes, RunKey, SharedStore
-from blendhub.errors import CursorLost
-from blendhub.plan import Span
+from blendhub.core.errors import CursorLost
+from blendhub.core.spans import Span
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, Member
 

@@ -1,7 +1,7 @@
 """The matchers of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
 from blendhub.contracts import Matcher
-from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_matchers.options import PrefixOptions, RollingHashOptions, SeparatorOptions
 
 

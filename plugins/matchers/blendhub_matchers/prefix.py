@@ -10,10 +10,10 @@ import threading
 import numpy as np
 
 from blendhub.contracts import Matcher
-from blendhub.errors import InvalidInput
-from blendhub.plan import Match, Span, join
-from blendhub.run_table import RunTable
-from blendhub.tokens import Tokens
+from blendhub.core.errors import InvalidInput
+from blendhub.core.run_table import RunTable
+from blendhub.core.spans import Match, Span, join
+from blendhub.core.tokens import Tokens
 from blendhub_matchers.options import PrefixOptions
 from blendhub_matchers.prefix_tree import Held, Node, merge, shared, split
 

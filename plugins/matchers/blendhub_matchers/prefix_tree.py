@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from blendhub.plan import Match, Span, gaps
-from blendhub.tokens import Tokens
+from blendhub.core.spans import Match, Span, gaps
+from blendhub.core.tokens import Tokens
 
 
 class Held(NamedTuple):

@@ -8,9 +8,9 @@ from hashlib import blake2b
 import numpy as np
 
 from blendhub.contracts import Matcher
-from blendhub.errors import InvalidInput
-from blendhub.plan import Match, Span, join
-from blendhub.tokens import Tokens
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Match, Span, join
+from blendhub.core.tokens import Tokens
 from blendhub_matchers import rolling_kernels as kernels
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_hashing import MODULUS, PAGE

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from blendhub.contracts import Matcher
-from blendhub.plan import Match, Span, join
-from blendhub.run_table import RunTable
-from blendhub.tokens import Tokens
+from blendhub.core.run_table import RunTable
+from blendhub.core.spans import Match, Span, join
+from blendhub.core.tokens import Tokens
 from blendhub_matchers.options import SeparatorOptions
 
 SEGMENT_BYTES = 450

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.plan import Match
+from blendhub.core.spans import Match
 
 random = np.random.default_rng(7)
 TEXT = random.integers(0, 10**6, 90, dtype=np.uint32)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.plan import check_tiling
+from blendhub.core.spans import check_tiling
 
 CHUNK = 4
 """The most tokens of a node: few, so that runs end in all of its places."""

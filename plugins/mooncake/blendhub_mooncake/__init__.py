@@ -1,7 +1,7 @@
 """Mooncake Store as the place of a fleet's KV cache. The entry point names this module, which imports nothing heavy."""
 
 from blendhub.contracts import Store
-from blendhub.hookspecs import PluginSpec, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
 from blendhub_mooncake.availability import probe
 from blendhub_mooncake.options import MooncakeOptions
 

@@ -3,7 +3,7 @@
 import ctypes
 from importlib.util import find_spec
 
-from blendhub.hookspecs import Unavailable
+from blendhub.framework.hookspecs import Unavailable
 
 PACKAGES = {
     "libibverbs.so.1": "libibverbs1",

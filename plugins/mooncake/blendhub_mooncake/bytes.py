@@ -8,7 +8,7 @@ from functools import partial
 
 from blendhub_fleet.bytes import Bytes, Extent
 
-from blendhub.errors import InvalidInput, StoreAway, StoreFailed
+from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub_mooncake.codes import MASTER_IS_AWAY, Outcome, of_get, of_put
 from blendhub_mooncake.frames import Call, Setup
 from blendhub_mooncake.process import MooncakeProcess

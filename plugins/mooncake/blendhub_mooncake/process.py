@@ -11,7 +11,7 @@ import time
 
 import msgspec
 
-from blendhub.errors import StoreFailed
+from blendhub.core.errors import StoreFailed
 from blendhub_mooncake.frames import Call, Codes, Setup, Started, receive, send
 
 LANES = 4

@@ -11,9 +11,9 @@ from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import Setup
 
 from benchmarks.fleet.mooncake_cluster import Cluster
-from blendhub.arena_view import HEADER_BYTES, SHM
+from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile
-from blendhub.hub.arena import Arena
+from blendhub.hub.memory.arena import Arena
 
 sys.path.insert(0, str(Path(__file__).parent))
 

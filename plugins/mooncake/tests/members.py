@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.fleet.mooncake_cluster import wait_until
 from benchmarks.fleet.served_hub import ServedHub
 from benchmarks.soak.clients import SMALL, read, write
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 
 CHUNK = SMALL.layout.chunk_tokens
 DOCUMENT = 8 * CHUNK

@@ -7,8 +7,8 @@ import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
 
 from benchmarks.fleet.mooncake_cluster import LEASE_MS, Cluster, wait_until
-from blendhub.errors import InvalidInput
-from blendhub.hub.arena import Arena
+from blendhub.core.errors import InvalidInput
+from blendhub.hub.memory.arena import Arena
 
 pytestmark = pytest.mark.slow
 MIB = 2**20

@@ -13,7 +13,7 @@ from members import FOUND_S, child_of, stopped
 from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
 from benchmarks.fleet.served_hub import START_S, ServedHub
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
-from blendhub.client import HubClient
+from blendhub.client.hub_client import HubClient
 from engine_harness import ONE_THREAD, Engine
 from engine_harness.tiny_model import make_tiny_model
 

@@ -17,8 +17,8 @@ from blendhub_mooncake.frames import Setup
 from members import stopped
 
 from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from blendhub.errors import StoreFailed
-from blendhub.hub.arena import Arena
+from blendhub.core.errors import StoreFailed
+from blendhub.hub.memory.arena import Arena
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 MIB = 2**20

@@ -17,7 +17,7 @@ from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
 from benchmarks.fleet.served_hub import ServedHub
 from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from benchmarks.soak.clients import SMALL, write
-from blendhub.errors import ArenaFull
+from blendhub.core.errors import ArenaFull
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 SOAKED_S = float(os.environ.get("SOAKED_S", "30"))

@@ -1,7 +1,7 @@
 """The selectors of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
 from blendhub.contracts import Selector
-from blendhub.hookspecs import PluginSpec, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
 from blendhub_selectors.options import CombinedOptions, FirstKOptions, HkvdOptions
 
 

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 
 Positions = npt.NDArray[np.int64]
 

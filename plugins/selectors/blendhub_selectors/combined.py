@@ -3,7 +3,7 @@
 from math import ceil
 
 from blendhub.contracts import Selection, Selector
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub_selectors.options import CombinedOptions
 from blendhub_selectors.question import question
 from blendhub_selectors.signals import heads, learned, means, moved_mask, sensitivity_squared

@@ -3,7 +3,7 @@
 from math import ceil
 
 from blendhub.contracts import Selection, Selector
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub_selectors.options import FirstKOptions
 from blendhub_selectors.signals import heads, moved_mask
 

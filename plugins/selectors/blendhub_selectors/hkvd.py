@@ -8,7 +8,7 @@ import numpy.typing as npt
 
 from blendhub.contracts import Selection, Selector
 from blendhub.contracts.selection import Scores
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks
 from blendhub_selectors.options import HkvdOptions
 from blendhub_selectors.signals import moved_mask

@@ -5,7 +5,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Selection
-from blendhub.tokens import Tokens
+from blendhub.core.tokens import Tokens
 from blendhub_selectors.windows import Mask, Windows
 
 LONGEST = 128

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Selection
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks, Positions
 from blendhub_selectors.windows import Mask, Windows, one_after_another
 

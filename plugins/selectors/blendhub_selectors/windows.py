@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.plan import Span
+from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks, Positions
 
 Mask = npt.NDArray[np.bool_]

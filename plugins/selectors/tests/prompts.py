@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Selection
-from blendhub.plan import gaps
+from blendhub.core.spans import gaps
 
 
 def tokens(spans):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import Selection
-from blendhub.errors import OptionError
+from blendhub.core.errors import OptionError
 from plugins.selectors.tests.prompts import moved_spans, picked_in_turn, tokens
 
 TOUCHING = [Span(4, 10), Span(10, 13), Span(13, 40)]

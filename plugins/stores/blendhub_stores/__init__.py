@@ -1,7 +1,7 @@
 """The stores of BlendHub. The entry point names this module, which imports nothing heavy."""
 
 from blendhub.contracts import Store
-from blendhub.hookspecs import PluginSpec, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, hookimpl
 from blendhub_stores.options import DiskOptions
 
 

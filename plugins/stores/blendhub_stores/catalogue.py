@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from typing import TypeAlias
 
 from blendhub.contracts import RunKey
-from blendhub.errors import StoreFailed
-from blendhub.plan import Span
+from blendhub.core.errors import StoreFailed
+from blendhub.core.spans import Span
 
 Entry: TypeAlias = tuple[RunKey, Span | None]
 """A chunk of a run; with None as span, the run's tokens and description."""

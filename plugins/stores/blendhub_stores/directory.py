@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from blendhub.contracts import RunKey
-from blendhub.errors import StoreFailed
-from blendhub.plan import Span
+from blendhub.core.errors import StoreFailed
+from blendhub.core.spans import Span
 from blendhub_stores.catalogue import Entry
 
 log = logging.getLogger(__name__)

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from blendhub.contracts import RunKey, Store, StoredRun
-from blendhub.errors import InvalidInput, StoreFailed
-from blendhub.own_files import NotOurs
-from blendhub.places import default_disk_store
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput, StoreFailed
+from blendhub.core.spans import Span
+from blendhub.system.default_paths import default_disk_store
+from blendhub.system.safe_open import NotOurs
 from blendhub_stores.catalogue import Catalogue, Entry, EntryVersion
 from blendhub_stores.directory import Directory, failed
 from blendhub_stores.file_format import Damaged, StoreFile, file_size, new_header, write

@@ -19,9 +19,9 @@ import msgspec
 import xxhash
 
 from blendhub.contracts import RunKey
-from blendhub.errors import InvalidInput
-from blendhub.own_files import open_own
-from blendhub.plan import Span
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
+from blendhub.system.safe_open import open_own
 
 FORMAT = 2
 WITHOUT_NOTES = 1

@@ -3,7 +3,7 @@
 import logging
 
 from blendhub.contracts import RunKey
-from blendhub.own_files import NotOurs
+from blendhub.system.safe_open import NotOurs
 from blendhub_stores.catalogue import Catalogue
 from blendhub_stores.directory import Directory, File, digest_of
 from blendhub_stores.file_format import Damaged, StoreFile

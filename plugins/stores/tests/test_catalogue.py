@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.contracts import RunKey
-from blendhub.errors import StoreFailed
-from blendhub.plan import Span
+from blendhub.core.errors import StoreFailed
+from blendhub.core.spans import Span
 
 KEYS = [RunKey("n", name) for name in "abc"]
 SPANS = [Span(0, 1), Span(1, 2), Span(2, 3)]

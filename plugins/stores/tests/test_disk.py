@@ -17,7 +17,7 @@ from blendhub_stores.file_format import PREAMBLE
 
 from blendhub import PluginHost
 from blendhub.contracts import Store
-from blendhub.errors import OptionError, StoreFailed
+from blendhub.core.errors import OptionError, StoreFailed
 from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
 
 HOST = PluginHost.discover()
@@ -188,7 +188,7 @@ FILL_THE_DISK = """
 import sys
 from pathlib import Path
 from blendhub import PluginHost
-from blendhub.errors import StoreFailed
+from blendhub.core.errors import StoreFailed
 from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
 
 path = Path(sys.argv[1]) / "store"

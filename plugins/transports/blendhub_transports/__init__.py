@@ -1,7 +1,7 @@
 """The transports of BlendHub. This module is what the entry point names; it imports nothing heavy."""
 
 from blendhub.contracts import Transport
-from blendhub.hookspecs import PluginSpec, Unavailable, hookimpl
+from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
 from blendhub_transports.options import InprocOptions, ZmqOptions
 
 

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import zmq
 
 from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope, Pending
-from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
+from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.deadline import deadline_after
 from blendhub_transports.dealer import Dealer, Keys

@@ -2,7 +2,7 @@
 
 import time
 
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
 
 LONGEST_S = 30 * 86400.0
 NUMBER = (int, float)

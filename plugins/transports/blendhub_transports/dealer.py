@@ -8,7 +8,7 @@ import weakref
 import msgspec
 import zmq
 
-from blendhub.errors import OptionError
+from blendhub.core.errors import OptionError
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.keys import KeyPair, read_public, read_secret
 from blendhub_transports.options import ZmqOptions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from blendhub.contracts.transport import Envelope, Peer, Service
-from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
+from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
 from blendhub_transports.error_codec import service_failure
 
 log = logging.getLogger("blendhub.transports")

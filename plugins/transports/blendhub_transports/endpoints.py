@@ -5,7 +5,7 @@ import re
 
 import msgspec
 
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
 
 LONGEST_PATH = 107
 """Bytes that the kernel allows for the path of a Unix socket."""

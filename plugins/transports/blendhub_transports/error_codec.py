@@ -6,8 +6,8 @@ from types import MappingProxyType
 
 import msgspec
 
-from blendhub import errors
-from blendhub.errors import BlendHubError, ProtocolError, ServiceFailed
+from blendhub.core import errors
+from blendhub.core.errors import BlendHubError, ProtocolError, ServiceFailed
 
 LONGEST_SENTENCE = 4000
 
@@ -24,13 +24,13 @@ def service_failure(error: BaseException) -> ServiceFailed:
 
 
 def encode_error(error: BlendHubError) -> bytes:
-    """The error as bytes; a plugin's class is sent as its nearest base class in :mod:`blendhub.errors`."""
+    """The error as bytes; a plugin's class is sent as its nearest base class in :mod:`blendhub.core.errors`."""
     name = next(kind.__name__ for kind in type(error).__mro__ if _KNOWN.get(kind.__name__) is kind)
     return msgspec.msgpack.encode((name, str(error)[:LONGEST_SENTENCE]))
 
 
 def decode_error(body: memoryview) -> BlendHubError:
-    """The error in these bytes; only classes of :mod:`blendhub.errors` are created from a name."""
+    """The error in these bytes; only classes of :mod:`blendhub.core.errors` are created from a name."""
     try:
         name, sentence = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 import zmq
 
 from blendhub.contracts.transport import Buffer
-from blendhub.errors import InvalidInput, ProtocolError, VersionMismatch
+from blendhub.core.errors import InvalidInput, ProtocolError, VersionMismatch
 
 MAGIC: Final = b"BH"
 PROTOCOL: Final = 2

@@ -11,7 +11,7 @@ import time
 from typing import ClassVar
 
 from blendhub.contracts.transport import Codec, Connection, Envelope, Peer, Pending, Server, Service, Transport
-from blendhub.errors import BlendHubError, Busy, DeadlineExceeded, InvalidInput, PeerGone, VersionMismatch
+from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, InvalidInput, PeerGone, VersionMismatch
 from blendhub_transports.deadline import deadline_after
 from blendhub_transports.dispatcher import Dispatcher
 from blendhub_transports.options import InprocOptions

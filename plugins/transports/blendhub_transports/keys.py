@@ -9,7 +9,7 @@ import zmq
 from zmq.utils import z85
 
 from blendhub.contracts.transport import KeyFiles
-from blendhub.errors import InvalidInput, OptionError
+from blendhub.core.errors import InvalidInput, OptionError
 
 SECRET_NAMES = ("server.secret", "client.secret")
 PUBLIC_NAMES = ("server.public", "clients/client.public")

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import zmq
 
-from blendhub.errors import InvalidInput, OptionError
+from blendhub.core.errors import InvalidInput, OptionError
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.keys import read_clients, read_secret
 from blendhub_transports.options import ZmqOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import zmq
 
 from blendhub.contracts.transport import Buffer, Codec, Envelope
-from blendhub.errors import BlendHubError
+from blendhub.core.errors import BlendHubError
 from blendhub_transports import frames
 from blendhub_transports.error_codec import encode_error, service_failure
 from blendhub_transports.options import ZmqOptions

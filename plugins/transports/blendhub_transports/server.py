@@ -8,7 +8,7 @@ from functools import partial
 import zmq
 
 from blendhub.contracts.transport import Envelope, Peer, Server, Service
-from blendhub.errors import BlendHubError, ProtocolError
+from blendhub.core.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.accept_gate import AcceptGate
 from blendhub_transports.admission import Admission

@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from blendhub.errors import InvalidInput
+from blendhub.core.errors import InvalidInput
 
 BACKLOG = 128
 

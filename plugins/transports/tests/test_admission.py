@@ -12,7 +12,7 @@ from blendhub_transports import accept_gate, admission, listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
-from blendhub.errors import TransportError
+from blendhub.core.errors import TransportError
 from blendhub.testing.transports.base import Running, check_echo, client_codec
 
 FEW = ZmqOptions(max_connections=20)

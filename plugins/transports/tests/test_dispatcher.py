@@ -6,7 +6,7 @@ import pytest
 from blendhub_transports.dispatcher import Dispatcher
 
 from blendhub.contracts import Envelope
-from blendhub.errors import DeadlineExceeded
+from blendhub.core.errors import DeadlineExceeded
 from blendhub.testing.transports.base import EchoRequest, EchoService
 
 

@@ -16,7 +16,7 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
 from blendhub.contracts import Envelope
-from blendhub.errors import (
+from blendhub.core.errors import (
     DeadlineExceeded,
     InvalidInput,
     OptionError,

@@ -11,7 +11,7 @@ import zmq
 from blendhub_transports import frames
 from blendhub_transports.error_codec import decode_error
 
-from blendhub.errors import (
+from blendhub.core.errors import (
     BlendHubError,
     ProtocolError,
     VersionMismatch,

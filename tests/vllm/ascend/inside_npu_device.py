@@ -20,11 +20,11 @@ from vllm.v1.worker.utils import AttentionGroup
 from vllm_ascend.ascend_config import init_ascend_config
 from vllm_ascend.attention.attention_v1 import AscendAttentionBackend, AscendAttentionBackendImpl
 
-from blendhub.plan import Span
-from blendhub.vllm.worker.model.chosen import Chosen, Part
-from blendhub.vllm.worker.model.engine_model import EngineModel
-from blendhub.vllm.worker.model.fingerprint import fingerprint
-from blendhub.vllm.worker.model.model_check import check_model, layout_and_rotations
+from blendhub.core.spans import Span
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.fingerprint import fingerprint
+from blendhub.vllm.model.model_check import check_model, layout_and_rotations
 from blendhub.vllm.worker.ranks import Ranks
 from engine_harness.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native

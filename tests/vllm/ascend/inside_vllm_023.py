@@ -23,11 +23,11 @@ from vllm_ascend.attention.attention_v1 import (
 from vllm_ascend.attention.mla_v1 import AscendMLABackend, AscendMLAImpl
 from vllm_ascend.ops import rotary_embedding
 
-from blendhub.errors import Unsupported
-from blendhub.vllm.worker.model.pages import layout_of, paged_layer, read
-from blendhub.vllm.worker.model.platforms import keeps_latent, platform_of
-from blendhub.vllm.worker.model.platforms.ascend import Ascend
-from blendhub.vllm.worker.model.rotary import rotated, rotations_of
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.pages import layout_of, paged_layer, read
+from blendhub.vllm.model.platforms import keeps_latent, platform_of
+from blendhub.vllm.model.platforms.ascend import Ascend
+from blendhub.vllm.model.rotary import rotated, rotations_of
 
 TOKENS = 128
 """The number of tokens of a page."""
@@ -75,7 +75,7 @@ def options(monkeypatch):
         enable_flashcomm2_parallel_size=0,
         xlite_graph_config=SimpleNamespace(enabled=False),
     )
-    monkeypatch.setattr("blendhub.vllm.worker.model.platforms.ascend_refusals.get_ascend_config", lambda: given)
+    monkeypatch.setattr("blendhub.vllm.model.platforms.ascend_refusals.get_ascend_config", lambda: given)
     return given
 
 

@@ -137,7 +137,7 @@ def test_what_the_adapter_imports_of_vllm_ascend_is_there(sources_023):
 
 
 def test_the_classes_that_are_served_or_refused_are_vllm_ascends(sources_023):
-    tables = parsed(ADAPTER.parents[1], "blendhub.vllm.worker.model.platforms.ascend_refusals").body
+    tables = parsed(ADAPTER.parents[1], "blendhub.vllm.model.platforms.ascend_refusals").body
     (served,) = (node.value for node in tables if getattr(getattr(node, "targets", [None])[0], "id", "") == "SERVED")
     (refused,) = (node.value for node in tables if getattr(getattr(node, "targets", [None])[0], "id", "") == "REFUSED")
     known = set()

@@ -12,9 +12,9 @@ import torch
 
 from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.core.errors import InvalidInput, Unsupported
+from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import Bounds, check_arena, check_pages, check_writable, count_blocks, count_positions, planes_of
-from blendhub.errors import InvalidInput, Unsupported
-from blendhub.layout import ITEM_SIZES, KVLayout
 
 TYPES = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEM_SIZES}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}

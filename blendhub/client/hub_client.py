@@ -1,0 +1,269 @@
+"""The hub as a Python object, over any transport."""
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.client import wire
+from blendhub.client.session import HubSession, PendingReply
+from blendhub.client.write_rights import WriteRight
+from blendhub.contracts.transport import Buffer
+from blendhub.core.errors import BlendHubError, Busy, HubError
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Match, Span
+from blendhub.core.tokens import TokenBuffer, as_tokens
+from blendhub.outcome.report import LONGEST_NAME, PromptReport
+
+BASE = Variant()
+"""The namespace of requests without LoRA and salt."""
+
+BUSY_PAUSE_S = 0.01
+
+Bytes = npt.NDArray[np.uint8]
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """Slots for ``span``: the requested span without what is stored already; no right if nothing is left to write."""
+
+    span: Span
+    run: int | None
+    right: WriteRight | None
+    slots: tuple[wire.Slot, ...]
+
+
+class HubClient(HubSession):
+    """A session and its requests. Each request names the namespace that it concerns by its variant."""
+
+    def __enter__(self) -> "HubClient":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    # Reading.
+
+    def lookup(
+        self,
+        tokens: TokenBuffer,
+        variant: Variant = BASE,
+        *,
+        acquire: bool = True,
+        skip_prefix: int = 0,
+        wait_s: float = 0.0,
+        settled: float | None = None,
+    ) -> wire.Found:
+        """Find what of these tokens is stored, with a read lease on it unless ``acquire`` is false.
+
+        ``acquire`` tells where the KV is.
+        """
+        return self.submit_lookup(
+            tokens, variant, acquire=acquire, skip_prefix=skip_prefix, wait_s=wait_s, settled=settled
+        ).result()
+
+    def submit_lookup(
+        self,
+        tokens: TokenBuffer,
+        variant: Variant = BASE,
+        *,
+        acquire: bool = True,
+        skip_prefix: int = 0,
+        wait_s: float = 0.0,
+        sensitivity: bool = False,
+        settled: float | None = None,
+        timeout: float | None = None,
+    ) -> PendingReply[wire.Found]:
+        """Send the request of ``lookup`` without waiting for the reply.
+
+        ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``. ``settled``: the least
+        share that was recomputed in settled KV; None: find none.
+        """
+        message = wire.Lookup(
+            **self._ids(),
+            variant=variant,
+            acquire=acquire,
+            skip_prefix_n_tokens=skip_prefix,
+            wait_s=wait_s,
+            sensitivity=sensitivity,
+            settled=settled,
+        )
+        timeout = self._timeout + wait_s if timeout is None else timeout
+        return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
+
+    def prefetch(self, tokens: TokenBuffer, variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
+        """Fetch what is stored of these tokens into the arena, without waiting for it."""
+        message = wire.Prefetch(**self._ids(), variant=variant, skip_prefix_n_tokens=skip_prefix)
+        return self._call(wire.Found, message, [as_tokens(tokens).data])
+
+    def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Acquired:
+        """A read lease on matches that a lookup found, and their slots; evicted chunks are left out."""
+        return self.submit_acquire(matches, variant, skip_prefix=skip_prefix).result()
+
+    def submit_acquire(
+        self,
+        matches: Sequence[Match],
+        variant: Variant = BASE,
+        *,
+        skip_prefix: int = 0,
+        timeout: float | None = None,
+    ) -> PendingReply[wire.Acquired]:
+        """Send the request of ``acquire`` without waiting for the reply."""
+        message = wire.Acquire(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
+        return self._submit(wire.Acquired, message, (), timeout)
+
+    def learn(self, matches: Sequence[Match], measured: Buffer, variant: Variant = BASE) -> None:
+        """Have the hub take note of how sensitive the tokens of matches are.
+
+        One byte for each position up to where the last match ends; 0: not measured.
+        """
+        self._call(wire.Done, wire.Learn(**self._ids(), variant=variant, matches=tuple(matches)), [measured])
+
+    def release(self, lease: int) -> None:
+        """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""
+        self.submit_release(lease).result()
+
+    def submit_release(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Done]:
+        """Send the request of ``release`` without waiting for the reply."""
+        return self._submit(wire.Done, wire.Release(**self._ids(), lease=lease), (), timeout)
+
+    @contextlib.contextmanager
+    def reading(self, acquired: wire.Acquired) -> Iterator[tuple[wire.Piece, ...]]:
+        """The pieces of a lease, which is released at the end of the block.
+
+        Use what was read only after the block ended without an error: a lease that expired meanwhile raises
+        LeaseError at the end of the block, and the bytes may be another chunk's.
+        """
+        if acquired.lease is None:
+            yield ()
+            return
+        try:
+            yield acquired.pieces
+        except BaseException:
+            with contextlib.suppress(BlendHubError):
+                self.release(acquired.lease)
+            raise
+        self.release(acquired.lease)
+
+    def shard(self, slot: int) -> Bytes:
+        """This rank's part of a slot, in place."""
+        if self.arena is None:
+            raise HubError("the hub's arena is on another machine; use fetch and put")
+        return self.arena.slot(self.shard_at(slot), self.namespace.layout.shard_bytes)
+
+    def shard_at(self, slot: int) -> int:
+        """Where in the arena this rank's part of a slot begins."""
+        return slot + self._rank * self.namespace.layout.shard_bytes
+
+    def fetch(self, lease: int) -> list[Buffer]:
+        """This rank's shards of a lease's pieces, through the transport; for hubs on other machines."""
+        return list(self.submit_fetch(lease).payload())
+
+    def submit_fetch(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Bytes]:
+        """Send the request of ``fetch`` without waiting for the reply."""
+        return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease), (), timeout)
+
+    # Writing.
+
+    def reserve(
+        self,
+        tokens: TokenBuffer,
+        span: Span,
+        variant: Variant = BASE,
+        *,
+        exact: bool = True,
+        blended: bool = False,
+        ratio: float = 0.0,
+        run: int | None = None,
+    ) -> Reservation:
+        """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
+        session, asked_at = self._session, self._clock()
+        message = wire.Reserve(
+            **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
+        )
+        answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
+        right = None
+        if answer.lease is not None:
+            right = WriteRight(
+                lease=answer.lease,
+                number=answer.number,
+                epoch=session.epoch,
+                arena=session.arena.nonce,
+                end=answer.span.end,
+                # The hub counts from when it granted the lease, which was later.
+                deadline=asked_at + answer.expires_s,
+            )
+        return Reservation(answer.span, answer.run, right, answer.slots)
+
+    @contextlib.contextmanager
+    def writing(self, right: WriteRight) -> Iterator[None]:
+        """Enclose every write into the slots of a lease; raises LeaseError if the right to write has ended."""
+        self._rights.begin_write(right)
+        try:
+            yield
+        finally:
+            self._rights.end_write(right)
+
+    def commit(self, right: WriteRight, upto: int) -> None:
+        """Report that this rank has written its shards up to a position; when all ranks have, they are matchable."""
+        if upto == right.end:
+            self._end(right)
+        self._call(wire.Done, wire.Commit(**self._ids(), lease=right.lease, upto=upto))
+
+    def abort(self, right: WriteRight) -> None:
+        """End a write lease; waits for writes of this process that are under way."""
+        self._end(right)
+        self._call(wire.Done, wire.Abort(**self._ids(), lease=right.lease))
+
+    def put(self, right: WriteRight, position: int, shard: Buffer) -> None:
+        """Write this rank's shard of the slot at a position, through the transport; for hubs on other machines.
+
+        A hub that is Busy, as when several ranks put at once, is asked again until the timeout.
+        """
+        give_up_at = time.monotonic() + self._timeout
+        while True:
+            try:
+                self._call(wire.Done, wire.Put(**self._ids(), lease=right.lease, position=position), [shard])
+                return
+            except Busy:
+                if time.monotonic() >= give_up_at:
+                    raise
+                time.sleep(BUSY_PAUSE_S)
+
+    # The rest.
+
+    def clear(self, variant: Variant | None = None) -> None:
+        """Drop what is stored in one namespace of the engine, or in all of them, except what is leased."""
+        self._call(wire.Done, wire.Clear(**self._ids(), variant=variant))
+
+    def report_audits(self, agreed: int, disagreed: int) -> None:
+        """Add so many ended audits of this engine to the hub's numbers."""
+        self._call(wire.Done, wire.Audited(**self._ids(), agreed=agreed, disagreed=disagreed))
+
+    def report_prompts(self, reports: Sequence[PromptReport]) -> None:
+        """Report that these requests of this engine have ended; at most ``MOST_REPORTS`` of them."""
+        self._call(wire.Done, wire.Reported(**self._ids(), reports=tuple(reports)))
+
+    def explain(self, request: str) -> wire.Explained:
+        """The report of a request's prompt; needs no registration."""
+        return self._call(wire.Explained, wire.Explain(request[:LONGEST_NAME]))
+
+    def preview(self, tokens: TokenBuffer, engine: str = "", variant: Variant = BASE) -> wire.Previewed:
+        """What an engine would find of these tokens now; by default that which the client belongs to, or the only one.
+
+        Nothing is fetched, leased or counted. It needs no registration.
+        """
+        own = self._register.engine if self._register else ""
+        message = wire.Preview(engine=engine or own, variant=variant)
+        return self._call(wire.Previewed, message, [as_tokens(tokens).data])
+
+    def stats(self) -> wire.HubStats:
+        """The hub's counters and gauges; needs no registration."""
+        return self._call(wire.HubStats, wire.Stats())
+
+    def _end(self, right: WriteRight) -> None:
+        self._rights.end(right)
+        if not self._rights.wait_until_idle(self._timeout, right.lease):
+            raise HubError(f"a write into lease {right.lease} has not ended; try again")

@@ -1,0 +1,313 @@
+"""A process's session with the hub: the connection, its registration and the thread that keeps it alive."""
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, TypeVar
+
+from blendhub.client import wire
+from blendhub.client.arena_view import ArenaName, ArenaView
+from blendhub.client.write_rights import WriteRights
+from blendhub.contracts import Envelope
+from blendhub.contracts.transport import Buffer, Pending
+from blendhub.core.errors import (
+    BlendHubError,
+    DeadlineExceeded,
+    HubError,
+    InvalidInput,
+    PeerGone,
+    ProtocolError,
+    StaleEpoch,
+    UnknownSession,
+)
+from blendhub.core.layout import Namespace
+from blendhub.framework.host import PluginHost
+from blendhub.system.processes import ProcessId
+
+log = logging.getLogger(__name__)
+R = TypeVar("R")
+TIMEOUT_S = 5.0
+REGISTER_TIMEOUT_S = 60.0
+"""The timeout of a registration, for which the hub may have to compile an engine's matchers."""
+
+RETRY_S = 0.1
+LEAVE_TIMEOUT_S = 1.0
+"""The timeout of leaving the hub, which notices in any case that a process has left."""
+
+
+class PendingReply(Generic[R]):
+    """The reply to a request, which may not have come yet."""
+
+    def __init__(self, owner: "HubSession", session: int | None, pending: Pending, expected: type[R]) -> None:
+        self._owner = owner
+        self._session = session
+        self._pending = pending
+        self._expected = expected
+
+    def done(self) -> bool:
+        """Whether ``result`` returns at once; true at the latest when the timeout has passed. Never blocks."""
+        return self._pending.done()
+
+    def result(self) -> R:
+        """The reply; raises the error that the hub answered with. Waits until the timeout, unless ``done``."""
+        return self._checked().message  # type: ignore[return-value]
+
+    def payload(self) -> Sequence[Buffer]:
+        """The payload of the reply; waits and raises as ``result`` does."""
+        return self._checked().payload
+
+    def _checked(self) -> Envelope:
+        with self._owner._noticing_trouble(self._session):
+            answer = self._pending.result()
+        if not isinstance(answer.message, self._expected):
+            raise ProtocolError(
+                f"the hub answered {type(answer.message).__name__} where {self._expected.__name__} was expected"
+            )
+        return answer
+
+
+class HubSession:
+    """One session of one process, for all namespaces of its engine.
+
+    All methods may be called from several threads; every one ends by its timeout. A thread of the session pings the
+    hub. When the hub does not answer, or does not know the session any more, that thread tries again until it has
+    registered anew; meanwhile every call fails at once.
+
+    Errors are those of ``blendhub.core.errors``. After ``UnknownSession``, ``StaleEpoch``, ``PeerGone`` or
+    ``DeadlineExceeded`` the session is not ``is_up``: calls raise PeerGone until the session's thread has reached the
+    hub. Leases from before a registration have ended; a hub that was restarted has another ``epoch``.
+    """
+
+    def __init__(
+        self,
+        endpoint: str,
+        transport: str = "zmq",
+        options: dict[str, Any] | None = None,
+        *,
+        host: PluginHost | None = None,
+        timeout: float = TIMEOUT_S,
+        clock: Callable[[], float] = time.monotonic,
+        background: bool = True,
+    ) -> None:
+        """``background`` false: the caller calls ``keep_alive`` regularly, instead of a thread of the session."""
+        self._connection = (
+            (host or PluginHost.discover())
+            .create("transport", transport, options)
+            .connect(endpoint, wire.client_codec())
+        )
+        self._endpoint = endpoint
+        self._timeout = timeout
+        self._clock = clock
+        self._background = background
+        self._id = secrets.randbits(62)
+        self._register: wire.Register | None = None
+        self._registered: wire.Registered | None = None
+        self._rights = WriteRights(clock)
+        self._closed = threading.Event()
+        self._down = threading.Event()
+        """Whether the hub does not answer, or does not know this session: then requests fail without waiting."""
+        self._is_lost = False
+        """Whether the hub does not know this session any more."""
+        self._trouble: Exception | None = None
+        """Why the session is not ``is_up``, or was not the last time."""
+        self._keeper = threading.Thread(target=self._keep_alive_regularly, name="blendhub-ping", daemon=True)
+        self.arena: ArenaView | None = None
+        """The hub's arena, mapped; None if the hub is on another machine."""
+        self.arena_trouble = ""
+        """Why the last attempt to map the arena failed."""
+        self.registrations = 0
+
+    def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
+        """Join an engine, whose requests without LoRA and salt have this namespace.
+
+        ``rank`` is -1 for a process that reads and writes no KV itself.
+        """
+        if self._register is not None:
+            raise HubError("this client is registered already; a client is one session")
+        self._register = wire.Register(
+            engine=engine, rank=rank, process=ProcessId.mine(), namespace=namespace, client=self._id
+        )
+        try:
+            self._join()
+        except BaseException:
+            self._register = self._registered = None
+            raise
+        self._down.clear()
+        if self._background:
+            self._keeper.start()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the hub answered when it was last asked, and knows this session."""
+        return not self._down.is_set()
+
+    def check_up(self) -> None:
+        """Raise PeerGone if the session is not ``is_up``: it says what is the matter, and what an operator may do."""
+        if self.is_up:
+            return
+        if self._closed.is_set():
+            raise PeerGone(f"this client has left the hub at {self._endpoint}")
+        if self._is_lost:
+            raise PeerGone(
+                f"the hub at {self._endpoint} was restarted or has ended this session, and this process is registering "
+                f"anew: {self._trouble}. That takes moments; if it lasts, see the hub's log"
+            )
+        raise PeerGone(
+            f"the hub at {self._endpoint} does not answer: {self._trouble}. It is used again once it answers; see "
+            f"whether it runs: blendhub top --once --endpoint {self._endpoint}"
+        )
+
+    @property
+    def epoch(self) -> int:
+        """A number that a hub chooses at its start."""
+        return self._session.epoch
+
+    @property
+    def arena_name(self) -> ArenaName:
+        """The hub's arena, whether it can be mapped here or not."""
+        return self._session.arena
+
+    @property
+    def namespace(self) -> Namespace:
+        """The namespace of requests without LoRA and salt."""
+        if self._register is None:
+            raise HubError("this client is not registered; call register first")
+        return self._register.namespace
+
+    def close(self, timeout: float = LEAVE_TIMEOUT_S) -> None:
+        """End the session and its leases. Closing twice is fine.
+
+        A hub that does not answer by the timeout notices the end of this process.
+        """
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._rights.close()
+        # If a write goes on, the hub waits for the end of this process's mapping instead.
+        if self._registered and self.is_up and self._rights.wait_until_idle(self._timeout):
+            with contextlib.suppress(BlendHubError):
+                leaving = wire.Unregister(**self._ids())
+                self._submit(wire.Done, leaving, timeout=min(self._timeout, timeout)).result()
+        self._down.set()
+        self._connection.close()
+        # The hub may wait for the end of this mapping.
+        if self.arena:
+            self.arena.release()
+        if self._keeper.is_alive():
+            self._keeper.join(self._timeout)
+
+    def keep_alive(self) -> None:
+        """Ping the hub, or register anew if it does not know this session; raises the error if that fails."""
+        if not self._is_lost:
+            with contextlib.suppress(UnknownSession, StaleEpoch):
+                self._ping()
+        if self._is_lost:
+            self._join()
+        self._down.clear()
+
+    @property
+    def _session(self) -> wire.Registered:
+        if self._registered is None:
+            raise HubError("this client is not registered; call register first")
+        return self._registered
+
+    @property
+    def _rank(self) -> int:
+        assert self._register
+        return self._register.rank
+
+    def _ids(self) -> dict[str, int]:
+        session = self._session
+        return {"session": session.session, "epoch": session.epoch}
+
+    def _submit(
+        self,
+        expected: type[R],
+        message: Any,
+        payload: Sequence[Buffer] = (),
+        timeout: float | None = None,
+        *,
+        probing: bool = False,
+    ) -> PendingReply[R]:
+        """Send a request. ``probing``: even while the hub is known not to answer."""
+        if not probing:
+            self.check_up()
+        session = message.session if isinstance(message, wire.FromSession) else None
+        with self._noticing_trouble(session):
+            timeout = self._timeout if timeout is None else timeout
+            return PendingReply(self, session, self._connection.submit(Envelope(message, payload), timeout), expected)
+
+    def _call(self, expected: type[R], message: Any, payload: Sequence[Buffer] = ()) -> R:
+        return self._submit(expected, message, payload).result()
+
+    @contextlib.contextmanager
+    def _noticing_trouble(self, session: int | None) -> Iterator[None]:
+        """Have the session's thread reach the hub again, after an error that makes this necessary."""
+        try:
+            yield
+        except (UnknownSession, StaleEpoch, PeerGone, DeadlineExceeded) as error:
+            if self._registered and self._registered.session == session:
+                self._trouble = error
+                self._is_lost |= isinstance(error, UnknownSession | StaleEpoch)
+                self._down.set()
+            raise
+
+    def _ping(self) -> None:
+        ended = self._rights.to_acknowledge()
+        answer = self._submit(wire.Pong, wire.Ping(**self._ids(), acknowledged=ended), probing=True).result()
+        self._rights.acknowledged(ended)
+        self._rights.revoke(answer.revoked)
+
+    def _join(self) -> None:
+        """Register, and map the arena. To be called by one thread at a time; no lock is held meanwhile."""
+        assert self._register
+        self._rights.end_session()
+        if not self._rights.wait_until_idle(self._timeout):
+            raise HubError("a write into the arena has not ended; the client registers anew after it")
+        # Answered at once, so that a hub that is down is noticed before the long timeout of a registration.
+        self._submit(wire.HubStats, wire.Stats(), probing=True).result()
+        answer = self._submit(wire.Registered, self._register, (), REGISTER_TIMEOUT_S, probing=True).result()
+        self._registered = answer
+        try:
+            if self.arena is None or self.arena.name != answer.arena:
+                self.arena = ArenaView(answer.arena)
+        except HubError as error:
+            self.arena, self.arena_trouble = None, str(error)
+            log.info("KV goes through the transport: %s", error)
+        if self.arena and self._rank >= 0:
+            mapped = wire.Mapped(**self._ids(), nonce=answer.arena.nonce, mapping=self.arena.mapping)
+            try:
+                may = self._submit(wire.MayWrite, mapped, probing=True).result()
+            except InvalidInput:
+                self.arena = None  # mapped anew with the next registration
+                raise
+            self._rights.begin_session(answer.epoch, answer.arena.nonce, may.first, may.granted, may.longest_lease_s)
+        self._is_lost = False
+        self.registrations += 1
+
+    def _keep_alive_regularly(self) -> None:
+        failing = False
+        while True:
+            self._down.wait(self._session.ping_every_s)
+            if self._closed.is_set():
+                return
+            before = self.registrations
+            try:
+                self.keep_alive()
+            except Exception as error:  # without this thread the session would end
+                self._trouble = error
+                self._down.set()
+                if not failing and not self._closed.is_set():
+                    expected = isinstance(error, BlendHubError)
+                    log.warning(
+                        "the hub does not answer, KV is neither loaded nor saved: %s", error, exc_info=not expected
+                    )
+                failing = True
+                self._closed.wait(RETRY_S)
+                continue
+            if failing or self.registrations > before:
+                log.info("the hub answers again" if self.registrations == before else "registered anew with the hub")
+            failing = False

@@ -1,0 +1,363 @@
+"""The messages between engines and the hub.
+
+Token ids are a request's first payload, raw uint32, sent once. Whatever comes from a peer is decoded into these
+structs, which bound every field; the hub checks the rest before it uses it. A session belongs to one engine; requests
+name one of the engine's namespaces by its ``Variant``, so they cannot name another engine's. Lookups answer with
+matches; only acquires and reserves answer with slots, by their offset in the arena. KV travels in payloads only
+between machines.
+"""
+
+from typing import Annotated, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from blendhub.client.arena_view import ArenaName, MappingId
+from blendhub.contracts.transport import Codec
+from blendhub.core.layout import Namespace, Text, Variant
+from blendhub.core.spans import Id, Match, Position, Span
+from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
+from blendhub.system.processes import ProcessId
+
+WIRE_VERSION = 4
+
+Seconds = Annotated[float, Meta(ge=0, le=3600)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+MOST_ITEMS = 2**16
+MOST_MATCHES = 2**12
+"""The most matches in one message; a lookup answers with no more."""
+MOST_AUDITS = 2**12
+"""The most audits of each outcome in one message."""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
+    """Base of requests and replies."""
+
+
+class Piece(msgspec.Struct, frozen=True, array_like=True):
+    """The part ``span`` of a match that lies in one chunk, and where its KV is in the arena."""
+
+    span: Span
+    run: Id
+    source_start: Position
+    """The position in the run of the span's first token; its keys are rotated for this position."""
+    slot: Position
+    """Offset of the chunk's slot in the arena."""
+    slot_token: Position
+    """Which row of the slot holds the span's first token."""
+    exact: bool
+
+
+class Slot(msgspec.Struct, frozen=True, array_like=True):
+    """Positions ``span`` of a sequence, and the slot where their KV is to be written."""
+
+    span: Span
+    slot: Position
+
+
+# Requests.
+
+
+class Register(Message, frozen=True):
+    """Join as one process of an engine. The first process of an engine fixes its namespace.
+
+    ``namespace`` is that of requests without LoRA and salt; requests name others by their ``Variant``.
+    """
+
+    engine: Text
+    rank: Annotated[int, Meta(ge=-1, le=1023)]
+    """-1 for a process that reads and writes no KV itself."""
+    process: ProcessId
+    namespace: Namespace
+    client: Id
+    """A random number that the client keeps. Its earlier session ends: it writes under no lease of that one."""
+
+
+class FromSession(Message, frozen=True):
+    """Base of requests that only a registered session may send."""
+
+    session: Id
+    epoch: Id
+
+
+class InNamespace(FromSession, frozen=True, kw_only=True):
+    """Base of requests that concern one namespace of the session's engine."""
+
+    variant: Variant = Variant()
+
+
+class Unregister(FromSession, frozen=True):
+    """End the session and its leases. The process has stopped writing."""
+
+
+class Ping(FromSession, frozen=True):
+    """Keep the session alive."""
+
+    acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    """Revoked write leases under which this process will not write again."""
+
+
+class Mapped(FromSession, frozen=True):
+    """This process has mapped the arena and is going to write into it. It writes nothing before the reply."""
+
+    nonce: Annotated[str, Meta(max_length=64)]
+    """The nonce that the process has read from the mapped segment."""
+    mapping: MappingId
+
+
+class Lookup(InNamespace, frozen=True):
+    """Find what is stored of these tokens. With ``acquire``, take a read lease on what is in the arena.
+
+    What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``.
+    """
+
+    acquire: bool = True
+    skip_prefix_n_tokens: Position = 0
+    wait_s: Seconds = 0.0
+    sensitivity: bool = False
+    """Answer with what is known of the sensitivity of the matches' tokens, too."""
+    settled: Ratio | None = None
+    """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
+
+
+class Prefetch(InNamespace, frozen=True, kw_only=True):
+    """Fetch what is stored of these tokens into the arena; the reply does not wait for it."""
+
+    skip_prefix_n_tokens: Position = 0
+
+
+class Acquire(InNamespace, frozen=True, kw_only=True):
+    """Take a read lease on matches that a lookup found, and learn their slots; evicted chunks are left out."""
+
+    matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)]
+    skip_prefix_n_tokens: Position = 0
+
+
+class Learn(InNamespace, frozen=True, kw_only=True):
+    """These matches' tokens were computed again, and compared with what is stored. The bytes come as a payload.
+
+    One byte for each position of the prompt up to where the last match ends. 0: the token was not compared. Otherwise
+    the higher the more its KV differed. Where the matches name a stored token twice, the last byte counts.
+    """
+
+    matches: Annotated[tuple[Match, ...], Meta(min_length=1, max_length=MOST_MATCHES)]
+
+
+class Release(FromSession, frozen=True):
+    """End a read lease. If it had ended before, data read under it must not be used."""
+
+    lease: Id
+
+
+class Reserve(InNamespace, frozen=True, kw_only=True):
+    """Allocate slots for the KV of ``span`` of these tokens, computed with all tokens before it.
+
+    ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
+    reply's span begins after it. ``run``: extend this run if it ends where the span starts.
+
+    ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. Nor is it stored again
+    where anything is stored behind that prefix. ``ratio``: of KV that is not exact, the share that was recomputed.
+    """
+
+    span: Span
+    exact: bool = True
+    blended: bool = False
+    ratio: Ratio = 0.0
+    run: Id | None = None
+
+
+class Commit(FromSession, frozen=True):
+    """This rank has written its shard of all slots up to position ``upto``.
+
+    A rank that has not mapped the arena has put all of them before.
+    """
+
+    lease: Id
+    upto: Position
+
+
+class Abort(FromSession, frozen=True):
+    """End a write lease; what all ranks have committed stays stored."""
+
+    lease: Id
+
+
+class Clear(FromSession, frozen=True):
+    """Drop what is stored in one namespace of the session's engine, except what is leased."""
+
+    variant: Variant | None = None
+    """None for all namespaces of the engine: whatever LoRA and salt."""
+
+
+class Audited(FromSession, frozen=True, kw_only=True):
+    """Report so many more audits of this session's engine, whose first tokens agreed or disagreed."""
+
+    agreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
+    disagreed: Annotated[int, Meta(ge=0, le=MOST_AUDITS)]
+
+
+class Reported(FromSession, frozen=True, kw_only=True):
+    """Report that these requests of the session's engine have ended."""
+
+    reports: Annotated[tuple[PromptReport, ...], Meta(max_length=MOST_REPORTS)]
+
+
+class Explain(Message, frozen=True):
+    """Ask what became of a request's prompt; needs no session."""
+
+    request: RequestName
+
+
+class Preview(Message, frozen=True, kw_only=True):
+    """Ask what an engine would find of these tokens now, without a lease; needs no session."""
+
+    engine: Text = ""
+    """The engine's name; empty: the only engine that is registered."""
+    variant: Variant = Variant()
+
+
+class Stats(Message, frozen=True):
+    """Ask for the hub's counters and gauges; needs no session."""
+
+
+class Fetch(FromSession, frozen=True):
+    """Ask for this rank's shards of a read lease's pieces, as payloads; for clients on other machines."""
+
+    lease: Id
+
+
+class Put(FromSession, frozen=True):
+    """Write this rank's shard of the slot that begins at ``position``; for clients on other machines."""
+
+    lease: Id
+    position: Position
+
+
+Request: TypeAlias = (
+    Register
+    | Unregister
+    | Ping
+    | Mapped
+    | Lookup
+    | Prefetch
+    | Acquire
+    | Learn
+    | Release
+    | Reserve
+    | Commit
+    | Abort
+    | Clear
+    | Audited
+    | Reported
+    | Explain
+    | Preview
+    | Stats
+    | Fetch
+    | Put
+)
+
+# Replies.
+
+
+class Registered(Message, frozen=True):
+    session: Id
+    epoch: Id
+    arena: ArenaName
+    ping_every_s: Annotated[float, Meta(ge=0.01, le=3600)]
+
+
+class MayWrite(Message, frozen=True):
+    """This process may use write leases numbered from ``first`` on, and the ``granted`` ones."""
+
+    first: Id
+    granted: tuple[Id, ...]
+    longest_lease_s: Seconds
+
+
+class Done(Message, frozen=True):
+    """The request was carried out; it has no result."""
+
+
+class Pong(Message, frozen=True):
+    revoked: tuple[Id, ...] = ()
+    """Write leases that ended early: the process stops writing under them, and acknowledges that in its next ping."""
+
+
+class Found(Message, frozen=True):
+    """``matches`` are in the arena: ascending, disjoint, and covered by the lease if there is one.
+
+    If the lookup asked for sensitivity and any is known, a payload has one byte for each position of the prompt up to
+    where the last match ends, 0 where nothing is known.
+    """
+
+    matches: tuple[Match, ...] = ()
+    lease: Id | None = None
+    expires_s: Seconds = 0.0
+    on_the_way_tokens: Position = 0
+    """Tokens that only the store has; they are being fetched, and no match covers them yet."""
+    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
+    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
+
+
+class Acquired(Message, frozen=True):
+    """The pieces that the lease covers, ascending; no lease if no piece is left."""
+
+    pieces: tuple[Piece, ...] = ()
+    lease: Id | None = None
+    expires_s: Seconds = 0.0
+
+
+class Reserved(Message, frozen=True):
+    """Slots for ``span``: the requested one without what is stored already. If it is empty there is no lease."""
+
+    span: Span
+    run: Id | None = None
+    lease: Id | None = None
+    number: Id = 0
+    slots: tuple[Slot, ...] = ()
+    expires_s: Seconds = 0.0
+
+
+class Explained(Message, frozen=True):
+    """The newest report of the request, and its engine; none if the hub has none."""
+
+    engine: Text = ""
+    report: PromptReport | None = None
+
+
+class Previewed(Message, frozen=True):
+    """The engine's name, and the matches that are in the arena for it."""
+
+    engine: Text
+    model: Text
+    matches: tuple[Match, ...] = ()
+    on_the_way_tokens: Position = 0
+    """Tokens that only the store has."""
+    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
+    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
+
+
+class HubStats(Message, frozen=True):
+    """Counters and gauges by name; counters start at zero in each epoch."""
+
+    epoch: Id
+    counters: dict[str, float]
+    gauges: dict[str, float]
+    namespaces: dict[str, dict[str, float]]
+
+
+class Bytes(Message, frozen=True):
+    """The requested bytes are the payloads."""
+
+
+Reply: TypeAlias = (
+    Registered | MayWrite | Done | Pong | Found | Acquired | Reserved | Explained | Previewed | HubStats | Bytes
+)
+
+
+def hub_codec() -> Codec:
+    return Codec(Request, version=WIRE_VERSION)
+
+
+def client_codec() -> Codec:
+    return Codec(Reply, version=WIRE_VERSION)

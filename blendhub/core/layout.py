@@ -1,0 +1,154 @@
+"""The geometry of stored KV.
+
+A *slot* holds the KV of one chunk. The shards of the ranks follow each other; a shard has one part a layer for
+keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
+leaves the ends of its parts unused.
+"""
+
+import itertools
+from hashlib import blake2b
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from blendhub.core.errors import InvalidInput, LayoutMismatch
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import Span
+
+ITEM_SIZES = {"float32": 4, "float16": 2, "bfloat16": 2, "float8_e4m3": 1, "float8_e5m2": 1, "int8": 1}
+
+Count = Annotated[int, Meta(ge=1, le=2**20)]
+LONGEST_TEXT = 1024
+Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
+
+
+class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The KV of a token on one rank. Models with a joint latent (MLA) have one head and ``value_dim`` 0."""
+
+    layers: Count
+    kv_heads: Count
+    key_dim: Count
+    value_dim: Annotated[int, Meta(ge=0, le=2**20)]
+    dtype: str
+    chunk_tokens: Annotated[int, Meta(ge=1, le=2**16)] = 256
+
+    def __post_init__(self) -> None:
+        if self.dtype not in ITEM_SIZES:
+            raise LayoutMismatch(f"no KV dtype {self.dtype!r}; there are: {', '.join(ITEM_SIZES)}")
+
+    @property
+    def key_row_bytes(self) -> int:
+        """The keys of one token in one layer."""
+        return self.kv_heads * self.key_dim * ITEM_SIZES[self.dtype]
+
+    @property
+    def value_row_bytes(self) -> int:
+        """The values of one token in one layer."""
+        return self.kv_heads * self.value_dim * ITEM_SIZES[self.dtype]
+
+    @property
+    def token_bytes(self) -> int:
+        """The KV of one token on one rank."""
+        return self.layers * (self.key_row_bytes + self.value_row_bytes)
+
+    @property
+    def shard_bytes(self) -> int:
+        """The part of a slot that belongs to one rank."""
+        return self.chunk_tokens * self.token_bytes
+
+    def keys_at(self, layer: int) -> int:
+        """Where a layer's keys begin in a shard, one row of ``key_row_bytes`` a token."""
+        return layer * self.chunk_tokens * (self.key_row_bytes + self.value_row_bytes)
+
+    def values_at(self, layer: int) -> int:
+        """Where a layer's values begin in a shard, one row of ``value_row_bytes`` a token."""
+        return self.keys_at(layer) + self.chunk_tokens * self.key_row_bytes
+
+    def chunks_of(self, span: Span) -> list[Span]:
+        """The span cut at multiples of ``chunk_tokens``; the first and the last piece may be shorter."""
+        size = self.chunk_tokens
+        borders = [span.start, *range((span.start // size + 1) * size, span.end, size), span.end]
+        return [Span(start, end) for start, end in itertools.pairwise(borders) if start < end]
+
+
+DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
+
+
+class Variant(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """The part of a namespace that each request chooses: its LoRA adapter and its salt."""
+
+    lora: Text = ""
+    """A name for the adapter's weights as they are loaded."""
+    cache_salt: Text = ""
+
+    def __post_init__(self) -> None:
+        # Requests choose both, so that what no message can hold is found here, and not when one is sent.
+        for name, text in (("lora", self.lora), ("cache_salt", self.cache_salt)):
+            if len(text) > LONGEST_TEXT:
+                raise InvalidInput(f"{name} has {len(text):,} characters, and at most {LONGEST_TEXT:,} are possible")
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                wrong = text[error.start]
+                raise InvalidInput(f"{name} has {wrong!r} at {error.start}, which is no character") from None
+
+
+class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """KV that may be mixed. Namespaces that differ in any field share nothing.
+
+    What an engine does not have stays empty. ``weights`` is a fingerprint of the weights as loaded, so that a
+    fine-tune at the same path has another digest.
+    """
+
+    model: Text
+    layout: KVLayout
+    revision: Text = ""
+    weights: Text = ""
+    rotary: Text = ""
+    lora: Text = ""
+    cache_salt: Text = ""
+    world_size: Annotated[int, Meta(ge=1, le=1024)] = 1
+    matchers: Annotated[tuple[PluginChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
+
+    @property
+    def digest(self) -> str:
+        """A name for this namespace that is the same in every process."""
+        return blake2b(msgspec.json.encode(self, order="deterministic"), digest_size=16).hexdigest()
+
+    @property
+    def base(self) -> "Namespace":
+        """The namespace of the same engine for requests without LoRA and salt."""
+        return self.with_variant(Variant())
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(self.lora, self.cache_salt)
+
+    def with_variant(self, variant: Variant) -> "Namespace":
+        """The namespace of the same engine for requests with this LoRA adapter and this salt."""
+        return msgspec.structs.replace(self, lora=variant.lora, cache_salt=variant.cache_salt)
+
+    @property
+    def slot_bytes(self) -> int:
+        """The KV of one chunk, of all ranks."""
+        return self.world_size * self.layout.shard_bytes
+
+
+def check_same(known: Namespace, given: Namespace, owner: str) -> None:
+    """Raise unless both are the same; the sentence names every field that differs, and both values."""
+    if known == given:
+        return
+    differing = [
+        f"{name} is {mine!r} there and {yours!r} here"
+        for name, mine, yours in zip(known.__struct_fields__, _values(known), _values(given), strict=True)
+        if mine != yours
+    ]
+    raise LayoutMismatch(
+        f"{owner} is registered with another namespace: {'; '.join(differing)}; "
+        "all ranks of an engine must load the same model in the same way"
+    )
+
+
+def _values(namespace: Namespace) -> list[Any]:
+    return [getattr(namespace, name) for name in namespace.__struct_fields__]

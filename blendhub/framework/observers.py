@@ -1,0 +1,89 @@
+"""Calls observers: plugins that watch an engine."""
+
+import threading
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer
+from blendhub.framework.hookspecs import EngineInfo, RequestReport
+from blendhub.framework.plugin_errors import log, named_error
+
+STARTED, DONE, STOPPING = OBSERVER_HOOKS
+
+
+class Observers:
+    """Calls the hooks of all observers on one thread, in order, and never on the caller's.
+
+    No method waits for an observer, but for ``engine_stopping``, up to its timeout. What finds ``max_waiting`` calls
+    waiting is dropped and counted in ``dropped``. An observer's error is logged with its plugin's name and counted in
+    ``errors`` under that name; the other observers are called all the same.
+    """
+
+    def __init__(self, observers: Sequence[Offer], max_waiting: int = 1000) -> None:
+        self.dropped = 0
+        self.errors: Counter[str] = Counter()
+        self._observers = observers
+        self._max_waiting = max_waiting
+        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._stopping = False
+        self._changed = threading.Condition()
+        """Guards the two fields above. It is never held while an observer runs."""
+        self._thread = threading.Thread(target=self._run, name="blendhub-observers", daemon=True)
+        if observers:
+            self._thread.start()
+
+    def engine_started(self, info: EngineInfo) -> None:
+        self._submit(STARTED, info=info)
+
+    def request_done(self, report: RequestReport) -> None:
+        self._submit(DONE, report=report)
+
+    def engine_stopping(self, timeout: float = 5.0) -> bool:
+        """Report the end, and wait until the observers have seen all; False if they have not within ``timeout`` s.
+
+        The end is never dropped. What is reported after it is.
+        """
+        if not self._observers:
+            return True
+        with self._changed:
+            if not self._stopping:
+                self._stopping = True
+                self._waiting.append((STOPPING, {}))
+                self._changed.notify()
+        self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _submit(self, hook: str, **arguments: Any) -> None:
+        if not self._observers:
+            return
+        with self._changed:
+            if self._stopping or len(self._waiting) >= self._max_waiting:
+                self.dropped += 1
+                return
+            self._waiting.append((hook, arguments))
+            self._changed.notify()
+
+    def _run(self) -> None:
+        warned = False
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._stopping)
+                if not self._waiting:
+                    return
+                hook, arguments = self._waiting.popleft()
+            for observer in self._observers:
+                self._call(observer, hook, arguments)
+            if self.dropped and not warned:
+                warned = True
+                log.warning(
+                    "observers are slower than requests end, so some calls are dropped; uninstall the slow one of: %s",
+                    ", ".join(observer.origin for observer in self._observers),
+                )
+
+    def _call(self, observer: Offer, hook: str, arguments: dict[str, Any]) -> None:
+        try:
+            getattr(observer.hooks, hook)(**arguments)
+        except FOREIGN_ERRORS as error:
+            named_error(observer.origin, hook, error)
+            self.errors[observer.origin] += 1

@@ -1,0 +1,125 @@
+"""The settings of a hub: one structure, read from TOML and checked before anything starts."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from blendhub.core.errors import OptionError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.options import describe_options, parse_options
+
+Positive = Annotated[float, Meta(gt=0)]
+PolicyName: TypeAlias = Literal["lru", "s3fifo"]
+HubPlacement: TypeAlias = Literal["thread", "process"]
+"""Where an embedded hub runs: in a thread of its owner, or in a child process."""
+
+
+DEFAULT_TRANSPORT = PluginChoice("zmq")
+
+
+class Listen(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An endpoint at which the hub listens."""
+
+    endpoint: Annotated[str, Meta(min_length=1, description="where clients connect, as the transport writes it")]
+    transport: Annotated[str, Meta(description="a transport by name")] = DEFAULT_TRANSPORT.name
+    options: Annotated[dict[str, Any], Meta(description="the transport's options")] = {}
+
+
+class StoreChoice(PluginChoice, frozen=True, forbid_unknown_fields=True):
+    """The choice of a store, which may leave the name out."""
+
+    name: Annotated[str, Meta(max_length=1024, description="a store by name")] = "disk"
+
+
+class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    listen: Annotated[
+        tuple[Listen, ...],
+        Meta(description="where the hub listens; empty: one Unix socket that only this user can reach"),
+    ] = ()
+    arena_gib: Annotated[
+        float, Meta(ge=0, le=2**20, description="shared memory for KV; 0: a quarter of the memory that is available")
+    ] = 0.0
+    policy: Annotated[
+        PolicyName, Meta(description="which chunk is evicted: the least recently used, or by S3-FIFO")
+    ] = "lru"
+    store: Annotated[
+        StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
+    ] = None
+    read_lease_s: Annotated[Positive, Meta(description="how long an engine may read what a lookup found")] = 60.0
+    write_lease_s: Annotated[Positive, Meta(description="how long an engine may take to write what it reserved")] = (
+        120.0
+    )
+    silence_s: Annotated[
+        Positive,
+        Meta(description="a session that sends nothing for so long ends; clients ping five times as often"),
+    ] = 15.0
+    max_prompt_tokens: Annotated[int, Meta(ge=1, le=2**30, description="longer prompts are refused")] = 2**24
+    match_inline_tokens: Annotated[
+        int, Meta(ge=0, description="longer prompts are matched in a thread, so that other requests need not wait")
+    ] = 2**17
+    wait_for_store_s: Annotated[
+        float, Meta(ge=0, description="how long a reservation waits for chunks to be saved when the arena is full")
+    ] = 1.0
+    metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
+        "127.0.0.1:0"
+    )
+    show_text: Annotated[
+        bool, Meta(description="the page on that port shows the text of reused stretches, to everyone who can open it")
+    ] = False
+
+
+def load_config(path: Path | None = None) -> HubConfig:
+    """The configuration in a TOML file, or the defaults; errors name the file and the key."""
+    if path is None:
+        return HubConfig()
+    try:
+        with path.open("rb") as file:
+            given = tomllib.load(file)
+    except OSError as error:
+        raise OptionError(f"cannot read {path}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(f"{path} is not TOML: {error}") from error
+    return parse_options(str(path), HubConfig, given)
+
+
+def as_toml(config: HubConfig) -> str:
+    """Every key with its value, and its meaning in a comment above; ``load_config`` reads it back."""
+    lines: list[str] = []
+    tables: list[str] = []
+    for facts in describe_options(HubConfig):
+        name = facts["name"]
+        value = msgspec.to_builtins(getattr(config, name))
+        about = f"# {facts['description']}"
+        if name == "listen":
+            for listen in value:
+                tables += ["", about, "[[listen]]", *_pairs(listen)]
+            if not value:
+                tables += ["", about, "# [[listen]]", *(f"# {pair}" for pair in _pairs(_example(Listen)))]
+        elif name == "store":
+            shown = _pairs(value) if value else [f"# {pair}" for pair in _pairs(_example(StoreChoice))]
+            tables += ["", about, "[store]" if value else "# [store]", *shown]
+        else:
+            lines += [about, f"{name} = {_toml(value)}", ""]
+    return "\n".join(lines + tables[1:]) + "\n"
+
+
+def _example(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    values = {"endpoint": "tcp://127.0.0.1:7070"} if struct is Listen else {}
+    built: dict[str, Any] = msgspec.to_builtins(struct(**values))
+    return built
+
+
+def _pairs(values: dict[str, Any]) -> list[str]:
+    return [f"{name} = {_toml(value)}" for name, value in values.items()]
+
+
+def _toml(value: Any) -> str:
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{msgspec.json.encode(k).decode()} = {_toml(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_toml, value)) + "]"
+    # Strings, numbers and booleans are written alike in JSON and TOML.
+    return msgspec.json.encode(value).decode()

@@ -1,0 +1,1 @@
+"""The hub's answers to the messages of its clients, one module a group of messages."""

@@ -1,0 +1,69 @@
+"""The base of the groups of request handlers."""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
+
+from blendhub.client import wire
+from blendhub.contracts import Envelope
+from blendhub.contracts.transport import Buffer
+from blendhub.core.errors import InvalidInput
+from blendhub.core.tokens import Tokens, as_tokens
+from blendhub.hub.config import HubConfig
+from blendhub.hub.counters import Counters
+from blendhub.hub.leases.sessions import Session
+from blendhub.hub.state import HubState
+from blendhub.hub.stores.store_tier import Tier
+
+T = TypeVar("T")
+Answer: TypeAlias = wire.Reply | Envelope
+Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
+OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
+"""The handler of a request that needs no session."""
+
+DONE = wire.Done()
+
+
+class Handlers(ABC):
+    """A group of handlers, one for each type of message. They run on the event loop; slow work runs in threads."""
+
+    def __init__(
+        self, config: HubConfig, state: HubState, tier: Tier | None, counters: Counters, clock: Callable[[], float]
+    ) -> None:
+        self.config = config
+        self.state = state
+        self.tier = tier
+        self.counters = counters
+        self.clock = clock
+
+    @abstractmethod
+    def by_type(self) -> Mapping[type, Handler]:
+        """The handlers of this group by the type of message that they answer."""
+
+    def check_session(self, message: wire.FromSession) -> None:
+        """Raise unless the message's session still holds; to be called after every await."""
+        self.state.sessions.get(message.session, message.epoch, self.clock())
+
+    def read_tokens(self, payload: Sequence[Buffer]) -> Tokens:
+        if len(payload) != 1:
+            raise InvalidInput(f"tokens come as one payload of uint32, but this request has {len(payload)} payloads")
+        tokens = as_tokens(memoryview(payload[0]))
+        if len(tokens) > self.config.max_prompt_tokens:
+            raise InvalidInput(
+                f"{len(tokens)} tokens are more than the {self.config.max_prompt_tokens} that this hub accepts; "
+                "raise max_prompt_tokens"
+            )
+        return tokens
+
+    def shard(self, session: Session, slot: int) -> memoryview:
+        """The part of a slot that belongs to the session's rank."""
+        if session.rank < 0:
+            raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
+        size = session.engine.namespace.layout.shard_bytes
+        return self.state.cache.arena.slot(slot + session.rank * size, size)
+
+
+async def run_in_thread(work: Callable[..., T], *arguments: Any) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments))

@@ -1,0 +1,169 @@
+"""Answers the requests that find and read stored KV."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+
+from blendhub.client import wire
+from blendhub.contracts import Envelope
+from blendhub.contracts.transport import Buffer
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Match, check_tiling
+from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
+from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, tokens_of, whole_matches
+from blendhub.hub.index.sensitivity import known_sensitivity, learn
+from blendhub.hub.leases.read_leases import ReadLease
+from blendhub.hub.leases.sessions import Session
+
+NOTHING = wire.Found()
+
+
+class ReadHandlers(Handlers):
+    def by_type(self) -> Mapping[type, Handler]:
+        return {
+            wire.Lookup: self._look,
+            wire.Prefetch: self._look,
+            wire.Acquire: self._acquire,
+            wire.Learn: self._learn,
+            wire.Release: self._release,
+            wire.Fetch: self._fetch,
+        }
+
+    def _look(
+        self, session: Session, message: wire.Lookup | wire.Prefetch, payload: Sequence[Buffer]
+    ) -> Answer | Awaitable[Answer]:
+        tokens = self.read_tokens(payload)
+        index = self.state.find_index(session, message.variant)
+        if index is None:
+            return NOTHING
+        settled = message.settled if isinstance(message, wire.Lookup) else None
+        matches = index.lane.ask(partial(index.match, tokens, settled), len(tokens))
+        if isinstance(matches, asyncio.Future):
+            return self._look_later(session, index, message, matches)
+        return self._answer(session, index, message, matches)
+
+    async def _look_later(
+        self,
+        session: Session,
+        index: NamespaceIndex,
+        message: wire.Lookup | wire.Prefetch,
+        matching: "asyncio.Future[list[Match]]",
+    ) -> Answer:
+        matches = await matching
+        self.check_session(message)
+        answer = self._answer(session, index, message, matches)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _answer(
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup | wire.Prefetch, matches: list[Match]
+    ) -> Answer | Awaitable[Answer]:
+        if isinstance(message, wire.Prefetch):
+            return self._on_the_way(index.cut_at_chunks(matches, message.skip_prefix_n_tokens))
+        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        if message.wait_s and self.tier:
+            in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
+            if in_store_only:
+                in_arena = {found.chunk for found in chunk_matches} - in_store_only
+                return self._load_then_answer(session, index, message, matches, in_arena, in_store_only)
+        return self._found(session, message, chunk_matches)
+
+    async def _load_then_answer(
+        self,
+        session: Session,
+        index: NamespaceIndex,
+        message: wire.Lookup,
+        matches: list[Match],
+        in_arena: set[Chunk],
+        in_store_only: set[Chunk],
+    ) -> Answer:
+        # Pinned, so that loading chunks does not evict other chunks of the same answer.
+        for chunk in in_arena:
+            self.state.cache.pin(chunk)
+        try:
+            await asyncio.wait(self._load(in_store_only), timeout=message.wait_s)
+        finally:
+            for chunk in in_arena:
+                self.state.cache.unpin(chunk)
+        self.check_session(message)
+        # Cut again: chunks may have been dropped meanwhile.
+        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        return self._found(session, message, chunk_matches)
+
+    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> Answer:
+        """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
+        self._count(chunk_matches)
+        ready = [found for found in chunk_matches if found.chunk.offset is not None]
+        lease = self._grant(session, ready) if message.acquire else None
+        answer = self._on_the_way(chunk_matches, lease)
+        known = known_sensitivity(ready) if message.sensitivity else None
+        return Envelope(answer, [known]) if known else answer
+
+    def _count(self, chunk_matches: list[ChunkMatch]) -> None:
+        exact = settled = moved = 0
+        for found in chunk_matches:
+            if found.match.exact:
+                exact += found.end - found.start
+            elif found.match.settled:
+                settled += found.end - found.start
+            else:
+                moved += found.end - found.start
+        self.counters.totals["tokens_exact"] += exact
+        self.counters.totals["tokens_settled"] += settled
+        self.counters.totals["tokens_moved"] += moved
+
+    def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
+        lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+        if lease and self.tier:
+            self.tier.saves.reused(lease.chunks)
+        return lease
+
+    def _on_the_way(self, chunk_matches: list[ChunkMatch], lease: ReadLease | None = None) -> wire.Found:
+        """Begin to load the chunks that are only in the store; returns what is in the arena already."""
+        ready = [found for found in chunk_matches if found.chunk.offset is not None]
+        missing = [found for found in chunk_matches if found.chunk.offset is None]
+        self._load({found.chunk for found in missing})
+        return wire.Found(
+            matches=tuple(whole_matches(ready)),
+            lease=lease.id if lease else None,
+            expires_s=self.config.read_lease_s if lease else 0.0,
+            on_the_way_tokens=tokens_of(missing),
+            on_the_way=spans_of(missing),
+        )
+
+    def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
+        check_tiling(max((match.span.end for match in message.matches), default=0), message.matches)
+        index = self.state.find_index(session, message.variant)
+        chunk_matches = index.cut_at_chunks(message.matches, message.skip_prefix_n_tokens) if index else []
+        lease = self._grant(session, [found for found in chunk_matches if found.chunk.offset is not None])
+        if lease is None:
+            return wire.Acquired()
+        return wire.Acquired(pieces=lease.pieces, lease=lease.id, expires_s=self.config.read_lease_s)
+
+    def _learn(self, session: Session, message: wire.Learn, payload: Sequence[Buffer]) -> Answer:
+        end = message.matches[-1].span.end
+        check_tiling(end, message.matches)
+        measured = b"".join(payload) if len(payload) == 1 else b""
+        if len(measured) != end or end > self.config.max_prompt_tokens:
+            raise InvalidInput(
+                f"sensitivity comes as one payload of a byte for each of the {end} positions up to the last match, at "
+                f"most {self.config.max_prompt_tokens} (max_prompt_tokens), but this request has "
+                f"{[memoryview(part).nbytes for part in payload]} bytes in its payloads"
+            )
+        index = self.state.find_index(session, message.variant)
+        changed = learn(index.cut_at_chunks(message.matches), measured) if index else []
+        self.counters.totals["tokens_learned"] += end - measured.count(0)
+        if self.tier:
+            self.tier.notes.write_soon(changed)
+        return DONE
+
+    def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
+        self.state.release(session, message.lease)
+        return DONE
+
+    def _fetch(self, session: Session, message: wire.Fetch, payload: Sequence[Buffer]) -> Answer:
+        lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
+        return Envelope(wire.Bytes(), [self.shard(session, piece.slot) for piece in lease.pieces])
+
+    def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
+        """Start to load chunks from the store; nothing to do where there is no store."""
+        return [self.tier.load(chunk) for chunk in chunks] if self.tier else []

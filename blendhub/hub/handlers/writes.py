@@ -1,0 +1,132 @@
+"""Answers the requests that store KV and drop it."""
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+
+from blendhub.client import wire
+from blendhub.contracts.transport import Buffer
+from blendhub.core.errors import ArenaFull, InvalidInput
+from blendhub.core.layout import Variant
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers, run_in_thread
+from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
+from blendhub.hub.leases.sessions import Session
+from blendhub.hub.leases.write_leases import WriteLease, check_reservation
+from blendhub.hub.limits import AT_ONCE
+
+
+class WriteHandlers(Handlers):
+    def by_type(self) -> Mapping[type, Handler]:
+        return {
+            wire.Reserve: self._reserve,
+            wire.Commit: self._commit,
+            wire.Abort: self._abort,
+            wire.Put: self._put,
+            wire.Clear: self._clear,
+        }
+
+    async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
+        tokens, namespace = self.read_tokens(payload), session.engine.namespace
+        check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
+        if message.exact and message.blended:
+            raise InvalidInput("a reservation is for exact or for blended KV, not for both; set one of them")
+        index = self.state.find_index(session, message.variant)
+        start, run = message.span.start, None
+        if index is None:
+            index = await run_in_thread(self.state.make_index, namespace.with_variant(message.variant))
+        else:
+            named = index.runs.get(message.run) if message.run is not None else None
+            examined = index.lane.ask(
+                partial(index.examine, tokens, message.span, named, blended=message.blended), len(tokens)
+            )
+            start, continues = await examined if isinstance(examined, asyncio.Future) else examined
+            run = named if continues else None
+        if start >= message.span.end or (message.blended and not index.finds_settled):
+            return wire.Reserved(span=Span(start, start))
+        lease = await self._allocate(session, message, index, run, tokens, Span(start, message.span.end))
+        return wire.Reserved(
+            span=lease.span,
+            run=lease.run.id,
+            lease=lease.id,
+            number=lease.number,
+            slots=lease.slots,
+            expires_s=self.config.write_lease_s,
+        )
+
+    async def _allocate(
+        self,
+        session: Session,
+        message: wire.Reserve,
+        index: NamespaceIndex,
+        run: Run | None,
+        tokens: Tokens,
+        span: Span,
+    ) -> WriteLease:
+        """A write lease; while the arena or the index is full, waits for saves, up to ``wait_for_store_s``."""
+        origin = Origin(message.exact, message.blended, message.ratio)
+        give_up_at = self.clock() + self.config.wait_for_store_s
+        while True:
+            self.check_session(message)
+            deadline = self.clock() + self.config.write_lease_s
+            full = ArenaFull(
+                "every slot is being read, written or saved; try again later, or give the hub a larger arena_gib"
+            )
+            try:
+                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
+            except ArenaFull as error:
+                lease, full = None, error
+            if lease:
+                return lease
+            left = give_up_at - self.clock()
+            if left <= 0 or not self.tier or not self.tier.waiting:
+                raise full
+            await self.tier.wait_for_a_save(left)
+
+    def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
+        self.state.writes.commit(lease, session, message.upto)
+        copies = [copy for copy, position in lease.copies.items() if position < message.upto]
+        return _done_after(copies) if copies else DONE
+
+    def _abort(self, session: Session, message: wire.Abort, payload: Sequence[Buffer]) -> Answer:
+        self.state.abort(session, message.lease)
+        return DONE
+
+    def _put(self, session: Session, message: wire.Put, payload: Sequence[Buffer]) -> Awaitable[Answer]:
+        # Not a coroutine, which would begin after requests that the client sent behind this one.
+        lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
+        target = self.shard(session, lease.unwritten(session.rank, message.position).slot)
+        if len(payload) != 1 or memoryview(payload[0]).nbytes != len(target):
+            sizes = [memoryview(part).nbytes for part in payload]
+            raise InvalidInput(f"a shard has {len(target)} bytes, but the payloads have {sizes}")
+        copy = asyncio.get_running_loop().run_in_executor(
+            None, np.copyto, np.frombuffer(target, np.uint8), np.frombuffer(payload[0], np.uint8)
+        )
+        self.state.writes.copying(lease, session.rank, message.position, copy)
+        return _done_after([copy])
+
+    async def _clear(self, session: Session, message: wire.Clear, payload: Sequence[Buffer]) -> Answer:
+        for index in self._indexes_to_clear(session, message.variant):
+            chunks = list(index.chunks())
+            for at in range(0, len(chunks), AT_ONCE):
+                in_store = self.state.drop(chunks[at : at + AT_ONCE])
+                if self.tier and in_store:
+                    self.tier.discard(in_store)
+                await asyncio.sleep(0)  # other requests have their turn
+        return DONE
+
+    def _indexes_to_clear(self, session: Session, variant: Variant | None) -> list[NamespaceIndex]:
+        if variant is None:
+            return self.state.indexes.of_base(session.engine.base)
+        index = self.state.find_index(session, variant)
+        return [index] if index else []
+
+
+async def _done_after(copies: "Sequence[asyncio.Future[None]]") -> Answer:
+    # Unlike gather, wait cancels none: when the client cancels the request, the slot stays in use until its copy ends.
+    await asyncio.wait(copies)
+    return DONE

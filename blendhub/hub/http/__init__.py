@@ -1,0 +1,1 @@
+"""What the hub shows to people and to Prometheus."""

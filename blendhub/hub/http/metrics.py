@@ -1,0 +1,124 @@
+"""A small HTTP server on loopback, and the text of ``/metrics`` for Prometheus."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, TypeAlias
+
+from blendhub.client.wire import HubStats
+from blendhub.core.errors import HubError, OptionError
+from blendhub.hub.limits import MOST_METRICS_CONNECTIONS, MOST_METRICS_REQUEST_BYTES
+
+READ_TIMEOUT_S = 5.0
+PREFIX = "blendhub_"
+SLICE_BYTES, PAUSE_S = 2**16, 0.002
+"""The JSON of the page has MBs. Each reader gets 30 MB a second, so that those who ask without a pause take no core."""
+
+
+def exposition(stats: HubStats) -> str:
+    """The numbers in Prometheus' text format."""
+    lines: list[str] = []
+    for name, value in sorted(stats.counters.items()):
+        lines += [f"# TYPE {PREFIX}{name}_total counter", f"{PREFIX}{name}_total {value}"]
+    for name, value in sorted(stats.gauges.items()):
+        lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value}"]
+    names = sorted({name for of_namespace in stats.namespaces.values() for name in of_namespace})
+    for name in names:
+        lines.append(f"# TYPE {PREFIX}namespace_{name} gauge")
+        for digest, of_namespace in sorted(stats.namespaces.items()):
+            lines.append(f'{PREFIX}namespace_{name}{{namespace="{digest}"}} {of_namespace[name]}')
+    return "\n".join(lines) + "\n"
+
+
+TEXT = "text/plain; version=0.0.4"
+# A page loads nothing from elsewhere, and runs no script but its own.
+GUARDS = (
+    "Content-Security-Policy: default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'\r\n"
+    "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\nCache-Control: no-store\r\n"
+)
+
+
+class Page(NamedTuple):
+    """An HTTP answer."""
+
+    status: str
+    kind: str
+    body: bytes
+
+
+Pages: TypeAlias = Callable[[str, str], Awaitable[Page]]
+"""Answers a GET of a path with its query, from a client that names the server as it does in ``Host``."""
+
+
+class MetricsServer:
+    """An HTTP server that answers GET, one request a connection, and changes nothing."""
+
+    def __init__(self, pages: Pages) -> None:
+        self._pages = pages
+        self._server: asyncio.Server | None = None
+        self._open: dict[asyncio.StreamWriter, None] = {}
+        """The connections that have not been answered, the oldest first."""
+        self._answering: set[asyncio.Task[None]] = set()
+
+    async def start(self, address: str) -> str:
+        """Listen at HOST:PORT; returns the address with the actual port."""
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdigit():
+            raise OptionError(f"metrics = {address!r} should be HOST:PORT, such as 127.0.0.1:9464")
+        try:
+            self._server = await asyncio.start_server(
+                self._answer,
+                host.strip("[]"),
+                int(port),
+                limit=MOST_METRICS_REQUEST_BYTES,
+                backlog=MOST_METRICS_CONNECTIONS,
+            )
+        except OSError as error:
+            raise HubError(f"cannot serve metrics at {address}: {error}; set metrics to another HOST:PORT") from error
+        return f"{host}:{self._server.sockets[0].getsockname()[1]}"
+
+    async def close(self) -> None:
+        if self._server:
+            self._server.close()
+            for writer in self._open:
+                writer.transport.abort()
+            if self._answering:
+                await asyncio.wait(self._answering)
+            await self._server.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._open) >= MOST_METRICS_CONNECTIONS:
+            # The oldest one: a client that asks at once is answered, however many wait without asking.
+            oldest = next(iter(self._open))
+            del self._open[oldest]
+            oldest.transport.abort()
+        self._open[writer] = None
+        answering = asyncio.current_task()
+        assert answering
+        self._answering.add(answering)
+        answering.add_done_callback(self._answering.discard)
+        try:
+            async with asyncio.timeout(READ_TIMEOUT_S):
+                request = await reader.readuntil(b"\r\n\r\n")
+                page = await self._page(request.decode("latin-1").split("\r\n"))
+                head = f"HTTP/1.1 {page.status}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
+                writer.write(f"{head}{GUARDS}Connection: close\r\n\r\n".encode())
+                for at in range(0, len(page.body), SLICE_BYTES):
+                    writer.write(page.body[at : at + SLICE_BYTES])
+                    await writer.drain()
+                    if at + SLICE_BYTES < len(page.body):
+                        await asyncio.sleep(PAUSE_S)
+                writer.close()
+                await writer.wait_closed()
+        except (OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError):
+            pass  # no request of this protocol, or no reader of the answer
+        finally:
+            self._open.pop(writer, None)
+            writer.transport.abort()
+
+    async def _page(self, lines: list[str]) -> Page:
+        method, _, target = lines[0].partition(" ")
+        if method != "GET":
+            return Page("405 Method Not Allowed", TEXT, b"only GET\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
+        return await self._pages(target.partition(" ")[0], headers.get("host", ""))

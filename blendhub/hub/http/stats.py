@@ -1,0 +1,72 @@
+"""The counters and gauges that `Stats` requests and `/metrics` show."""
+
+from blendhub.client.wire import HubStats
+from blendhub.hub.counters import Counters
+from blendhub.hub.state import HubState
+from blendhub.hub.stores.follower import Follower
+from blendhub.hub.stores.store_tier import Tier
+
+STORED = ("variants", "runs", "chunks", "tokens")
+
+
+def collect_stats(state: HubState, tier: Tier | None, counters: Counters, follower: Follower | None = None) -> HubStats:
+    sums = state.indexes.sums()
+    return HubStats(
+        epoch=state.sessions.epoch,
+        counters={**_totals(state, tier, counters), **_fleet_totals(follower)},
+        gauges={
+            **_gauges(state, tier),
+            **_fleet_gauges(follower),
+            "chunks": sum(of_base["chunks"] for of_base in sums.values()),
+            "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
+            "sensitivity_bytes": sum(of_base["sensitivity_bytes"] for of_base in sums.values()),
+            **counters.latencies(),
+        },
+        namespaces={
+            base: {**{name: sums[base][name] if base in sums else 0 for name in STORED}, **counters.audits.of(base)}
+            for base in {**sums, **counters.audits.namespaces}
+        },
+    )
+
+
+def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str, float]:
+    return {
+        **counters.totals,
+        **{f"requests_{kind}": count for kind, count in counters.requests.items()},
+        "evictions": state.cache.evictions,
+        "forgotten_chunks": state.cache.forgotten,
+        "index_evictions": state.index_room.evictions,
+        "store_saves": tier.saves.saved if tier else 0,
+        "store_loads": tier.loads.loaded if tier else 0,
+        "store_skipped": tier.saves.skipped if tier else 0,
+        "store_failures": tier.failures if tier else 0,
+        "store_corrupted": tier.store.corrupted if tier else 0,
+    }
+
+
+def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
+    arena, quarantined = state.cache.arena, state.writes.quarantined.values()
+    return {
+        "arena_bytes": arena.name.size,
+        "arena_free_bytes": arena.extents.free_bytes,
+        "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
+        "chunks_in_arena": len(state.cache.policy),
+        "sessions": len(state.sessions),
+        "engines": state.sessions.n_engines,
+        "read_leases": len(state.reads.leases),
+        "write_leases": len(state.writes.leases),
+        "store_bytes": tier.store.nbytes if tier else 0,
+        "store_waiting_chunks": tier.waiting if tier else 0,
+        "store_later_chunks": tier.saves.later if tier else 0,
+    }
+
+
+def _fleet_totals(follower: Follower | None) -> dict[str, float]:
+    return {f"fleet_{name}": value for name, value in follower.figures().items()} if follower else {}
+
+
+def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
+    """The gauges of a hub with a shared store; empty for other hubs."""
+    if follower is None:
+        return {}
+    return {"fleet_hubs": follower.hubs, "fleet_behind": follower.behind, "fleet_in_step": float(follower.in_step)}

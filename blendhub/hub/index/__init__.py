@@ -1,0 +1,1 @@
+"""What is stored where: chunks in runs, runs in namespaces, and the matchers that find their tokens. No bytes of KV."""

@@ -1,0 +1,169 @@
+"""Lanes: the work on each namespace's matchers, in order, and never with the event loop waiting for it.
+
+A matcher locks its table while it matches, and other callers wait for the lock. Therefore each namespace has a lane,
+which does one piece of work at a time: short work on the loop itself, if the lane is idle, and long work in a thread.
+Work that arrives for the same namespace meanwhile queues behind it there.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeVar
+
+from blendhub.core.errors import BlendHubError
+from blendhub.hub.limits import MATCH_THREADS
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+NICENESS = 5
+"""The niceness of the matching threads: the loop, and an engine beside an embedded hub, run before them."""
+
+
+class _Job:
+    def __init__(self, work: Callable[[], Any], n_tokens: int, answer: "asyncio.Future[Any] | None" = None) -> None:
+        """``answer``: of the request that waits for the result, if one does."""
+        self.work: Callable[[], Any] | None = work
+        self.n_tokens = n_tokens
+        self.answer = answer
+        if answer:
+            answer.add_done_callback(self._forget)
+
+    def _forget(self, answer: "asyncio.Future[Any]") -> None:
+        """Drop the tokens of a job whose request no longer waits, even if the job is still in the queue."""
+        self.work = None
+
+
+class Lane:
+    """The work on one namespace. All methods are for the loop's thread."""
+
+    def __init__(self, threads: "LaneThreads", owner: str) -> None:
+        """``owner`` shares the threads with other owners in turns, whatever the number of its lanes."""
+        self.owner = owner
+        self._threads = threads
+        self._jobs: deque[_Job] = deque()
+        self._in_thread = False
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no thread works on this namespace, or is going to."""
+        return not self._in_thread
+
+    def ask(self, work: Callable[[], T], n_tokens: int) -> "T | asyncio.Future[T]":
+        """The result, or a future of it. ``n_tokens`` says how long the work is."""
+        if not self._in_thread and n_tokens <= self._threads.inline_tokens:
+            return work()
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._queue(_Job(work, n_tokens, answer))
+        return answer
+
+    def update(self, work: Callable[[], object], n_tokens: int) -> None:
+        """Do the work now or, behind what is under way, later. An error is logged: no request is there to have it."""
+        job = _Job(work, n_tokens)
+        if not self._in_thread and n_tokens <= self._threads.inline_tokens:
+            _do(job)
+        else:
+            self._queue(job)
+
+    def _queue(self, job: _Job) -> None:
+        with self._threads.changed:
+            self._jobs.append(job)
+            if not self._in_thread:
+                self._in_thread = True
+                self._threads.schedule(self)
+
+    def work_in_thread(self) -> bool:
+        """For the threads: do what is queued, up to the first long piece; returns whether more is left."""
+        long = False
+        while not long:
+            job = self._jobs[0]
+            long = job.n_tokens > self._threads.inline_tokens
+            _do(job)
+            with self._threads.changed:
+                self._jobs.popleft()
+                if not self._jobs:
+                    self._in_thread = False
+                    return False
+        return True
+
+
+class LaneThreads:
+    """The threads of all lanes. Each owner has one of them at a time, and owners take turns."""
+
+    def __init__(self, inline_tokens: int, n_threads: int = MATCH_THREADS) -> None:
+        self.inline_tokens = inline_tokens
+        self.changed = threading.Condition()
+        """A condition, held for moments only, that guards the lanes' queues."""
+        self._ready: dict[str, deque[Lane]] = {}
+        """The lanes that have work, by owner, in the order of the owners' turns."""
+        self._served: set[str] = set()
+        """The owners for which a thread works now."""
+        self._closed = False
+        # Now, and not with the first long lookup: the loop would wait until the thread runs.
+        for _ in range(n_threads):
+            threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
+
+    def schedule(self, lane: Lane) -> None:
+        """Queue the lane, which has work. The caller holds ``changed``."""
+        self._ready.setdefault(lane.owner, deque()).append(lane)
+        self.changed.notify()
+
+    def close(self) -> None:
+        """Begin no more work. The threads finish their current work and end."""
+        with self.changed:
+            self._closed = True
+            self.changed.notify_all()
+
+    def _work(self) -> None:
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)
+        while True:
+            with self.changed:
+                self.changed.wait_for(lambda: self._closed or self._next_owner() is not None)
+                owner = self._next_owner()
+                if self._closed or owner is None:
+                    return
+                lanes = self._ready.pop(owner)
+                lane = lanes.popleft()
+                if lanes:
+                    self._ready[owner] = lanes
+                self._served.add(owner)
+            more = lane.work_in_thread()
+            with self.changed:
+                self._served.discard(owner)
+                if more:
+                    self._ready.setdefault(owner, deque()).append(lane)
+                self.changed.notify()
+
+    def _next_owner(self) -> str | None:
+        return next((owner for owner in self._ready if owner not in self._served), None)
+
+
+def _do(job: _Job) -> None:
+    """Do a piece of work, and hand its result to the loop if a request waits for it."""
+    work = job.work
+    if work is None or (job.answer and job.answer.cancelled()):
+        return  # its deadline has passed
+    if job.answer is None:
+        try:
+            work()
+        except Exception as error:
+            expected = isinstance(error, BlendHubError)
+            log.warning("what was stored or dropped just now did not reach a matcher: %s", error, exc_info=not expected)
+        return
+    done: Callable[[], None]
+    try:
+        done = partial(job.answer.set_result, work())
+    except Exception as error:
+        done = partial(job.answer.set_exception, error)
+    with contextlib.suppress(RuntimeError):  # the loop has ended
+        job.answer.get_loop().call_soon_threadsafe(_settle, job.answer, done)
+
+
+def _settle(answer: "asyncio.Future[Any]", done: Callable[[], None]) -> None:
+    if not answer.done():  # else its deadline has passed
+        done()

@@ -1,0 +1,381 @@
+"""The index of stored KV: chunks in runs, runs in namespaces, and the matchers that find their tokens."""
+
+import contextlib
+import hashlib
+import secrets
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from blendhub.contracts import Matcher, RunKey
+from blendhub.core.errors import BlendHubError, InvalidInput
+from blendhub.core.layout import Namespace
+from blendhub.core.spans import Match, Span, combine, gaps, join_spans
+from blendhub.core.tokens import Tokens
+from blendhub.framework.host import PluginHost
+from blendhub.hub.index.match_queues import Lane, LaneThreads
+from blendhub.hub.index.settled import SettledMatches
+from blendhub.hub.limits import MOST_CHUNKS
+
+
+class Saved(Enum):
+    """Whether the store has a chunk. One that is waiting to be saved is not evicted before."""
+
+    NO = 0
+    WAITING = 1
+    YES = 2
+
+
+class Chunk:
+    """A stored chunk: in the arena, in the store, or in both."""
+
+    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span", "tokens")
+
+    def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
+        self.run = run
+        self.span = span
+        self.offset = offset
+        """The offset of the chunk's slot in the arena; None while the chunk is only in the store."""
+        self.pins = 0
+        """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
+        self.saved = Saved.NO
+        self.content = content
+        self.sensitivity: bytearray | None = None
+        """One byte a token; see :mod:`blendhub.hub.index.sensitivity`. None while nothing is known of any."""
+        self.tokens: Tokens | None = None
+        """The chunk's tokens, kept where the hub shows text."""
+
+
+class Origin(NamedTuple):
+    """How the KV of a run came about."""
+
+    exact: bool
+    """Whether nothing before or in the run was blended."""
+    blended: bool = False
+    """Whether the run itself was blended, and so is of use behind its whole prefix only. Other KV may be moved."""
+    ratio: float = 0.0
+    """The share that was recomputed when inexact KV, or KV before it, was blended."""
+
+
+class Run:
+    """Chunks whose KV was computed in one go, at positions that follow each other."""
+
+    __slots__ = (
+        "_hash",
+        "_hashed",
+        "_starts",
+        "chunks",
+        "end",
+        "foreign",
+        "id",
+        "index",
+        "key",
+        "listed",
+        "origin",
+        "tokens",
+    )
+
+    def __init__(
+        self,
+        id: int,
+        index: "NamespaceIndex",
+        end: int,
+        origin: Origin,
+        key: RunKey | None = None,
+        *,
+        foreign: bool = False,
+    ) -> None:
+        self.id = id
+        self.index = index
+        self.end = end
+        """The end of the last chunk that was ever published; the run may grow there."""
+        self.origin = origin
+        self.key = key or RunKey(index.digest, secrets.token_hex(16))
+        self.foreign = foreign
+        """Whether another hub computed it. It does not grow here: its name is that hub's."""
+        self.listed = 0
+        """The last snapshot of a shared store that had chunks of it, or after which some were saved."""
+        self.tokens: Tokens | None = None
+        """The run's tokens from position 0, kept while the store is to save chunks."""
+        self.chunks: dict[int, Chunk] = {}
+        self._starts: list[int] = []
+        self._hash = hashlib.blake2b(digest_size=16)
+        self._hashed = 0
+
+    def continues(self, tokens: Tokens, at: int) -> bool:
+        """Whether the run ends at this position and was computed from these tokens before it. Part of a lane's work."""
+        if self._hashed != at:
+            return False
+        return hashlib.blake2b(tokens[:at].data, digest_size=16).digest() == self._hash.digest()
+
+    def note_tokens(self, tokens: Tokens, end: int) -> None:
+        """Note that the run now consists of these tokens up to a position. Part of a lane's work."""
+        self._hash.update(tokens[self._hashed : end].data)
+        self._hashed = end
+
+    def add(self, chunk: Chunk) -> None:
+        self.chunks[chunk.span.start] = chunk
+        insort(self._starts, chunk.span.start)
+
+    def remove(self, chunk: Chunk) -> None:
+        del self.chunks[chunk.span.start]
+        del self._starts[bisect_right(self._starts, chunk.span.start) - 1]
+
+    def chunks_between(self, start: int, end: int, most: int) -> list[Chunk]:
+        """The chunks that hold any of the positions ``[start, end)``, ascending; at least as many as ``most`` if there
+        are so many.
+        """
+        first = max(bisect_right(self._starts, start) - 1, 0)
+        last = min(bisect_left(self._starts, end), first + most + 1)
+        chunks = [self.chunks[at] for at in self._starts[first:last]]
+        if chunks and chunks[0].span.end <= start:
+            del chunks[0]
+        return chunks
+
+
+class ChunkMatch(msgspec.Struct, frozen=True):
+    """The part of a match that one chunk holds: positions ``[start, end)`` of the prompt."""
+
+    match: Match
+    start: int
+    end: int
+    chunk: Chunk
+
+    @property
+    def slot_token(self) -> int:
+        """The row in the chunk of the first token."""
+        return self.match.source_start + self.start - self.match.span.start - self.chunk.span.start
+
+
+class NamespaceIndex:
+    """The runs of one namespace, and the matchers that find them."""
+
+    def __init__(
+        self,
+        namespace: Namespace,
+        host: PluginHost,
+        threads: LaneThreads,
+        *,
+        keeps_tokens: bool = False,
+        keeps_settled: bool = True,
+    ) -> None:
+        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found."""
+        self.namespace = namespace
+        self.digest = namespace.digest
+        self.base = namespace.base.digest
+        """The digest of the engine's namespace, of which this one is a variant."""
+        self.runs: dict[int, Run] = {}
+        self._by_key: dict[RunKey, list[Run]] = {}
+        """The runs by name in the store. One run of another hub may be several here: its chunks come in any order."""
+        self.n_chunks = self.n_tokens = 0
+        self.sensitivity_bytes = 0
+        """The memory that the chunks' sensitivity takes."""
+        self.changed: Callable[[NamespaceIndex], None] = _ignore
+        """Called when something was stored or dropped."""
+        self.lane = Lane(threads, self.base)
+        """The lane, which does all work on the matchers."""
+        self._keeps_tokens = keeps_tokens
+        self._nbytes = 0
+        self._matchers: list[Matcher] = [
+            host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
+        ]
+        prefixes = (
+            partial(host.create, "matcher", choice.name, choice.options)
+            for choice, matcher in zip(namespace.matchers, self._matchers, strict=True)
+            if matcher.reach == "prefix"
+        )
+        self._settled = SettledMatches(next(prefixes, None) if keeps_settled else None)
+
+    def __len__(self) -> int:
+        return self.n_tokens
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
+        if self.lane.is_idle:
+            # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
+            with contextlib.suppress(BlendHubError):
+                self._nbytes = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
+        return self._nbytes
+
+    def chunks(self) -> Iterator[Chunk]:
+        return (chunk for run in self.runs.values() for chunk in run.chunks.values())
+
+    def named(self, key: RunKey) -> Sequence[Run]:
+        """The runs that have this name in the store."""
+        return self._by_key.get(key, ())
+
+    def find(self, key: RunKey, span: Span) -> Chunk | None:
+        """The chunk that has this name in the store."""
+        for run in self.named(key):
+            chunk = run.chunks.get(span.start)
+            if chunk and chunk.span == span:
+                return chunk
+        return None
+
+    def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
+        """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a lane's work.
+
+        ``settled``: the least share that was recomputed in settled KV; None: none is found.
+        """
+        answers = [matcher.match(tokens) for matcher in self._matchers]
+        if settled is not None:
+            answers.append(self._settled.match(tokens, settled))
+        return combine(answers)
+
+    def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
+        """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
+
+        So is what comes after as many pieces as one message may concern.
+        """
+        chunk_matches: list[ChunkMatch] = []
+        for match in matches:
+            run = self.runs.get(match.run)
+            if run is None:
+                continue
+            shift = match.source_start - match.span.start
+            start, end = max(match.span.start, skip_prefix), match.span.end
+            if start >= end:
+                continue
+            for chunk in run.chunks_between(start + shift, end + shift, MOST_CHUNKS - len(chunk_matches)):
+                first, last = chunk.span.start - shift, chunk.span.end - shift
+                # Not max() and min(): a long prompt has many, and these calls are slow.
+                chunk_matches.append(
+                    ChunkMatch(match, first if first > start else start, last if last < end else end, chunk)
+                )
+            if len(chunk_matches) >= MOST_CHUNKS:
+                return chunk_matches[:MOST_CHUNKS]
+        return chunk_matches
+
+    def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
+        """What of the span is new. Part of a lane's work.
+
+        The position up to which it is stored exactly already, from its start, and whether its tokens from there on
+        continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.
+        """
+        reached = span.start
+        for match in self.match(tokens[: span.end], 0.0 if blended else None):
+            if not match.moved and match.span.start <= reached:
+                reached = max(reached, match.span.end)
+        reached = min(reached, span.end)
+        return reached, run is not None and run.continues(tokens, reached)
+
+    @property
+    def finds_settled(self) -> bool:
+        """Whether settled KV can be found: if one of the matchers finds prefixes."""
+        return self._settled.can_match
+
+    def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
+        """Append chunks, ascending, to a run, and make them matchable: at once, or when the lane is done with that."""
+        span = Span(chunks[0].span.start, chunks[-1].span.end)
+        if run.end != span.start:
+            raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
+        # Matchers take runs without gaps, but a store may have lost some chunks.
+        missing = list(gaps(span, (chunk.span for chunk in chunks)))
+        self.lane.update(partial(self._store, run, tokens, span, missing), span.end)
+        run.end = span.end
+        self.runs[run.id] = run
+        if run not in (named := self._by_key.setdefault(run.key, [])):
+            named.append(run)
+        for chunk in chunks:
+            run.add(chunk)
+            if self._keeps_tokens:
+                # A view would keep all tokens of the message.
+                chunk.tokens = tokens[chunk.span.start : chunk.span.end].copy()
+            self.n_tokens += len(chunk.span)
+        self.n_chunks += len(chunks)
+        self.changed(self)
+
+    def drop(self, chunk: Chunk) -> None:
+        """Forget a chunk that is neither in the arena nor in the store."""
+        run = chunk.run
+        self.lane.update(partial(self._discard, run, chunk.span), 0)
+        run.remove(chunk)
+        self.sensitivity_bytes -= len(chunk.sensitivity or b"")
+        chunk.sensitivity = None
+        chunk.saved = Saved.NO
+        self.n_chunks -= 1
+        self.n_tokens -= len(chunk.span)
+        if not run.chunks:
+            del self.runs[run.id]
+            self._by_key[run.key].remove(run)
+            if not self._by_key[run.key]:
+                del self._by_key[run.key]
+        self.changed(self)
+
+    def keep_sensitivity(self, chunk: Chunk, sensitivity: bytearray) -> None:
+        """Keep one byte for each token of a chunk of which nothing was known."""
+        assert chunk.sensitivity is None
+        chunk.sensitivity = sensitivity
+        self.sensitivity_bytes += len(sensitivity)
+        self.changed(self)
+
+    def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
+        for matcher in self._matchers_of(run.origin):
+            matcher.add(run.id, tokens, span, run.origin.exact)
+        self._settled.add(run, tokens, span)
+        run.note_tokens(tokens, span.end)
+        for gap in missing:
+            self._discard(run, gap)
+
+    def _discard(self, run: Run, span: Span) -> None:
+        for matcher in self._matchers_of(run.origin):
+            matcher.discard(run.id, span)
+        self._settled.discard(run, span)
+
+    def _matchers_of(self, origin: Origin) -> list[Matcher]:
+        """The matchers that find KV of this origin."""
+        return [] if origin.blended else self._matchers
+
+    def check_integrity(self) -> None:
+        chunks = list(self.chunks())
+        assert self.n_chunks == len(chunks)
+        assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
+        learned = [chunk for chunk in chunks if chunk.sensitivity is not None]
+        assert all(len(chunk.sensitivity or b"") == len(chunk.span) for chunk in learned)
+        assert self.sensitivity_bytes == sum(len(chunk.span) for chunk in learned)
+        if self.lane.is_idle:
+            movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
+            known = [len(matcher) for matcher in self._matchers]
+            assert known == [movable] * len(known), "a matcher knows other tokens than the index"
+            self._settled.check_integrity(self.runs.values())
+        for run in self.runs.values():
+            assert run.chunks, "the index keeps a run without chunks"
+            assert all(chunk.run is run and run.chunks[start] is chunk for start, chunk in run.chunks.items())
+
+
+def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
+    """The matches that these parts came from, no longer cut at chunk borders."""
+    whole: list[Match] = []
+    first = last = None
+    for found in chunk_matches:
+        if first and last and (found.match is not first.match or found.start != last.end):
+            whole.append(first.match.part(first.start, last.end))
+            first = None
+        first, last = first or found, found
+    if first and last:
+        whole.append(first.match.part(first.start, last.end))
+    return whole
+
+
+def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
+    return sum(found.end - found.start for found in chunk_matches)
+
+
+def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
+    """The spans of the prompt that the matches cover; neighbours are joined."""
+    return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
+
+
+def _ignore(index: "NamespaceIndex") -> None:
+    """Do nothing; the callback of indexes that are in no table yet."""
+
+
+def content_of(digest: str, tokens: Tokens, span: Span) -> int:
+    """A hash of a chunk's tokens, by which an eviction policy recognises a chunk that is stored again."""
+    return hash((digest, np.ascontiguousarray(tokens[span.start : span.end]).tobytes()))

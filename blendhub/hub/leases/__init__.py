@@ -1,0 +1,1 @@
+"""Who may read or write which slots until when, and the sessions that hold these rights."""

@@ -1,0 +1,60 @@
+"""Read leases: chunks that stay in their slots while an engine copies them."""
+
+from collections.abc import Sequence
+
+from blendhub.client.wire import Piece
+from blendhub.core.spans import Span
+from blendhub.hub.index.namespace_index import ChunkMatch
+from blendhub.hub.leases.sessions import Session
+from blendhub.hub.leases.table import Lease, Leases
+from blendhub.hub.limits import MOST_READ_CHUNKS, MOST_READ_LEASES
+from blendhub.hub.memory.cache import Cache
+
+
+class ReadLease(Lease):
+    __slots__ = ("_chunk_matches", "chunks")
+
+    def __init__(self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]) -> None:
+        super().__init__(id, session, deadline, cost=len(chunk_matches))
+        self._chunk_matches = chunk_matches
+        self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
+
+    @property
+    def pieces(self) -> tuple[Piece, ...]:
+        """The pieces of the arena that the lease covers."""
+        return tuple(map(_piece, self._chunk_matches))
+
+
+class Reads:
+    """The read leases that hold, and that pin their chunks."""
+
+    def __init__(self, cache: Cache) -> None:
+        self.leases: Leases[ReadLease] = Leases()
+        self._cache = cache
+
+    def grant(
+        self, id: int, session: Session, deadline: float, chunk_matches: Sequence[ChunkMatch]
+    ) -> ReadLease | None:
+        """A lease on chunks, which are all in the arena; None for none. Raises Busy if the session has too many."""
+        if not chunk_matches:
+            return None
+        self.leases.check(session, len(chunk_matches), most_cost=MOST_READ_CHUNKS, most=MOST_READ_LEASES, unit="chunks")
+        lease = ReadLease(id, session, deadline, chunk_matches)
+        for chunk in lease.chunks:
+            self._cache.pin(chunk)
+            self._cache.policy.touch(chunk)
+        self.leases.add(lease)
+        return lease
+
+    def end(self, lease: ReadLease) -> None:
+        self.leases.end(lease)
+        for chunk in lease.chunks:
+            self._cache.unpin(chunk)
+
+
+def _piece(found: ChunkMatch) -> Piece:
+    match, chunk = found.match, found.chunk
+    at = found.slot_token
+    # A leased chunk stays in its slot.
+    assert chunk.offset is not None
+    return Piece(Span(found.start, found.end), match.run, chunk.span.start + at, chunk.offset, at, match.exact)

@@ -1,0 +1,224 @@
+"""Write leases: slots that engines fill. Chunks are published when all ranks have committed them; a slot is not
+reused while any process may still write into it."""
+
+from asyncio import Future
+from collections.abc import Callable, Hashable
+from functools import partial
+
+from blendhub.client.wire import Slot
+from blendhub.core.errors import ArenaFull, InvalidInput
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens, as_tokens
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
+from blendhub.hub.leases.sessions import Session
+from blendhub.hub.leases.table import Lease, Leases
+from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
+from blendhub.hub.memory.cache import Cache
+
+
+class WriteLease(Lease):
+    """Slots for the next chunks of a run."""
+
+    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens")
+
+    def __init__(
+        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
+    ) -> None:
+        super().__init__(id, session, deadline, cost=len(tokens))
+        self.number = number
+        """The lease's number; later leases have larger numbers."""
+        self.run = run
+        self.tokens = tokens
+        self.slots = slots
+        ranks = range(run.index.namespace.world_size)
+        self.committed = dict.fromkeys(ranks, self.span.start)
+        """The position up to which each rank has committed, after which it writes only behind that."""
+        self.published = 0
+        """The number of the lease's slots that have become chunks."""
+        self.copies: dict[Future[None], int] = {}
+        """The hub's own copies into the slots that are under way, and where these slots begin."""
+        self.put: set[tuple[int, int]] = set()
+        """The shards that the hub has copied or is copying, as pairs of a rank and a slot's offset."""
+
+    @property
+    def span(self) -> Span:
+        return Span(self.slots[0].span.start, self.slots[-1].span.end)
+
+    def committed_by(self, rank: int) -> int:
+        """The position up to which a rank has committed; raises InvalidInput for a rank without a shard."""
+        done = self.committed.get(rank)
+        if done is None:
+            raise InvalidInput(f"rank {rank} has no shard to commit; the ranks are {list(self.committed)}")
+        return done
+
+    def is_written_by(self, rank: int) -> bool:
+        """Whether the rank has committed the whole lease, after which it does not write."""
+        return self.committed[rank] == self.span.end
+
+    def check_put(self, rank: int, upto: int) -> None:
+        """Raise InvalidInput unless the rank has put its shards of all slots up to a position."""
+        done = self.committed_by(rank)
+        for slot in self.slots[self.published :]:
+            if done < slot.span.end <= upto and (rank, slot.span.start) not in self.put:
+                raise InvalidInput(
+                    f"rank {rank} has put no shard at position {slot.span.start} of lease {self.id}, and does not map "
+                    "the arena; put the shard, then commit"
+                )
+
+    def unwritten(self, rank: int, position: int) -> Slot:
+        """The slot that begins at a position, which the rank may fill; raises InvalidInput if there is none."""
+        done = self.committed_by(rank)
+        for slot in self.slots[self.published :]:
+            if slot.span.start == position and slot.span.end > done:
+                return slot
+        raise InvalidInput(
+            f"no slot of lease {self.id} that rank {rank} may fill begins at position {position}; "
+            f"it has committed up to {done} of {self.span}"
+        )
+
+
+class Quarantine:
+    """Slots of a revoked lease, unusable until none of the writers in ``waiting_for`` can write into them.
+
+    The hub cannot take shared memory away from a process that maps it.
+    """
+
+    def __init__(self, offsets: list[int], size: int, waiting_for: set[Hashable]) -> None:
+        self.offsets = offsets
+        self.size = size
+        self.waiting_for = waiting_for
+
+
+class Writes:
+    """The write leases that hold, and the slots of those that were revoked."""
+
+    def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:
+        self.leases: Leases[WriteLease] = Leases()
+        self.quarantined: dict[int, Quarantine] = {}
+        self._growing: dict[NamespaceIndex, set[Run]] = {}
+        """The runs that the leases extend, by index; each run has one lease at a time."""
+        self._cache = cache
+        self._published = published
+
+    def reserve(
+        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
+    ) -> WriteLease | None:
+        """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
+
+        It ends early, too, where it has as many slots, or has evicted as many chunks, as one message may.
+        """
+        namespace = run.index.namespace
+        self.leases.check(session, span.end, most_cost=MOST_RESERVED_TOKENS, most=MOST_WRITE_LEASES, unit="tokens")
+        slots: list[Slot] = []
+        evictions = self._cache.evictions
+        size = namespace.layout.chunk_tokens
+        reached = min(span.end, (span.start // size + MOST_SLOTS) * size)
+        for chunk in namespace.layout.chunks_of(Span(span.start, reached)):
+            offset = self._cache.allocate(namespace.slot_bytes)
+            if offset is None:
+                break
+            slots.append(Slot(chunk, offset))
+            if self._cache.evictions - evictions >= MOST_CHUNKS:
+                break
+        if not slots:
+            return None
+        kept = tokens[: slots[-1].span.end]
+        if 2 * len(kept) < len(tokens):
+            # A view would keep all the tokens that the message brought.
+            kept = as_tokens(kept.copy())
+        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
+        self.leases.add(lease)
+        self._growing.setdefault(run.index, set()).add(run)
+        return lease
+
+    def is_growing(self, run: Run) -> bool:
+        return run in self._growing.get(run.index, ())
+
+    def is_writing(self, index: NamespaceIndex) -> bool:
+        """Whether a lease is going to publish chunks in this index."""
+        return index in self._growing
+
+    def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
+        """Note that the hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
+        lease.copies[copy] = position
+        lease.put.add((rank, position))
+        copy.add_done_callback(partial(self._copied, lease))
+
+    def commit(self, lease: WriteLease, session: Session, upto: int) -> None:
+        """A rank has written up to a position.
+
+        The chunks that all ranks have written are published, at once or when the hub has copied what they put.
+        """
+        done = lease.committed_by(session.rank)
+        if not done <= upto <= lease.span.end:
+            raise InvalidInput(f"rank {session.rank} has committed up to {done} of {lease.span}, not back to {upto}")
+        if session.mapping is None:
+            # What its slots hold is what was stored there before: perhaps KV of another namespace.
+            lease.check_put(session.rank, upto)
+        lease.committed[session.rank] = upto
+        self._publish(lease)
+
+    def revoke(self, lease: WriteLease, waiting_for: set[Hashable]) -> None:
+        """End a lease. Published chunks stay; other slots are freed once none of ``waiting_for`` can write there."""
+        self._end(lease)
+        if lease.copies:
+            waiting_for = {*waiting_for, lease}
+        offsets = [slot.slot for slot in lease.slots[lease.published :]]
+        self.quarantined[lease.id] = Quarantine(offsets, lease.run.index.namespace.slot_bytes, waiting_for)
+        self._free_quarantined(lease.id)
+
+    def stop_waiting_for(self, writer: Hashable, lease: int | None = None) -> None:
+        """Note that the writer will not write again under a revoked lease; ``lease`` None: under any revoked lease."""
+        for id in list(self.quarantined) if lease is None else [lease]:
+            quarantine = self.quarantined.get(id)
+            if quarantine:
+                quarantine.waiting_for.discard(writer)
+                self._free_quarantined(id)
+
+    def _end(self, lease: WriteLease) -> None:
+        self.leases.end(lease)
+        growing = self._growing[lease.run.index]
+        growing.remove(lease.run)
+        if not growing:
+            del self._growing[lease.run.index]
+
+    def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
+        del lease.copies[copy]
+        if lease in self.leases:
+            self._publish(lease)
+        if not lease.copies:
+            self.stop_waiting_for(lease, lease.id)
+
+    def _publish(self, lease: WriteLease) -> None:
+        """Publish the chunks that are complete; ends the lease with the last one."""
+        reached = min((*lease.committed.values(), *lease.copies.values()))
+        ready = [slot for slot in lease.slots[lease.published :] if slot.span.end <= reached]
+        if not ready:
+            return
+        run, index = lease.run, lease.run.index
+        chunks = [Chunk(run, slot.span, None, content_of(index.digest, lease.tokens, slot.span)) for slot in ready]
+        index.publish(run, lease.tokens, chunks)
+        lease.published += len(ready)
+        for chunk, slot in zip(chunks, ready, strict=True):
+            self._cache.insert(chunk, slot.slot)
+        self._published(lease, chunks)
+        if lease.published == len(lease.slots):
+            self._end(lease)
+
+    def _free_quarantined(self, id: int) -> None:
+        quarantine = self.quarantined[id]
+        if quarantine.waiting_for:
+            return
+        del self.quarantined[id]
+        for offset in quarantine.offsets:
+            self._cache.arena.extents.free(offset, quarantine.size)
+
+
+def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena_bytes: int) -> None:
+    if not len(span) or span.end > len(tokens):
+        raise InvalidInput(f"a reservation needs a span that is not empty within {len(tokens)} tokens, got {span}")
+    if slot_bytes > arena_bytes:
+        raise ArenaFull(
+            f"one chunk of this model takes {slot_bytes / 2**20:.1f} MiB, the arena has {arena_bytes / 2**20:.1f}; "
+            "give the hub a larger arena_gib or the engine smaller chunks"
+        )

@@ -1,0 +1,1 @@
+"""The arena: its shared memory, its slots, and what is evicted to make room."""

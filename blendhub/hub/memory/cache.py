@@ -1,0 +1,144 @@
+"""The chunks in the arena: allocates their slots, and evicts chunks to make room."""
+
+from blendhub.hub.index.namespace_index import Chunk, Saved
+from blendhub.hub.limits import MOST_TRIES
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.eviction import EvictionPolicy
+
+
+class Cache:
+    """Chunks in the arena. Every chunk here has a slot, is matchable, and is known to the eviction policy."""
+
+    def __init__(self, arena: Arena, policy: EvictionPolicy[Chunk]) -> None:
+        self.arena = arena
+        self.policy = policy
+        self.filling: dict[Chunk, int] = {}
+        """The chunks that the store is being read into, and the offsets of their slots."""
+        self.evictions = 0
+        self.forgotten = 0
+        """The number of evicted chunks that no store had; their tokens are no longer matchable."""
+        self._chunk_at: dict[int, Chunk] = {}
+        """The chunks in the arena, by offset."""
+
+    def allocate(self, size: int) -> int | None:
+        """The offset of a new slot, evicting chunks as needed; None if every chunk in the way is pinned."""
+        extents = self.arena.extents
+        offset = extents.allocate(size)
+        if offset is None:
+            for chunk in self._chunks_in_the_way(extents.rounded(size)):
+                self._evict(chunk)
+            offset = extents.allocate(size)
+        return offset
+
+    def pin(self, chunk: Chunk) -> None:
+        """Keep the chunk in the arena until it is unpinned as often as it was pinned."""
+        chunk.pins += 1
+        if chunk.pins == 1 and chunk.offset is not None:
+            self.policy.hold(chunk)
+
+    def unpin(self, chunk: Chunk) -> None:
+        chunk.pins -= 1
+        if not chunk.pins and chunk.offset is not None:
+            self.policy.release(chunk)
+
+    def begin_filling(self, chunk: Chunk) -> int | None:
+        """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
+        offset = self.allocate(slot_bytes(chunk))
+        if offset is not None:
+            self.filling[chunk] = offset
+            self.pin(chunk)
+        return offset
+
+    def end_filling(self, chunk: Chunk, *, whole: bool) -> None:
+        offset = self.filling.pop(chunk)
+        self.unpin(chunk)
+        if whole:
+            self.insert(chunk, offset)
+        else:
+            self.arena.extents.free(offset, slot_bytes(chunk))
+
+    def shards(self, chunk: Chunk) -> list[memoryview]:
+        """The parts of a chunk's slot, one a rank; while the store is being read, those of the slot to be filled."""
+        namespace = chunk.run.index.namespace
+        offset = self.filling[chunk] if chunk.offset is None else chunk.offset
+        size = namespace.layout.shard_bytes
+        return [self.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
+
+    def insert(self, chunk: Chunk, offset: int) -> None:
+        """Add a chunk whose KV is complete at this offset."""
+        chunk.offset = offset
+        self._chunk_at[offset] = chunk
+        self.policy.insert(chunk, chunk.content)
+        if chunk.pins:
+            self.policy.hold(chunk)
+
+    def remove(self, chunk: Chunk) -> None:
+        """Remove a chunk from the arena; the caller removes it from the index."""
+        self.policy.remove(chunk)
+        self._free(chunk)
+
+    def _chunks_in_the_way(self, size: int) -> list[Chunk]:
+        """Chunks whose eviction frees ``size`` bytes in one piece, if there are any; the policy knows them no longer.
+
+        They lie around the chunk that is to be evicted first. Where chunks that are pinned leave too little room, the
+        next one is tried; one that was tried in vain goes to the end of the order.
+        """
+        tried: list[Chunk] = []
+        found: list[Chunk] = []
+        too_narrow: set[int] = set()
+        while len(tried) < MOST_TRIES and (first := self.policy.evict()):
+            assert first.offset is not None
+            if first.offset not in too_narrow:
+                room, starts = self._around(first.offset, size)
+                if room >= size:
+                    found = [self._chunk_at[start] for start in starts if start in self._chunk_at]
+                    break
+                too_narrow.update(starts)
+            tried.append(first)
+        for chunk in tried:
+            self.policy.insert(chunk, chunk.content)
+        for chunk in found[1:]:
+            self.policy.remove(chunk)
+        return found
+
+    def _around(self, start: int, size: int) -> tuple[int, list[int]]:
+        """How much room the extent and its evictable neighbours make in one piece, up to ``size``, and their starts.
+
+        The first start is the given one. If there is too little room, so there is around each of the others.
+        """
+        extents = self.arena.extents
+        first = last = start
+        starts, room = [start], extents.size_of(start)
+        while room < size:
+            following, before = extents.after(last), extents.before(first)
+            if following is not None and self._is_evictable(following):
+                last = reached = following
+            elif before is not None and self._is_evictable(before):
+                first = reached = before
+            else:
+                break
+            room += extents.size_of(reached)
+            starts.append(reached)
+        return room, starts
+
+    def _is_evictable(self, start: int) -> bool:
+        """Whether the extent that starts there is free, or holds a chunk that may be evicted."""
+        chunk = self._chunk_at.get(start)
+        return not chunk.pins if chunk else self.arena.extents.is_free(start)
+
+    def _evict(self, chunk: Chunk) -> None:
+        self.evictions += 1
+        self._free(chunk)
+        if chunk.saved is not Saved.YES:
+            self.forgotten += 1
+            chunk.run.index.drop(chunk)
+
+    def _free(self, chunk: Chunk) -> None:
+        assert chunk.offset is not None
+        del self._chunk_at[chunk.offset]
+        self.arena.extents.free(chunk.offset, slot_bytes(chunk))
+        chunk.offset = None
+
+
+def slot_bytes(chunk: Chunk) -> int:
+    return chunk.run.index.namespace.slot_bytes

@@ -1,0 +1,121 @@
+"""The default size of the arena: by the memory of the machine, its control groups and /dev/shm."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from blendhub.client.arena_view import SHM
+
+OF_AVAILABLE = 0.25
+OF_SHARED = 0.5
+
+
+def default_arena_bytes() -> int:
+    """A quarter of the memory that this process can still have, and at most half of the free shared memory."""
+    room = os.statvfs(SHM)
+    return int(min(OF_AVAILABLE * available_bytes(), OF_SHARED * room.f_bavail * room.f_frsize))
+
+
+def available_bytes(root: Path = Path("/")) -> int:
+    """Memory that this process can have now: the machine's, or less if a control group above it allows less.
+
+    ``root`` is where ``/proc`` and the control groups are looked for.
+    """
+    limits = (limit.left for limit in group_limits(root))
+    return min([machine_bytes(root), *limits])
+
+
+class GroupLimit(NamedTuple):
+    """A control group's limit on memory."""
+
+    left: int
+    """Bytes that may still be used."""
+    file: Path
+    """The file that sets the limit."""
+
+
+def group_limits(root: Path = Path("/")) -> list[GroupLimit]:
+    """The limits of the control groups that this process is in, the tightest first."""
+    return sorted(limit for group in _groups(root) if (limit := _limit_of(group)))
+
+
+class _Files(NamedTuple):
+    """The names of the files of one version of control groups."""
+
+    limits: tuple[str, ...]
+    usage: str
+    cache: str
+    """The line of ``memory.stat`` that counts reclaimable file pages; the usage includes them."""
+
+
+_V2 = _Files(("memory.max", "memory.high"), "memory.current", "inactive_file")
+_V1 = _Files(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
+
+
+class _Group(NamedTuple):
+    path: Path
+    files: _Files
+
+
+def machine_bytes(root: Path = Path("/")) -> int:
+    """Memory of the machine that programs could still have."""
+    lines = (root / "proc/meminfo").read_text(encoding="ascii").splitlines()
+    (available,) = (int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    return available * 1024
+
+
+def _groups(root: Path) -> Iterator[_Group]:
+    """The control groups of this process that may limit its memory, from its own up to the outermost that it sees."""
+    mine = _own_groups(root)
+    for line in _lines(root / "proc/self/mountinfo"):
+        before, _, after = line.partition(" - ")
+        fields, (kind, *_, options) = before.split(), after.split() or ["", ""]
+        if kind == "cgroup2":
+            files, within = _V2, mine.get("")
+        elif kind == "cgroup" and "memory" in options.split(","):
+            files, within = _V1, mine.get("memory")
+        else:
+            continue
+        mounted, top = fields[3], root / fields[4].lstrip("/")
+        # In a container the mount may begin at the container's group, while paths are given from the machine's root.
+        inside = Path(os.path.relpath(within or "/", mounted))
+        path = top if ".." in inside.parts else top / inside
+        yield from (_Group(one, files) for one in (path, *path.parents) if one == top or top in one.parents)
+
+
+def _own_groups(root: Path) -> dict[str, str]:
+    """The path of this process's group by controller; that of version 2 has no controller's name."""
+    groups: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        controllers, _, path = line.partition(":")[2].partition(":")
+        groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def _limit_of(group: _Group) -> GroupLimit | None:
+    files = [group.path / name for name in group.files.limits]
+    known = [(limit, file) for file in files if (limit := _number(file)) is not None]
+    usage = _number(group.path / group.files.usage)
+    if not known or usage is None:
+        return None
+    cache = 0
+    for line in _lines(group.path / "memory.stat"):
+        name, _, value = line.partition(" ")
+        if name == group.files.cache:
+            cache = int(value)
+    limit, file = min(known)
+    return GroupLimit(max(0, limit - max(0, usage - cache)), file)
+
+
+def _number(file: Path) -> int | None:
+    """None if there is no such file, or no limit in it."""
+    text = "".join(_lines(file)).strip()
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(encoding="ascii", errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,1 @@
+"""KV beyond the arena: what is written to a store, read from it, and followed in a shared one."""

@@ -1,0 +1,120 @@
+"""Chunks on their way from the store to the arena: several batches at a time, each in a thread.
+
+All state is changed on the event loop; only the store's methods run in the threads.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeAlias
+
+from blendhub.contracts import RunKey, Store
+from blendhub.core.errors import InvalidInput
+from blendhub.core.spans import Span
+from blendhub.hub.index.namespace_index import Chunk, Saved
+from blendhub.hub.memory.cache import Cache
+from blendhub.hub.pools import run_in
+from blendhub.hub.stores.notes import Notes
+
+READERS = 2
+Wanted: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
+
+
+class Loads:
+    """The loads that are under way. A chunk that is asked for several times meanwhile is loaded once."""
+
+    def __init__(self, store: Store, cache: Cache, notes: Notes, failed: Callable[[str, Exception], None]) -> None:
+        self.loaded = 0
+        self._store = store
+        self._cache = cache
+        self._notes = notes
+        self._failed = failed
+        self._pool = ThreadPoolExecutor(READERS, "blendhub-load")
+        self._ends: dict[Chunk, asyncio.Future[None]] = {}
+        self._waiting: deque[Chunk] = deque()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._n_working = 0
+
+    def begin(self, chunk: Chunk) -> "asyncio.Future[None]":
+        """Load a chunk in the background. Afterwards it is in the arena, or dropped, or the arena was full."""
+        end = self._ends.get(chunk)
+        if end is None:
+            loop = asyncio.get_running_loop()
+            end = self._ends[chunk] = loop.create_future()
+            self._waiting.append(chunk)
+            if self._n_working < min(READERS, len(self._waiting)):
+                self._n_working += 1
+                worker = loop.create_task(self._work())
+                self._workers.add(worker)
+                worker.add_done_callback(self._workers.discard)
+        return end
+
+    async def close(self) -> None:
+        """Finish the batches that are under way, and begin no others."""
+        while self._waiting:
+            self._ends.pop(self._waiting.popleft()).set_result(None)
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        self._pool.shutdown()
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch = self._next_batch()
+            try:
+                if batch:
+                    await self._load(batch)
+            finally:
+                for chunk in batch:
+                    self._ends.pop(chunk).set_result(None)
+        self._n_working -= 1
+
+    def _next_batch(self) -> dict[Chunk, list[memoryview]]:
+        """The next chunks, with the slots that they go to."""
+        batch: dict[Chunk, list[memoryview]] = {}
+        while self._waiting and len(batch) < self._store.at_once:
+            chunk = self._waiting.popleft()
+            # The chunk may have been dropped since the load was requested.
+            offset = self._cache.begin_filling(chunk) if chunk.saved is Saved.YES else None
+            if offset is None:
+                self._ends.pop(chunk).set_result(None)
+            else:
+                batch[chunk] = self._cache.shards(chunk)
+        return batch
+
+    async def _load(self, batch: dict[Chunk, list[memoryview]]) -> None:
+        found: Sequence[bool] = [False] * len(batch)
+        notes: Sequence[bytes | None] = [None] * len(batch)
+        answered = False
+        try:
+            found, notes = await run_in(self._pool, self._read, batch)
+            answered = True
+        except Exception as error:
+            # The store may still have the chunks, so they stay matchable.
+            self._failed("load", error)
+        finally:
+            for chunk, whole in zip(batch, found, strict=True):
+                self._cache.end_filling(chunk, whole=whole)
+        for chunk, whole, note in zip(batch, found, notes, strict=True):
+            self._notes.restore(chunk, note)
+            if whole:
+                self.loaded += 1
+            elif answered or chunk.saved is not Saved.YES:
+                chunk.run.index.drop(chunk)
+
+    def _read(self, batch: dict[Chunk, list[memoryview]]) -> tuple[list[bool], list[bytes | None]]:
+        found = self._load_each([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
+        notes = [self._notes.read(chunk) if whole else None for chunk, whole in zip(batch, found, strict=True)]
+        return found, notes
+
+    def _load_each(self, wanted: Wanted) -> list[bool]:
+        """Whether each chunk is whole. One that the store has in other sizes than its namespace's can never be used:
+        it is discarded, and costs none of the others.
+        """
+        try:
+            return self._store.load_chunks(wanted)
+        except InvalidInput as error:
+            if len(wanted) > 1:
+                return [whole for one in wanted for whole in self._load_each([one])]
+            self._failed("load", error)
+            self._store.discard(*wanted[0][:2])
+            return [False]

@@ -1,0 +1,136 @@
+"""The store behind the arena: chunks are saved in the background, and loaded when a prompt repeats them.
+
+All state is changed on the event loop; only the store's methods run in threads.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import msgspec
+
+from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.core.errors import BlendHubError, StoreFailed
+from blendhub.core.layout import Namespace
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens, as_tokens
+from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, Saved, content_of
+from blendhub.hub.index.table import IndexTable
+from blendhub.hub.memory.cache import Cache
+from blendhub.hub.pools import run_in
+from blendhub.hub.stores.notes import Notes
+from blendhub.hub.stores.store_reader import Loads
+from blendhub.hub.stores.store_writer import RunDescription, Saves
+from blendhub.system.recurring import RecurringWarnings
+
+log = logging.getLogger(__name__)
+
+
+class Tier:
+    """A store behind the arena."""
+
+    def __init__(self, store: Store, cache: Cache, indexes: IndexTable) -> None:
+        self.store = store
+        self.failures = 0
+        self._cache = cache
+        self._indexes = indexes
+        self._warnings = RecurringWarnings(log)
+        self.saves = Saves(store, cache, self._failed, self.forget)
+        self.notes = Notes(store, partial(run_in, self.saves.pool), self._failed)
+        self.saves.on_saved = self.notes.write_soon
+        self.loads = Loads(store, cache, self.notes, self._failed)
+
+    @property
+    def waiting(self) -> int:
+        """Chunks that are being saved, or wait for it."""
+        return self.saves.waiting
+
+    def restore(self, index_of: Callable[[Namespace], NamespaceIndex], new_run_id: Callable[[], int]) -> int:
+        """Make everything in the store matchable; blocks. Returns the number of chunks."""
+        restored = 0
+        for stored in self.store.runs():
+            try:
+                about = described(stored)
+                restored += self._restore_run(stored, about, index_of(about.namespace), new_run_id())
+            except (msgspec.MsgspecError, BlendHubError) as error:
+                log.warning("the hub skips %s of the store: %s", stored.key, error)
+        return restored
+
+    def save(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
+        """Save new chunks of a run in the background. ``tokens`` are the run's tokens from position 0."""
+        self.saves.offer(run, tokens, chunks)
+
+    def load(self, chunk: Chunk) -> "asyncio.Future[None]":
+        """Load a chunk in the background. Afterwards it is in the arena, or dropped, or the arena was full."""
+        return self.loads.begin(chunk)
+
+    async def wait_for_a_save(self, timeout: float) -> None:
+        """Wait until some of the waiting chunks have been saved."""
+        await self.saves.wait_for_progress(timeout)
+
+    def discard(self, chunks: Iterable[Chunk]) -> None:
+        """Discard chunks in the background."""
+        entries = [(chunk.run.key, chunk.span) for chunk in chunks]
+        self.saves.pool.submit(self._quietly, lambda: [self.store.discard(*entry) for entry in entries])
+
+    def forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
+        """Note that the store no longer has these chunks."""
+        for key, span in dropped:
+            index = self._indexes.get(key.namespace)
+            chunk = index.find(key, span) if index else None
+            if chunk and chunk.saved is Saved.YES:
+                self.forget_chunk(chunk)
+
+    def forget_chunk(self, chunk: Chunk) -> None:
+        """Note that the store no longer has this chunk."""
+        # A chunk that is being loaded ends in the arena, or is dropped when the store does not find it.
+        if chunk.offset is None and chunk not in self._cache.filling:
+            chunk.run.index.drop(chunk)
+        chunk.saved = Saved.NO
+
+    async def close(self) -> None:
+        """Finish what is being saved, and close the store."""
+        await asyncio.gather(self.loads.close(), self.saves.close())
+        await self.notes.finish()
+        self.saves.pool.shutdown()
+        self.store.close()
+
+    def _restore_run(self, stored: StoredRun, about: RunDescription, index: NamespaceIndex, id: int) -> int:
+        tokens = as_tokens(stored.tokens)
+        run = Run(id, index, stored.chunks[0].start, about.origin, stored.key)
+        chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
+        for chunk in chunks:
+            chunk.saved = Saved.YES
+        index.publish(run, tokens, chunks)
+        return len(chunks)
+
+    def _failed(self, doing: str, error: Exception) -> None:
+        self.failures += 1
+        # The same failure has another text for each chunk, which names its file, and a cause in the system that tells.
+        kind = (doing, type(error), getattr(error.__cause__, "errno", None))
+        self._warnings.warn(kind, f"the store could not {doing} a chunk: {error}", error)
+
+    def _quietly(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:
+            self._failed("discard", error)
+
+
+def described(stored: StoredRun) -> RunDescription:
+    """A run's description by a hub. Raises unless its chunks are as a hub stores them: a store's content may come from
+    anywhere.
+    """
+    about = msgspec.msgpack.decode(stored.description, type=RunDescription)
+    if about.namespace.digest != stored.key.namespace:
+        raise StoreFailed("its description has another namespace than its key")
+    reached = 0
+    for span in stored.chunks:
+        whole = about.namespace.layout.chunks_of(span) == [span]
+        if span.start < reached or span.end > len(stored.tokens) // 4 or not whole:
+            raise StoreFailed(f"{span} of its chunks overlaps another, lies behind its tokens, or is not one chunk")
+        reached = span.end
+    if not stored.chunks:
+        raise StoreFailed("it has no chunks")
+    return about

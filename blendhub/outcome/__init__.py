@@ -1,0 +1,1 @@
+"""What became of a request's tokens: fates, the reasons why stretches were computed, reports. No I/O."""

@@ -1,0 +1,153 @@
+"""The fate of each token of a prompt: the words and colours of every strip, in terminals, pages and pictures."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from enum import StrEnum
+from itertools import islice, pairwise
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.core.spans import Span
+
+
+class Fate(StrEnum):
+    """Where a token's KV comes from."""
+
+    CACHED = "cached"
+    EXACT = "exact"
+    SETTLED = "settled"
+    MOVED = "moved"
+    RECOMPUTED = "recomputed"
+    HOLE = "hole"
+    COMPUTED = "computed"
+
+    @property
+    def label(self) -> str:
+        return LABELS[self]
+
+
+LABELS = {
+    Fate.CACHED: "in vLLM's own cache",
+    Fate.EXACT: "reused exactly",
+    Fate.SETTLED: "settled, kept",
+    Fate.MOVED: "moved, kept",
+    Fate.RECOMPUTED: "moved, recomputed",
+    Fate.HOLE: "in holes, computed",
+    Fate.COMPUTED: "computed by vLLM",
+}
+FATES = list(Fate)
+
+# Okabe and Ito's colours, which people of every colour vision tell apart: cold ones are reused, warm ones computed.
+COLOURS = {
+    Fate.CACHED: "#0072B2",
+    Fate.EXACT: "#56B4E9",
+    Fate.SETTLED: "#CC79A7",
+    Fate.MOVED: "#009E73",
+    Fate.RECOMPUTED: "#F0E442",
+    Fate.HOLE: "#D55E00",
+    Fate.COMPUTED: "#BBBBBB",
+}
+
+LETTERS = {
+    Fate.CACHED: "V",
+    Fate.EXACT: "=",
+    Fate.SETTLED: "s",
+    Fate.MOVED: ">",
+    Fate.RECOMPUTED: "r",
+    Fate.HOLE: "o",
+    Fate.COMPUTED: ".",
+}
+"""For terminals without colours."""
+
+WHY = {
+    Fate.CACHED: "vLLM still had the KV of these tokens in its own prefix cache",
+    Fate.EXACT: "stored KV of the same tokens at the same positions after the same text",
+    Fate.SETTLED: "KV that was blended before, and is reused as it is behind the same whole text",
+    Fate.MOVED: "stored KV of the same tokens, turned to their new positions",
+    Fate.RECOMPUTED: "reused text that the selector chose to recompute, in its new context",
+    Fate.HOLE: "no stored KV was used for these tokens, which stand between reused ones",
+    Fate.COMPUTED: "vLLM computed these tokens itself, as it does without BlendHub",
+}
+
+
+class Stretch(msgspec.Struct, frozen=True):
+    """Neighbouring tokens of one fate."""
+
+    span: Span
+    fate: Fate
+
+
+OF_SPANS = {
+    "exact": Fate.EXACT,
+    "settled": Fate.SETTLED,
+    "moved": Fate.MOVED,
+    "recomputed": Fate.RECOMPUTED,
+    "holes": Fate.HOLE,
+}
+"""The fates of the spans in a request's report, by the spans' names there."""
+
+
+def strip_of(n_tokens: int, engine_tokens: int, spans: Mapping[str, Sequence[Span]]) -> list[Stretch]:
+    """The fates of a request's whole prompt, made from its report."""
+    return paint(n_tokens, engine_tokens, {fate: spans.get(name, ()) for name, fate in OF_SPANS.items()})
+
+
+def paint(n_tokens: int, cached: int, spans: Mapping[Fate, Sequence[Span]]) -> list[Stretch]:
+    """The whole prompt in stretches: computed by vLLM, but for its first ``cached`` tokens and for ``spans``.
+
+    Of spans that overlap, the later one counts.
+    """
+    fates = np.full(n_tokens, FATES.index(Fate.COMPUTED))
+    fates[:cached] = FATES.index(Fate.CACHED)
+    for fate, those in spans.items():
+        for span in those:
+            fates[span.start : span.end] = FATES.index(fate)
+    return [Stretch(span, FATES[number]) for span, number in stretches_of(fates)]
+
+
+def stretches_of(numbers: npt.NDArray[np.int_]) -> Iterator[tuple[Span, int]]:
+    """Where each token has a number: the longest stretches of equal ones, in order."""
+    if len(numbers):
+        borders = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(numbers)]
+        for start, end in pairwise(borders):
+            yield Span(start, end), int(numbers[start])
+
+
+def shortened(plan: Sequence[Stretch], most: int) -> list[Stretch]:
+    """The prompt in at most so many stretches: the same ones, or equal parts of the fate that most of each has."""
+    return list(plan) if len(plan) <= most else joined(in_parts(plan, most))
+
+
+def in_parts(plan: Sequence[Stretch], n_parts: int) -> list[Stretch]:
+    """The prompt in equal parts, at least a token each, of the fate that most of each has."""
+    n_tokens = plan[-1].span.end if plan else 0
+    n_parts = min(n_parts, n_tokens)
+    parts: list[Stretch] = []
+    first = 0
+    for number in range(n_parts):
+        part = Span(n_tokens * number // n_parts, n_tokens * (number + 1) // n_parts)
+        while plan[first].span.end <= part.start:
+            first += 1
+        tokens = dict.fromkeys(Fate, 0)
+        for one in islice(plan, first, None):
+            if one.span.start >= part.end:
+                break
+            tokens[one.fate] += min(one.span.end, part.end) - max(one.span.start, part.start)
+        parts.append(Stretch(part, max(tokens, key=lambda fate: tokens[fate])))
+    return parts
+
+
+def joined(plan: Iterable[Stretch]) -> list[Stretch]:
+    """The stretches, with neighbours of one fate made one."""
+    result: list[Stretch] = []
+    for one in plan:
+        if result and result[-1].fate is one.fate:
+            one = Stretch(Span(result.pop().span.start, one.span.end), one.fate)
+        result.append(one)
+    return result
+
+
+def count(plan: Sequence[Stretch]) -> dict[Fate, int]:
+    """The number of tokens of each fate."""
+    return {fate: sum(len(one.span) for one in plan if one.fate is fate) for fate in Fate}

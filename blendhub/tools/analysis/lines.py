@@ -1,0 +1,123 @@
+"""The lines of a log file, whatever its size, compression and encoding, in bounded memory."""
+
+import bz2
+import contextlib
+import gzip
+import io
+import lzma
+import sys
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from blendhub.core.errors import InvalidInput
+from blendhub.tools.analysis.broken import BrokenLine
+
+LONGEST_LINE = 2**26
+"""Bytes; a line that is longer is broken. A prompt of ten million tokens fits."""
+
+STANDARD_INPUT = "-"
+COMPRESSED: dict[bytes, Callable[..., Any]] = {b"\x1f\x8b": gzip.open, b"BZh": bz2.open, b"\xfd7zXZ\x00": lzma.open}
+ZSTANDARD = b"\x28\xb5\x2f\xfd"
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
+"""The errors that reading raises where compressed data end early or are wrong."""
+
+MARKS = {
+    b"\xff\xfe\x00\x00": "utf-32",
+    b"\x00\x00\xfe\xff": "utf-32",
+    b"\xff\xfe": "utf-16",
+    b"\xfe\xff": "utf-16",
+    b"\xef\xbb\xbf": "utf-8-sig",
+}
+
+
+class LogFile:
+    """A file, or standard input."""
+
+    def __init__(self, path: str) -> None:
+        self.name = "standard input" if path == STANDARD_INPUT else path
+        try:
+            # Closed by ``lines``, but for standard input.
+            if path == STANDARD_INPUT:
+                self._raw = open(sys.stdin.fileno(), "rb", closefd=False)  # noqa: SIM115
+            else:
+                self._raw = open(path, "rb")  # noqa: SIM115
+        except OSError as error:
+            raise InvalidInput(f"cannot read {path}: {error.strerror}; name files of requests, or -") from None
+        self._is_seekable = self._raw.seekable()
+        self.size = Path(path).stat().st_size if self._is_seekable and path != STANDARD_INPUT else 0
+        """In bytes; 0 if it is not known."""
+
+    @property
+    def position(self) -> int:
+        """How many bytes of the file have been read."""
+        return self._raw.tell() if self._is_seekable and not self._raw.closed else self.size
+
+    def lines(self) -> Iterator[tuple[int, bytes | BrokenLine]]:
+        """Each line that is not blank, as UTF-8 where it can be, with its number from 1 on."""
+        number = 0
+        with contextlib.closing(self._raw):
+            try:
+                content = self._content()
+                while line := content.readline(LONGEST_LINE + 1):
+                    number += 1
+                    if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+                        _skip_line(content)
+                        yield number, BrokenLine(f"is longer than {LONGEST_LINE >> 20} MiB")
+                    elif line.strip():
+                        yield number, line.rstrip(b"\r\n")
+            except DAMAGED as error:
+                yield number + 1, BrokenLine(f"cannot be read, nor what follows it: {error or type(error).__name__}")
+
+    def _content(self) -> io.BufferedIOBase:
+        """The file's content, decompressed, in UTF-8."""
+        start = self._raw.peek(6)[:6]
+        if start.startswith(ZSTANDARD):
+            raise InvalidInput(f"{self.name} is compressed by zstd: decompress it, zstd -dc FILE | blendhub analyze -")
+        opened = self._raw
+        for magic, decompress in COMPRESSED.items():
+            if start.startswith(magic):
+                opened = io.BufferedReader(decompress(self._raw, "rb"))
+        begin = opened.peek(64)[:64]
+        encoding = _encoding(begin)
+        if encoding is None and b"\0" in begin:
+            raise InvalidInput(f"{self.name} is not text; export requests as JSON, one a line")
+        return _AsUTF8(opened, encoding) if encoding else opened
+
+
+def _encoding(start: bytes) -> str | None:
+    """The encoding of a file that begins with these bytes; None if its lines are UTF-8, or nearly so."""
+    for mark, encoding in MARKS.items():
+        if start.startswith(mark):
+            return encoding
+    # ASCII in UTF-16 without a mark: each other byte is zero.
+    pairs = len(start) // 2
+    for zeros, encoding in ((start[1::2], "utf-16-le"), (start[::2], "utf-16-be")):
+        if pairs > 1 and zeros.count(0) > pairs // 2:
+            return encoding
+    return None
+
+
+def _skip_line(content: io.BufferedIOBase) -> None:
+    while (part := content.readline(2**20)) and not part.endswith(b"\n"):
+        pass
+
+
+class _AsUTF8(io.BufferedIOBase):
+    """Lines of a file in another encoding."""
+
+    def __init__(self, content: io.BufferedReader, encoding: str) -> None:
+        self._text = io.TextIOWrapper(content, encoding, errors="replace", newline="\n")
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        return self._text.readline(-1 if size is None else size).encode()
+
+
+def decoded(line: bytes) -> str:
+    """The text of a line. One that is not UTF-8 was written as Windows and older systems do."""
+    try:
+        # Files that were joined have marks inside.
+        return line.decode().removeprefix("\ufeff")
+    except UnicodeDecodeError:
+        return line.decode("cp1252", errors="replace")

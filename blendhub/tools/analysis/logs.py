@@ -1,0 +1,137 @@
+"""Logs as prompts in the order of time: formats are recognised, files are merged, broken lines are noted."""
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from blendhub.core.errors import InvalidInput
+from blendhub.tools.analysis.broken import BrokenLine, BrokenLines, Place
+from blendhub.tools.analysis.json_requests import read_json
+from blendhub.tools.analysis.lines import LogFile, decoded
+from blendhub.tools.analysis.requests import Prompt, read_ids, read_text
+from blendhub.tools.analysis.vllm_log import VLLMLog, is_vllm_log
+
+Format: TypeAlias = Literal["jsonl", "text", "vllm", "ids"]
+Reader: TypeAlias = Callable[[Place, bytes], list[Prompt]]
+
+STRETCH = 512
+"""A sample is made of stretches of so many lines: requests that stand together often share text."""
+
+HEAD = 50
+"""The number of lines by which a file's format is recognised."""
+
+WINDOW = 1024
+WINDOW_BYTES = 2**26
+"""How many prompts of a file, and of what size in all files, are held back to be put in the order of time. Servers log
+in the order in which requests end."""
+
+
+class Logs:
+    """Several files as one sequence of prompts."""
+
+    def __init__(self, paths: Sequence[str], format: Format | None = None, sample: float = 1.0) -> None:
+        self.files = [LogFile(path) for path in paths]
+        self.broken = BrokenLines()
+        self.late = 0
+        """The number of prompts that stand in their log too far behind later ones to be put in order."""
+        self._format = format
+        self._sample = sample
+
+    @property
+    def size(self) -> int:
+        """In bytes; 0 if it is not known of a file."""
+        return sum(file.size for file in self.files) if all(file.size for file in self.files) else 0
+
+    @property
+    def position(self) -> int:
+        return sum(file.position for file in self.files)
+
+    def __iter__(self) -> Iterator[Prompt]:
+        """The prompts. Files are merged by time; those without times follow each other in the order given, first."""
+        ordered = [self._in_order(self._prompts(file)) for file in self.files]
+        latest = float("-inf")
+        for prompt in heapq.merge(*ordered, key=_time) if len(ordered) > 1 else ordered[0]:
+            self.late += _time(prompt) < latest
+            latest = max(latest, _time(prompt))
+            yield prompt
+
+    def _prompts(self, file: LogFile) -> Iterator[Prompt]:
+        lines = file.lines()
+        head = list(itertools.islice(lines, HEAD))
+        read = _reader(self._format or recognise(file.name, [line for _, line in head]), file.name)
+        latest: float | None = None
+        for number, line in itertools.chain(head, lines):
+            if not self._is_sampled(number):
+                continue
+            place = Place(file.name, number)
+            try:
+                if isinstance(line, BrokenLine):
+                    raise line
+                found = read(place, line)
+            except BrokenLine as error:
+                self.broken.note(place, str(error))
+                continue
+            for prompt in found:
+                # One without a time stands where it stands in its file.
+                prompt.time = latest = latest if prompt.time is None else prompt.time
+                yield prompt
+
+    def _is_sampled(self, number: int) -> bool:
+        """Whether a line belongs to the sample: evenly spaced stretches, the first one among them."""
+        stretch = (number - 1) // STRETCH
+        return math.ceil((stretch + 1) * self._sample) > math.ceil(stretch * self._sample)
+
+    def _in_order(self, prompts: Iterable[Prompt]) -> Iterator[Prompt]:
+        """Nearly sorted prompts, sorted by time."""
+        window: list[tuple[float, int, Prompt]] = []
+        size, order = 0, itertools.count()
+        for prompt in prompts:
+            heapq.heappush(window, (_time(prompt), next(order), prompt))
+            size += prompt.size
+            while len(window) > WINDOW or size > WINDOW_BYTES // len(self.files):
+                earliest = heapq.heappop(window)[2]
+                size -= earliest.size
+                yield earliest
+        while window:
+            yield heapq.heappop(window)[2]
+
+
+def recognise(name: str, lines: Iterable[bytes | BrokenLine]) -> Format:
+    """The format of a file that begins with these lines. Some of them may be broken."""
+    texts = [decoded(line).strip() for line in lines if isinstance(line, bytes)]
+    if texts and (texts[0] in ("[", "{") or texts[0].startswith(("[{", '["'))):
+        each = "." if texts[0] == "{" else "'.[]'"
+        raise InvalidInput(f"{name} is JSON, but not with a request a line; jq makes it so: jq -c {each} {name}")
+    if any(map(is_vllm_log, texts)):
+        return "vllm"
+    formats = Counter[Format](map(_format_of, texts))
+    return formats.most_common(1)[0][0] if formats else "text"
+
+
+def _format_of(text: str) -> Format:
+    if text.startswith("{") or (text.startswith("[") and not text.strip("[]0123456789, ")):
+        return "jsonl"
+    numbers = text.replace(",", " ").split()
+    return "ids" if len(numbers) > 1 and all(one.isdecimal() for one in numbers) else "text"
+
+
+def _reader(format: Format, name: str) -> Reader:
+    readers: dict[Format, Reader] = {"jsonl": read_json, "text": read_text, "ids": read_ids}
+    return readers.get(format) or VLLMLog(_year(name)).read
+
+
+def _year(name: str) -> int:
+    """When a file was last written to."""
+    try:
+        return datetime.fromtimestamp(Path(name).stat().st_mtime, UTC).year
+    except OSError:
+        return datetime.now(UTC).year
+
+
+def _time(prompt: Prompt) -> float:
+    return float("-inf") if prompt.time is None else prompt.time

@@ -1,0 +1,194 @@
+"""Prompts as token ids: by a tokenizer and its chat template, or a token a byte."""
+
+import contextlib
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from blendhub.core.errors import BlendHubError, InvalidInput
+from blendhub.core.tokens import Tokens, as_tokens
+from blendhub.hub.config import HubConfig
+from blendhub.tools.analysis.broken import BrokenLine
+from blendhub.tools.analysis.kv_size import kv_bytes_of
+from blendhub.tools.analysis.requests import Prompt
+
+Encoded = Tokens | BrokenLine
+MOST_TOKENS = HubConfig().max_prompt_tokens
+
+
+class Encoder(ABC):
+    """Makes token ids of prompts. Those that are token ids already stay as they are."""
+
+    def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        """For each prompt its tokens, or the reason why it has none."""
+        texts = [prompt for prompt in prompts if prompt.ids is None]
+        encoded = iter(self.encode_texts(texts) if texts else [])
+        found = [prompt.ids if prompt.ids is not None else next(encoded) for prompt in prompts]
+        return [one if isinstance(one, BrokenLine) else _checked(one) for one in found]
+
+    @abstractmethod
+    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        """For each prompt with text or messages its tokens, or the reason why it has none."""
+
+    @abstractmethod
+    def separator(self, text: str) -> tuple[int, ...]:
+        """The token ids of a separator."""
+
+    @abstractmethod
+    def decode(self, tokens: Tokens) -> str:
+        """The text of tokens."""
+
+    def kv_bytes(self) -> int | None:
+        """The KV of a token of the tokenizer's model; None if that is not known."""
+        return None
+
+
+def _checked(tokens: Tokens) -> Encoded:
+    if not tokens.size:
+        return BrokenLine("is empty")
+    if tokens.size > MOST_TOKENS:
+        return BrokenLine(f"has more than {MOST_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
+    return tokens
+
+
+class IdsOnly(Encoder):
+    """The encoder for logs of token ids."""
+
+    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        raise InvalidInput(
+            f"{prompts[0].place} is text: name the model's tokenizer, a path or a Hugging Face name, with --tokenizer, "
+            "or count each byte as a token with --bytes"
+        )
+
+    def separator(self, text: str) -> tuple[int, ...]:
+        try:
+            return tuple(int(one) for one in text.split(","))
+        except ValueError:
+            raise InvalidInput(
+                f"--separator {text!r} should be token ids with commas between, or name a --tokenizer"
+            ) from None
+
+    def decode(self, tokens: Tokens) -> str:
+        return " ".join(map(str, tokens.tolist()))
+
+
+class Bytes(Encoder):
+    """An encoder with one token a byte. Shares are close to a real tokenizer's, whose tokens have about four bytes."""
+
+    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        return [as_tokens(np.frombuffer(_plain(prompt).encode(), np.uint8).astype(np.uint32)) for prompt in prompts]
+
+    def separator(self, text: str) -> tuple[int, ...]:
+        return tuple(text.encode())
+
+    def decode(self, tokens: Tokens) -> str:
+        return bytes(tokens[tokens < 256].astype(np.uint8)).decode(errors="replace")
+
+
+def _plain(prompt: Prompt) -> str:
+    """Text as it is, and messages in a common format of chat."""
+    if prompt.text is not None:
+        return prompt.text
+    return "".join(f"<|{one['role']}|>\n{one['content']}\n" for one in prompt.messages or ())
+
+
+class Pretrained(Encoder):
+    """A tokenizer that ``transformers`` loads, with its chat template or another one."""
+
+    def __init__(self, name: str, template: str | None = None) -> None:
+        self._name = name
+        transformers = _transformers()
+        try:
+            self._tokenizer: Any = transformers.AutoTokenizer.from_pretrained(name)
+        except Exception as error:
+            first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            raise BlendHubError(
+                f"--tokenizer {name}: transformers cannot load it: {first}; give a folder with tokenizer.json, a "
+                "Hugging Face name, or --bytes"
+            ) from None
+        if template is not None:
+            self._tokenizer.chat_template = template
+
+    def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
+        encoded: list[Encoded] = [BrokenLine("is empty")] * len(prompts)
+        # Templates write the special tokens themselves, as vLLM knows.
+        for special in (True, False):
+            texts: dict[int, str] = {}
+            for at, prompt in enumerate(prompts):
+                if (prompt.text is not None) is special:
+                    try:
+                        texts[at] = prompt.text if prompt.text is not None else self._rendered(prompt)
+                    except BrokenLine as error:
+                        encoded[at] = error
+            if texts:
+                ids = self._tokenizer(list(texts.values()), add_special_tokens=special, return_attention_mask=False)
+                for at, one in zip(texts, ids["input_ids"], strict=True):
+                    encoded[at] = as_tokens(np.array(one, np.uint32))
+        return encoded
+
+    def separator(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, tokens: Tokens) -> str:
+        return str(self._tokenizer.decode(tokens.tolist()))
+
+    def kv_bytes(self) -> int | None:
+        with contextlib.suppress(Exception):
+            from transformers.utils.hub import cached_file
+
+            return kv_bytes_of(str(cached_file(self._name, "config.json")))
+        return None
+
+    def _rendered(self, prompt: Prompt) -> str:
+        if not self._tokenizer.chat_template:
+            raise InvalidInput(
+                f"{prompt.place} is a chat, and --tokenizer {self._name} has no chat template: name a file with one, "
+                "--chat-template FILE"
+            )
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    [_as_vllm(message) for message in prompt.messages or ()],
+                    tools=prompt.tools,
+                    tokenize=False,
+                    add_generation_prompt=True,
+                )
+            )
+        except ImportError as error:
+            raise BlendHubError(f"{error}; pip install 'blendhub[analyze]'") from None
+        except Exception as error:
+            raise BrokenLine(f"the chat template refuses it: {str(error) or type(error).__name__}") from None
+
+
+def _as_vllm(message: dict[str, Any]) -> dict[str, Any]:
+    """A message as vLLM hands it to a template: arguments of tools are objects there, and text in requests."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list):
+        return message
+    return {**message, "tool_calls": [_with_arguments(call) for call in calls]}
+
+
+def _with_arguments(call: Any) -> Any:
+    try:
+        function = call["function"]
+        return {**call, "function": {**function, "arguments": msgspec.json.decode(function["arguments"])}}
+    except (KeyError, TypeError, msgspec.DecodeError):
+        return call
+
+
+def _transformers() -> Any:
+    # It would say that no model can be used without torch, and that prompts are long.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
+    try:
+        import transformers
+    except ImportError:
+        raise BlendHubError(
+            "--tokenizer needs transformers: pip install 'blendhub[analyze]', or count bytes with --bytes"
+        ) from None
+    return transformers

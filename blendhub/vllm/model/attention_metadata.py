@@ -1,0 +1,132 @@
+"""Attention metadata for BlendHub's own forwards."""
+
+import sys
+from collections.abc import Iterator
+from copy import copy
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
+from vllm.v1.attention.backend import CommonAttentionMetadata
+from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
+from vllm.v1.worker.utils import AttentionGroup
+
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.attention_builders import OwnGroup
+from blendhub.vllm.model.chosen import Chosen
+from blendhub.vllm.model.platforms import Platform
+from blendhub.vllm.model.runner import Runner
+
+TABLE_BYTES = 2**26
+"""The most device memory for the block tables of one forward: one for each span, as long as the longest."""
+
+SPANS = 256
+"""The number of spans of one forward that is possible even where vLLM serves fewer requests at a time."""
+
+
+class AttentionMetadata:
+    """Builds the metadata of BlendHub's own forwards, apart from that of vLLM's step, which may not be computed yet."""
+
+    def __init__(self, runner: Runner, platform: Platform, config: VllmConfig) -> None:
+        self._platform = platform
+        # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
+        self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
+        self._device = runner.device
+        longest = -(-config.model_config.max_model_len // self.block_size)
+        row_bytes = 4 * platform.table_width(longest, self.block_size)
+        most = max(SPANS, config.scheduler_config.max_num_seqs)
+        most = max(1, min(most, TABLE_BYTES // row_bytes))
+        self._groups = list(_private_groups(runner, platform, _config_of_forwards(config, most)))
+        groups = [group.first for group in self._groups]
+        self.layer_names = [name for group in groups for name in group.layer_names]
+        self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in groups}
+        """How many tokens the attention kernels keep in a page: a block is one of these, or several."""
+        self.frees_blocks_early = not all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups)
+        """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
+        self.max_spans = max(1, min([most, *map(_most_contexts, groups)]))
+        """The most spans of one forward: builders have buffers for as many requests, and tables are bounded."""
+        self.table_bytes = self.max_spans * row_bytes
+
+    def build(self, chosen: Chosen, positions: torch.Tensor, slots: torch.Tensor) -> dict[str, Any]:
+        """The metadata for each layer. A span is a virtual request whose context ends with its queries: the span."""
+        spans = chosen.spans
+        starts = np.zeros(len(spans) + 1, np.int32)
+        np.cumsum([len(span) for span in spans], out=starts[1:])
+        ends = np.array([span.end for span in spans], np.int32)
+        starts_here, ends_here = torch.from_numpy(starts), torch.from_numpy(ends)
+        common = CommonAttentionMetadata(
+            query_start_loc=self._platform.sent(starts, self._device),
+            query_start_loc_cpu=starts_here,
+            seq_lens=self._platform.sent(ends, self._device),
+            seq_lens_cpu_upper_bound=ends_here,
+            num_reqs=len(spans),
+            num_actual_tokens=int(starts[-1]),
+            max_query_len=int(np.diff(starts).max()),
+            max_seq_len=int(ends.max()),
+            block_table_tensor=self._table(chosen, int(ends.max())),
+            slot_mapping=slots,
+            causal=True,
+            positions=positions,
+            is_prefilling=torch.ones(len(spans), dtype=torch.bool),
+        )
+        by_layer: dict[str, Any] = {}
+        for group in self._groups:
+            metadata = group.build(lambda own: self._platform.build(own, common))
+            by_layer |= dict.fromkeys(group.first.layer_names, metadata)
+        return by_layer
+
+    def _table(self, chosen: Chosen, end: int) -> torch.Tensor:
+        """The block table: each span has the row of its prompt."""
+        needed = -(-end // self.block_size)
+        rows = np.zeros((len(chosen.parts), self._platform.table_width(needed, self.block_size)), np.int32)
+        for row, part in zip(rows, chosen.parts, strict=True):
+            blocks = part.blocks[:needed]
+            row[: len(blocks)] = blocks
+        # Rows are long and spans are many: a row of each prompt is sent, and repeated there.
+        owners = self._platform.sent(chosen.owners, self._device)
+        return self._platform.sent(rows, self._device).index_select(0, owners)
+
+
+def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> Iterator[OwnGroup]:
+    """Attention groups with builders of our own: building with the runner's would overwrite the step's metadata."""
+    on_host = runner.device.type == "cpu"
+    for number, groups in enumerate(runner.attention_groups):
+        for group in groups:
+            if not isinstance(group.kv_cache_spec, AttentionSpec):
+                raise Unsupported(
+                    f"{group.layer_names[0]} keeps a {type(group.kv_cache_spec).__name__}, not keys and values; "
+                    "models with recurrent or linear attention layers are served without reuse"
+                )
+            size = runner.kernel_block_sizes[number]
+            create = partial(_private_group, group, runner.device, size, platform, config)
+            yield OwnGroup(create, None if on_host else torch.get_device_module(runner.device).Event)
+
+
+def _private_group(
+    group: AttentionGroup, device: torch.device, kernel_block_size: int, platform: Platform, config: VllmConfig
+) -> AttentionGroup:
+    own = AttentionGroup(group.backend, group.layer_names, group.kv_cache_spec, group.kv_cache_group_id)
+    with set_current_vllm_config(config):
+        own.create_metadata_builders(config, device, kernel_block_size)
+        platform.prepare_group(own, group)
+    return own
+
+
+def _config_of_forwards(config: VllmConfig, max_spans: int) -> VllmConfig:
+    """The same but for the number of requests and CUDA graphs: our forwards use none, and for graphs FlashInfer's
+    builder would keep buffers for each number of requests that it ever saw."""
+    own = copy(config)
+    own.compilation_config = copy(config.compilation_config)
+    own.compilation_config.cudagraph_mode = CUDAGraphMode.NONE
+    own.scheduler_config = copy(config.scheduler_config)
+    own.scheduler_config.max_num_seqs = max_spans
+    return own
+
+
+def _most_contexts(group: AttentionGroup) -> int:
+    """How many contexts fit into the memory, a page of each, in which MLA gathers them. No limit for other kinds."""
+    builder: Any = group.get_metadata_builder()
+    tokens: int | None = getattr(builder, "chunked_prefill_workspace_size", None)
+    return sys.maxsize if tokens is None else tokens // int(builder.kv_cache_spec.block_size)

@@ -1,0 +1,73 @@
+"""The tokens that one of BlendHub's forwards computes: spans of one prompt, or of several."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+
+Blocks = npt.NDArray[np.int64]
+
+
+class Part(NamedTuple):
+    """The tokens of one prompt that a forward computes."""
+
+    tokens: Tokens
+    blocks: Blocks
+    spans: Sequence[Span]
+    """The spans of the prompt; disjoint."""
+
+
+class Chosen:
+    """The tokens of all parts, in the order in which a forward takes them. Each span is a virtual request.
+
+    Short spans come first, because some attention backends treat the first short ones as decodes. So a part's tokens
+    stand in several places.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        owned = [(span, number) for number, part in enumerate(parts) for span in part.spans]
+        owned.sort(key=lambda one: len(one[0]))
+        self.parts = parts
+        self.spans = [span for span, _ in owned]
+        self.owners = np.array([number for _, number in owned], np.int64)
+        """For each span, the number of its part."""
+        self.positions = positions_of(self.spans)
+        """For each token, its position in its prompt."""
+        self._token_owners = np.repeat(self.owners, [len(span) for span in self.spans])
+
+    def __len__(self) -> int:
+        """The number of tokens."""
+        return len(self.positions)
+
+    def places(self, part: int) -> npt.NDArray[np.int64]:
+        """The places of a part's tokens."""
+        return np.flatnonzero(self._token_owners == part)
+
+    def place(self, part: int, position: int) -> int:
+        """The place of the token at a position of a part's prompt."""
+        return int(np.flatnonzero((self._token_owners == part) & (self.positions == position))[0])
+
+    @property
+    def ids(self) -> npt.NDArray[np.int32]:
+        """The id of each token."""
+        found = np.empty(len(self), np.int32)
+        for number, part in enumerate(self.parts):
+            at = self.places(number)
+            found[at] = part.tokens[self.positions[at]]
+        return found
+
+    def slots(self, block_size: int) -> npt.NDArray[np.int64]:
+        """The slot of each token in the pages, as vLLM counts."""
+        blocks = np.empty(len(self), np.int64)
+        for number, part in enumerate(self.parts):
+            at = self.places(number)
+            blocks[at] = part.blocks[self.positions[at] // block_size]
+        return blocks * block_size + self.positions % block_size
+
+
+def positions_of(spans: Sequence[Span]) -> npt.NDArray[np.int64]:
+    return np.concatenate([np.arange(span.start, span.end, dtype=np.int64) for span in spans])

@@ -1,0 +1,180 @@
+"""The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from vllm.config import VllmConfig
+from vllm.lora.layers import LoRAMapping
+from vllm.model_executor.models.interfaces import requires_raw_input_tokens
+
+from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.attention_metadata import AttentionMetadata
+from blendhub.vllm.model.chosen import Blocks, Chosen
+from blendhub.vllm.model.platforms import Tensors, keeps_latent, platform_of
+from blendhub.vllm.model.runner import Runner
+
+
+class StopForward(Exception):
+    """Ends a forward in the middle; never leaves this module."""
+
+
+class EngineModel:
+    """BlendHub's access to the model of one worker. Everything happens on the worker's own thread."""
+
+    def __init__(self, runner: Any, config: VllmConfig) -> None:
+        self.config = config
+        self._runner = Runner(runner)
+        self._platform = platform_of(runner, config, self._runner.layer_names)
+        self._metadata = AttentionMetadata(self._runner, self._platform, config)
+        self.device = self._runner.device
+        self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
+        self.max_spans = self._metadata.max_spans
+        self.metadata_bytes = self._metadata.table_bytes
+        self.block_size = self._metadata.block_size
+        if len(self._metadata.page_sizes) > 1:
+            raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")
+        (self.page_size,) = self._metadata.page_sizes
+        """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
+        self.frees_blocks_early = self._metadata.frees_blocks_early
+        self.layer_names = sorted(filter(self._keeps_kv, self._metadata.layer_names), key=_layer_order)
+
+    def layer(self, name: str) -> Any:
+        """vLLM's attention layer."""
+        return self.config.compilation_config.static_forward_context[name]
+
+    @property
+    def module(self) -> torch.nn.Module:
+        return self._runner.module
+
+    @property
+    def adapters(self) -> Any:
+        """The manager of the worker's LoRA adapters; None without LoRA."""
+        return self._runner.adapters
+
+    def slots(self, chosen: Chosen) -> torch.Tensor:
+        """The slots of the tokens in the pages, as vLLM counts, on the model's device."""
+        return self._platform.slots(chosen.slots(self.block_size), self.device)
+
+    def pages(self, blocks: Blocks) -> Blocks:
+        """The pages of these blocks."""
+        n = self.block_size // self.page_size
+        return (blocks[:, None] * n + np.arange(n)).ravel()
+
+    def forward(self, chosen: Chosen, *, positions: torch.Tensor | None = None) -> torch.Tensor:
+        """Compute tokens anew, each span with everything before it in its prompt as context, and write their KV.
+
+        To the attention layers each span is a virtual request: as many queries as the span has tokens, and a context
+        that ends with it. Keys of all spans are written before any query is answered, so spans may build on
+        each other. ``positions`` are other positions to pretend, for tests of the rotation. Returns the hidden states
+        of the tokens.
+        """
+        with torch.inference_mode():
+            slots = self.slots(chosen)
+            pretended = self._sent(chosen.positions) if positions is None else positions.to(self.device)
+            # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
+            ids = self._sent(chosen.ids)
+            metadata = self._metadata.build(chosen, pretended, slots)
+            by_layer = dict.fromkeys(self._metadata.layer_names, slots)
+            context = self._platform.forward_context(metadata, self.config, ids, pretended, by_layer)
+            with self._without_adapters(len(chosen)), context:
+                hidden: torch.Tensor = self._runner.forward(
+                    **self._inputs(ids), positions=pretended, intermediate_tensors=None
+                )
+            return hidden
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
+        """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.
+
+        All ranks call it together.
+        """
+        with torch.inference_mode(), self._without_adapters(len(hidden)):
+            module: Any = self.module
+            predicted: torch.Tensor | None = module.compute_logits(hidden)
+            return predicted
+
+    def forward_until(self, layer: int, chosen: Chosen) -> Tensors:
+        """Run ``forward`` and end it where layer ``layer`` would write its KV: returns that KV, which is not written.
+
+        The layers before it are complete, and their KV is written.
+        """
+        attention = self.layer(self.layer_names[layer])
+        caught: list[Tensors] = []
+        method, find = self._platform.write_hook(attention)
+
+        def catch(*given: Any, **named: Any) -> None:
+            keys, values = find(*given, **named)
+            caught.append((keys[:n].clone(), values[:n].clone()))
+            raise StopForward
+
+        n = len(chosen)
+        with _shadowed(attention.impl, method, catch), suppress(StopForward):
+            self.forward(chosen)
+        if not caught:
+            raise Unsupported(f"{self.layer_names[layer]} writes its KV in a way that BlendHub cannot look into")
+        return caught[0]
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
+        """Write KV as the layer itself does."""
+        with torch.inference_mode():
+            self._platform.write(self.layer(self.layer_names[layer]), keys, values, slots)
+
+    def keeps_latent(self, layer: int) -> bool:
+        """Whether the layer keeps one vector a token that serves as key and value (MLA)."""
+        return keeps_latent(self.layer(self.layer_names[layer]))
+
+    def unscaled(self, name: str, keys: torch.Tensor, values: torch.Tensor) -> Tensors:
+        """KV out of a layer's pages, as the model computed it: 8-bit floats are kept divided by a scale."""
+        if keys.dtype.itemsize > 1:
+            return keys, values
+        attention = self.layer(name)
+        return keys.float() * attention._k_scale.view(-1, 1), values.float() * attention._v_scale.view(-1, 1)
+
+    def _keeps_kv(self, name: str) -> bool:
+        """Whether the layer keeps KV of its own: some layers read what another one wrote."""
+        return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
+
+    def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+        """The numbers on the model's device, without waiting for it."""
+        return self._platform.sent(numbers, self.device)
+
+    def _inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
+        """Tokens as the runner gives them: a compiled model takes them in this one way, and does not check."""
+        if not self._runner.takes_embeddings:
+            return {"input_ids": ids, "inputs_embeds": None}
+        module: Any = self.module
+        raw = ids if requires_raw_input_tokens(module) else None
+        return {"input_ids": raw, "inputs_embeds": module.embed_input_ids(ids)}
+
+    @contextmanager
+    def _without_adapters(self, n_tokens: int) -> Iterator[None]:
+        """Layers that know LoRA look up each token's adapter: these have none. The step's own come back after."""
+        manager = self._runner.adapters
+        if manager is None:
+            yield
+            return
+        before = manager._last_mapping
+        # The second is for predictions. vLLM has memory for as many as it serves requests, and spans may be more.
+        manager.set_adapter_mapping(LoRAMapping((0,) * n_tokens, (0,), is_prefill=True))
+        try:
+            yield
+        finally:
+            if before is not None:
+                manager.set_adapter_mapping(before)
+
+
+def _layer_order(name: str) -> tuple[int, ...]:
+    """Layers by their numbers: groups list them in another order."""
+    return tuple(int(part) for part in name.split(".") if part.isdigit())
+
+
+@contextmanager
+def _shadowed(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    setattr(owner, name, replacement)
+    try:
+        yield
+    finally:
+        delattr(owner, name)

@@ -1,0 +1,274 @@
+"""Start-up checks on the loaded model: where its KV lies, whether keys can be moved, and what cannot be reused.
+
+All trial writes go to block 0, which vLLM never gives to a request.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import numpy as np
+import torch
+from vllm.config import VllmConfig
+
+from blendhub.contracts import PagedLayer, Rotation
+from blendhub.core.errors import BlendHubError, Unsupported
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.pages import layout_of, paged_layer, read_as_computed
+from blendhub.vllm.model.platforms import Tensors
+from blendhub.vllm.model.rotary import digest, rotated, rotations_of
+from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS
+from blendhub.vllm.worker.ranks import Ranks
+
+log = logging.getLogger(__name__)
+Result = TypeVar("Result")
+BLOCK = np.zeros(1, np.int64)
+TOKEN = 7
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+COARSE = 2e-1
+"""The tolerance for quantised KV."""
+
+
+class ModelCheck(NamedTuple):
+    """The result of the start-up checks."""
+
+    support: ModelSupport
+    rotations: tuple[Rotation | None, ...] = ()
+    """Each layer's rotation of its keys, in the model's order; empty unless the model blends."""
+
+
+def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayout, list[Rotation]]:
+    """The layout of KV on a rank, and the rotations that its keys may have; raises Unsupported. Runs no forward."""
+    _refuse_to_reuse(model)
+    layout = layout_of(model, chunk_tokens)
+    return layout, rotations_of(model.module, layout.key_dim, model.config.model_config.max_model_len)
+
+
+def check_model(
+    model: EngineModel, layout: KVLayout, candidates: Sequence[Rotation], probe_layer: int, ranks: Ranks
+) -> ModelCheck:
+    """Check the layout, the computation of chosen tokens, the selector's probe, and the rotation of keys.
+
+    Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
+    forward for the others.
+    """
+    layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
+    try:
+        _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layout, layers))
+    except BlendHubError as error:
+        return ModelCheck(unsupported(str(error)))
+    forward = "a forward over chosen tokens"
+    try:
+        if model.frees_blocks_early:
+            raise Unsupported(
+                "every layer has an attention window, and vLLM frees the blocks that have left it: tokens recomputed "
+                "behind them would be wrong"
+            )
+        _refuse_to_blend(model.config)
+        # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
+        _checked(ranks, forward, lambda: _check_parts(model, layout, layers))
+        if probe_layer:
+            _checked(ranks, forward, lambda: _check_probe(model, layout, layers, probe_layer))
+        fits = _checked(ranks, forward, lambda: _rotation_errors(model, layout, layers, [None, *candidates]))
+        rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
+    except BlendHubError as error:
+        return ModelCheck(ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",)))
+    return ModelCheck(ModelSupport(layout, True, ()), rotations)
+
+
+def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:
+    def run() -> Result:
+        try:
+            return check()
+        except BlendHubError:
+            raise
+        except Exception as error:  # a model or backend of a new kind may still serve vLLM's own requests
+            log.exception("%s failed", what)
+            raise Unsupported(f"{what} failed: {type(error).__name__}: {error}") from error
+
+    return ranks.together(run)
+
+
+def _refuse_to_reuse(model: EngineModel) -> None:
+    """Raise Unsupported if nothing can be reused with this model and vLLM's configuration."""
+    config, parallel = model.config, model.config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        raise Unsupported("pipeline parallelism is not supported; use tensor parallelism, or serve without BlendHub")
+    if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
+        raise Unsupported("context parallelism is not supported; its ranks hold parts of a block")
+    if config.model_config.is_encoder_decoder:
+        raise Unsupported("encoder-decoder models are not supported")
+    # vLLM's allocator for sleep mode also serves ``release_kv_cache_memory`` without it.
+    if config.model_config.enable_sleep_mode or getattr(config.model_config, "enable_cumem_allocator", False):
+        raise Unsupported(
+            "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
+            "because vLLM does not tell a connector about it; serve without both to reuse KV"
+        )
+    if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
+        raise Unsupported(
+            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
+        )
+
+
+def _refuse_to_blend(config: VllmConfig) -> None:
+    """Raise Unsupported if the configuration rules out forwards over chosen tokens."""
+    parallel, speculative = config.parallel_config, config.speculative_config
+    if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
+        raise Unsupported("the experts are spread over data-parallel engines, which must step together")
+    if config.model_config.uses_mrope:
+        raise Unsupported("the model has positions of several dimensions (M-RoPE)")
+    if speculative is not None and speculative.method not in (None, "ngram", "ngram_gpu", "suffix"):
+        raise Unsupported("the speculative draft model keeps its own KV, which recomputation does not fill")
+
+
+def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+    """A layer's writes must be read back from where BlendHub expects them."""
+    if model.keeps_latent(0):
+        return  # the latent is written by the forward only; the check of the rotation reads it
+    generator = torch.Generator().manual_seed(1)
+    slots = torch.arange(model.block_size, device=model.device)
+    for index, layer in enumerate(layers):
+        dtype = model.config.model_config.dtype
+        keys, values = (
+            torch.rand((model.block_size, layout.kv_heads, width), generator=generator).to(dtype).to(model.device)
+            for width in (layout.key_dim, layout.value_dim)
+        )
+        model.write(index, keys, values, slots)
+        both = read_as_computed(model, layer, layout, slots)
+        for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
+            same = torch.equal(given, found) if _dtype(layer) is dtype else _error(found, given) < COARSE
+            if not same:
+                raise Unsupported(
+                    f"{layer.name}: {what} are not where BlendHub expects them in pages of format {layer.format!r} "
+                    f"(attention backend {model.layer(layer.name).get_attn_backend().get_name()}); "
+                    "nothing is reused with this backend"
+                )
+
+
+def _rotation_errors(
+    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], candidates: Sequence[Rotation | None]
+) -> torch.Tensor:
+    """How far each layer's keys are off if a candidate rotates them to other positions: ``[layers, candidates]``.
+
+    It takes a single token: attention then returns the token's own value at any position. So hidden states are equal
+    at all positions, and keys differ by the rotation only.
+    """
+    longest = model.config.model_config.max_model_len - 1
+    places = sorted({min(3, longest), min(1234, longest), longest // 2, longest})
+    seen = [_keys_of_one_token(model, layout, layers, place) for place in places]
+    errors = torch.zeros(len(layers), len(candidates), dtype=torch.float64)
+    for index in range(len(layers)):
+        keys = [keys[index] for keys, _ in seen]
+        values = [values[index] for _, values in seen]
+        errors_of_values = max(_error(value, values[0]) for value in values)
+        for number, rotation in enumerate(candidates):
+            errors[index, number] = max(_worst_rotation_error(keys, places, rotation), errors_of_values)
+    return errors
+
+
+def _chosen_rotations(
+    errors: torch.Tensor, layers: list[PagedLayer], candidates: Sequence[Rotation | None], ranks: Ranks
+) -> tuple[Rotation | None, ...]:
+    """The rotation of each layer that fits best on the rank where it fits worst: the same on all ranks."""
+    names = " ".join(map(digest, candidates))
+    for number, others in enumerate(ranks.gather(names)):
+        if others != names:
+            raise Unsupported(
+                f"keys cannot be moved: the rotary embeddings of the ranks {ranks.number} and {number} differ"
+            )
+    chosen = ranks.largest(errors).argmin(1).tolist()
+    for layer, mine in zip(layers, errors[range(len(layers)), chosen].tolist(), strict=True):
+        found = list(map(float, ranks.gather(str(mine))))
+        worst = found.index(max(found))
+        if found[worst] > (allowed := _tolerance(layer)):
+            raise Unsupported(
+                f"keys of {layer.name} cannot be moved: rotated to another position they are off by "
+                f"{found[worst]:.1%} (allowed {allowed:.1%}){ranks.named(worst)}"
+            )
+    return tuple(candidates[best] for best in chosen)
+
+
+def _keys_of_one_token(
+    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], place: int
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    chosen = Chosen([Part(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)])])
+    model.forward(chosen, positions=torch.tensor([place]))
+    slots = torch.zeros(1, dtype=torch.int64, device=model.device)
+    both = [read_as_computed(model, layer, layout, slots) for layer in layers]
+    return [keys for keys, _ in both], [values for _, values in both]
+
+
+def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation: Rotation | None) -> float:
+    if rotation is not None and places[-1] >= len(rotation.cos_sin):
+        return float("inf")
+    return max(
+        _error(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
+        for first, old in zip(keys, places, strict=True)
+        for second, new in zip(keys, places, strict=True)
+        if old != new
+    ) if len(places) > 1 else 0.0  # fmt: skip
+
+
+def _check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+    """Tokens computed as several spans must get the same keys as in one span."""
+    tokens = _trial_tokens(model)
+    n = len(tokens)
+    if n < 4:
+        return
+    slots = torch.arange(n, device=model.device)
+    model.forward(Chosen([Part(tokens, BLOCK, [Span(0, n)])]))
+    whole = [read_as_computed(model, layer, layout, slots) for layer in layers]
+    for spans in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
+        model.forward(Chosen([Part(tokens, BLOCK, spans)]))
+    for layer, expected in zip(layers, whole, strict=True):
+        found = read_as_computed(model, layer, layout, slots)
+        _compare(layer, found, expected, "tokens computed in parts are off by {} from those computed at once")
+
+
+def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], probe_layer: int) -> None:
+    """The KV that a probe returns must be the KV that the layer would have written."""
+    if probe_layer >= len(layers):
+        raise Unsupported(
+            f"the selector probes layer {probe_layer}, but the model has {len(layers)} layers; "
+            "choose a selector without a probe, such as first_k"
+        )
+    tokens, layer = _trial_tokens(model), layers[probe_layer]
+    whole = Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])
+    model.forward(whole)
+    written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
+    seen = model.forward_until(probe_layer, whole)
+    _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
+
+
+def _trial_tokens(model: EngineModel) -> Tokens:
+    """Tokens that fit in one block."""
+    n = min(model.block_size, 12, model.config.model_config.max_model_len)
+    return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
+
+
+def _compare(layer: PagedLayer, found: Tensors, expected: Tensors, complaint: str) -> None:
+    for one, other in zip(found, expected, strict=True):
+        if _error(one, other) > _tolerance(layer):
+            raise Unsupported(f"{layer.name}: {complaint.format(f'{_error(one, other):.1%}')}")
+
+
+def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
+    """The largest difference, relative to the largest expected value."""
+    if not given.numel():
+        return 0.0
+    scale = float(expected.float().abs().max()) or 1.0
+    error = float((given.float() - expected.float()).abs().max()) / scale
+    return error if error == error else float("inf")
+
+
+def _dtype(layer: PagedLayer) -> torch.dtype:
+    return layer.tensors[0].dtype
+
+
+def _tolerance(layer: PagedLayer) -> float:
+    return TOLERANCE.get(_dtype(layer), COARSE)

@@ -1,0 +1,72 @@
+"""The part of vLLM's model runner, V1 or V2, that BlendHub needs."""
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from blendhub.core.errors import Unsupported
+from blendhub.system.served_vllm import SERVED
+
+NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
+KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
+"""The attribute's name in V1 and in V2; vllm-ascend uses that of V2."""
+
+
+class Runner:
+    """One interface to either of vLLM's two model runners."""
+
+    def __init__(self, runner: Any) -> None:
+        missing = [name for name in NEEDED if not hasattr(runner, name)]
+        sizes: Any = next((getattr(runner, name) for name in KERNEL_BLOCK_SIZES if hasattr(runner, name)), None)
+        if sizes is None:
+            missing.append(" or ".join(KERNEL_BLOCK_SIZES))
+        if missing:
+            raise Unsupported(
+                f"vLLM's {type(runner).__module__}.{type(runner).__name__} has no {', '.join(missing)}; "
+                f"this version of BlendHub is made for {SERVED}"
+            )
+        self.device: torch.device = runner.device
+        self.attention_groups: list[list[Any]] = runner.attn_groups
+        # vllm-ascend has a list for each group, with the one size that it selected.
+        self.kernel_block_sizes: list[int] = [size[0] if isinstance(size, list) else size for size in sizes]
+        """For each group of blocks, the number of tokens in a block of the attention kernels."""
+        self.block_groups: list[Any] = runner.kv_cache_config.kv_cache_groups
+        self.takes_embeddings = bool(runner.supports_mm_inputs or runner.model_config.enable_prompt_embeds)
+        """Whether the runner embeds tokens itself, and gives the model the embeddings."""
+        self._runner = runner
+
+    @property
+    def layer_names(self) -> list[str]:
+        return [name for groups in self.attention_groups for group in groups for name in group.layer_names]
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """The model, without wrappers for graphs."""
+        module: torch.nn.Module = self._runner.get_model()
+        return module
+
+    @property
+    def forward(self) -> Any:
+        """The function that the runner itself calls to compute a step."""
+        return self._runner.model
+
+    @property
+    def adapters(self) -> Any:
+        """The manager that keeps the LoRA adapters, and sets that of each token; None without LoRA."""
+        return getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)
+
+
+def find_runner() -> Any:
+    """The model runner that is initialising KV caches somewhere up the stack: vLLM has no interface that names it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        owner = frame.f_locals.get("self")
+        if owner is not None and all(hasattr(owner, name) for name in ("initialize_kv_cache", "execute_model")):
+            return owner
+        frame = frame.f_back
+    raise Unsupported(
+        "vLLM's model runner was not found: register_kv_caches was called by something that is not a model runner; "
+        f"this version of BlendHub is made for {SERVED}"
+    )
