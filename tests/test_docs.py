@@ -12,9 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from blendhub import PluginHost, hookspecs
+from blendhub import PluginHost
 from blendhub.cli.doctor import EXIT_CODES
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import HOMES, install_command
 from blendhub.framework.options import describe_options
 from blendhub.hub import limits

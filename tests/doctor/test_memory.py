@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.hub.memory.default_size import default_size as memory
+from blendhub.hub.memory import default_size as memory
 
 ENOUGH = "size=4g,huge=advise"
 

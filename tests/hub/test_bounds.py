@@ -11,7 +11,9 @@ from blendhub.client import wire
 from blendhub.core.errors import Busy, ProtocolError
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match, Span
-from blendhub.hub import reads, sessions, writes
+from blendhub.hub.leases import read_leases as reads
+from blendhub.hub.leases import sessions
+from blendhub.hub.leases import write_leases as writes
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 from blendhub.hub.shares import Shares
 

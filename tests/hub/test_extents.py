@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.memory.default_size import extents
+from blendhub.hub.memory import extents
 from blendhub.hub.memory.extents import GRAIN, Extents
 
 SIZE = 40 * GRAIN

@@ -8,7 +8,7 @@ from hub_direct import CHUNK, namespace, tokens
 from blendhub.core.errors import ArenaFull
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.hub.index.namespace_index import room as index_room
+from blendhub.hub.index import room as index_room
 
 ROOM = 2**22
 N_SALTS = 300

@@ -11,7 +11,8 @@ from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.core.errors import Busy, InvalidInput
 from blendhub.core.spans import Span
-from blendhub.hub import lanes, service
+from blendhub.hub import service
+from blendhub.hub.index import match_queues as lanes
 from blendhub.hub.limits import WAITING_REQUEST_BYTES
 
 INLINE = 2 * CHUNK

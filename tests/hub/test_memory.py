@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.hub.memory import default_size as memory
 from blendhub.hub.memory.default_size import available_bytes
-from blendhub.hub.memory.default_size import default_size as memory
 
 GIB = 2**30
 V1 = "9:name=systemd:/\n4:memory:{path}\n3:cpu,cpuacct:/x\n0::/\n"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
+from blendhub.client import session as hub_session
 from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
-from blendhub.client.hub_client import session as hub_session
 from blendhub.core.errors import Busy, HubError, InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
