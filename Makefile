@@ -37,7 +37,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast test-vllm lint format bench quality gpu-check npu-check soak demo fleet-demo clean
+.PHONY: help setup test test-fast test-vllm lint size format bench quality gpu-check npu-check soak demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -82,6 +82,9 @@ lint: setup ## Check style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+size: setup ## Lines and types of each folder beside their bounds, and how many tests there are
+	@$(BIN)/python -m tests.size
 
 format: setup ## Rewrite the code in the project's style
 	$(BIN)/ruff check --fix .

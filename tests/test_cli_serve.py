@@ -141,5 +141,5 @@ def test_every_key_is_documented(title, struct):
 
 
 def test_every_room_is_documented():
-    rooms = {file.name for file in (DOCS.parent / "blendhub" / "hub").glob("*.py")} - {"__init__.py"}
-    assert set(re.findall(r"^\| `(\w+\.py)` \|", (DOCS / "hub.md").read_text(encoding="utf-8"), re.M)) == rooms
+    rooms = {folder.parent.name for folder in (DOCS.parent / "blendhub" / "hub").glob("*/__init__.py")}
+    assert set(re.findall(r"^\| `(\w+)/` \|", (DOCS / "hub.md").read_text(encoding="utf-8"), re.M)) == rooms

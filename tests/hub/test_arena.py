@@ -32,7 +32,7 @@ arena.close()
 
 TOO_LARGE = """
 from pathlib import Path
-from blendhub.hub.memory.default_size import arena
+from blendhub.hub.memory import arena
 arena._check_free_memory = lambda size: None
 try:
     arena.Arena(1 << 25)
