@@ -12,10 +12,9 @@ from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
 from blendhub import PluginHost
 from blendhub.core.tokens import as_tokens
-from blendhub.tools.analysis.analyzer import Analyzer, Sizes
-from blendhub.tools.analysis.broken import Place
-from blendhub.tools.analysis.play import few_collections
-from blendhub.tools.analysis.requests import Prompt
+from blendhub.tools.analysis.analyzer import Analyzer, Sizes, few_collections
+from blendhub.tools.analysis.formats import Prompt
+from blendhub.tools.analysis.lines import Place
 
 TOKENS = 100_000_000
 VOCABULARY = 150_000

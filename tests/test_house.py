@@ -109,7 +109,7 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
         "blendhub.cli.advise",
         "blendhub.cli.check",
         "blendhub.cli.flag_file",
-        "blendhub.tools.doctor.configuration",
+        "blendhub.tools.doctor.software",
     }
 
 

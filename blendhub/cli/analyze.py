@@ -15,8 +15,8 @@ from blendhub.framework.host import PluginHost
 from blendhub.hub.config import PolicyName
 
 if TYPE_CHECKING:
-    from blendhub.tools.analysis.first_token import Costs
     from blendhub.tools.analysis.logs import Logs
+    from blendhub.tools.analysis.tallies import Costs
     from blendhub.tools.analysis.tokenizing import Encoder
 
 ARENAS_GIB = "4,16,64,256,1024"
@@ -55,15 +55,13 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     # Here, so that other commands start without what only this one needs.
-    from blendhub.tools.analysis.analyzer import Analyzer, Sizes
-    from blendhub.tools.analysis.collect import collect
-    from blendhub.tools.analysis.findings import About
-    from blendhub.tools.analysis.kv_size import USUAL
+    from blendhub.tools.analysis.analyzer import Analyzer, Interruption, Sizes, play
+    from blendhub.tools.analysis.findings import About, collect
     from blendhub.tools.analysis.logs import Logs
     from blendhub.tools.analysis.page import as_page
-    from blendhub.tools.analysis.play import Interruption, play
     from blendhub.tools.analysis.played_hub import CHUNK_TOKENS
     from blendhub.tools.analysis.text import as_text
+    from blendhub.tools.analysis.tokenizing import USUAL
 
     logs = Logs(arguments.files, arguments.format, arguments.sample)
     encoder = _encoder(arguments)
@@ -144,7 +142,7 @@ def _gib(text: str) -> list[float]:
 
 
 def _costs(text: str | None) -> "Costs":
-    from blendhub.tools.analysis.first_token import MEASURED, Costs
+    from blendhub.tools.analysis.tallies import MEASURED, Costs
 
     if text is None:
         return MEASURED

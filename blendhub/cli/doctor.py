@@ -15,9 +15,7 @@ from blendhub.core.errors import OptionError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import load_config
-from blendhub.tools.doctor.circumstances import Circumstances
-from blendhub.tools.doctor.finding import Finding, Verdict, worst
-from blendhub.tools.doctor.redaction import without_secrets
+from blendhub.tools.doctor.finding import Circumstances, Finding, Verdict, without_secrets, worst
 
 EXIT_CODES: dict[Verdict, int] = {"ok": 0, "fail": 1, "warn": 3}
 """2 says that nothing could be examined."""
@@ -66,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _circumstances(arguments: argparse.Namespace) -> Circumstances:
-    from blendhub.tools.doctor.configuration import hub_of
+    from blendhub.tools.doctor.software import hub_of
 
     config, flag = arguments.config, None
     if config and not config.endswith(".toml"):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from blendhub.tools.analysis import first_token
+from blendhub.tools.analysis import tallies as first_token
 
 MEASURED = Path(__file__).parent.parent.parent / "docs" / "measurements.md"
 

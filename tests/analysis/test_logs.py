@@ -13,9 +13,8 @@ import pytest
 from blendhub.core.errors import InvalidInput
 from blendhub.tools.analysis import lines
 from blendhub.tools.analysis import logs as logs_module
+from blendhub.tools.analysis.formats import WITHOUT_PROMPT, as_time
 from blendhub.tools.analysis.logs import STRETCH, WINDOW, Logs
-from blendhub.tools.analysis.times import as_time
-from blendhub.tools.analysis.vllm_log import WITHOUT_PROMPT
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 

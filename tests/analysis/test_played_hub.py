@@ -9,9 +9,9 @@ from blendhub import PluginHost
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.tools.analysis.analyzer import Analyzer, Sizes
-from blendhub.tools.analysis.broken import Place
+from blendhub.tools.analysis.formats import Prompt
+from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.played_hub import MOST_SLOTS, PlayedHub
-from blendhub.tools.analysis.requests import Prompt
 
 HOST = PluginHost.discover()
 WINDOW = 64

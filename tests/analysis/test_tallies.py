@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from blendhub.core.spans import Match, Span
-from blendhub.tools.analysis.broken import MOST_NAMED, MOST_REASONS, BrokenLines, Place
-from blendhub.tools.analysis.kv_size import kv_bytes_of
+from blendhub.tools.analysis.lines import MOST_NAMED, MOST_REASONS, BrokenLines, Place
 from blendhub.tools.analysis.tallies import Groups, Share, Stretches, Texts
+from blendhub.tools.analysis.tokenizing import kv_bytes_of
 
 TOKENS = np.arange(10_000, dtype=np.uint32)
 SEEN = Place("log", 1)

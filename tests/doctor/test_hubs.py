@@ -17,7 +17,7 @@ from blendhub.client.wire import Request
 from blendhub.contracts import Codec, Envelope, Service
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
-from blendhub.tools.doctor.self_test import judged
+from blendhub.tools.doctor.hubs import judged
 from tests.hub.processes import HubProcess
 
 SELF_TEST = ["--only", "self-test"]

@@ -8,7 +8,7 @@ from hub_direct import CHUNK, HOST, MATCHERS
 
 from blendhub.client import wire
 from blendhub.core.spans import Span
-from blendhub.tools.analysis.broken import Place
+from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.played_hub import MIN_SAVED_TOKENS, PlayedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import ReusePolicy

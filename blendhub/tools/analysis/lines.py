@@ -1,4 +1,4 @@
-"""The lines of a log file, whatever its size, compression and encoding, in bounded memory."""
+"""The lines of a log file, whatever its size, compression and encoding, in bounded memory; and broken lines."""
 
 import bz2
 import contextlib
@@ -7,12 +7,50 @@ import io
 import lzma
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from blendhub.core.errors import InvalidInput
-from blendhub.tools.analysis.broken import BrokenLine
+
+MOST_NAMED = 20
+MOST_REASONS = 50
+
+
+class BrokenLine(InvalidInput):
+    """A line, or a request in it, cannot be played."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """A line of a file."""
+
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class BrokenLines:
+    """Counts broken lines, however many there are, in bounded memory."""
+
+    def __init__(self) -> None:
+        self.reasons: Counter[str] = Counter()
+        self.named: list[tuple[Place, str]] = []
+        """The first broken lines, whatever their reasons, and why each is broken."""
+
+    def __len__(self) -> int:
+        return self.reasons.total()
+
+    def note(self, place: Place, reason: str) -> None:
+        known = reason in self.reasons or len(self.reasons) < MOST_REASONS
+        self.reasons[reason if known else "other reasons"] += 1
+        if len(self.named) < MOST_NAMED:
+            self.named.append((place, reason))
+
 
 LONGEST_LINE = 2**26
 """Bytes; a line that is longer is broken. A prompt of ten million tokens fits."""

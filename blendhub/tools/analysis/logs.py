@@ -10,11 +10,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from blendhub.core.errors import InvalidInput
-from blendhub.tools.analysis.broken import BrokenLine, BrokenLines, Place
-from blendhub.tools.analysis.json_requests import read_json
-from blendhub.tools.analysis.lines import LogFile, decoded
-from blendhub.tools.analysis.requests import Prompt, read_ids, read_text
-from blendhub.tools.analysis.vllm_log import VLLMLog, is_vllm_log
+from blendhub.tools.analysis.formats import Prompt, VLLMLog, is_vllm_log, read_ids, read_json, read_text
+from blendhub.tools.analysis.lines import BrokenLine, BrokenLines, LogFile, Place, decoded
 
 Format: TypeAlias = Literal["jsonl", "text", "vllm", "ids"]
 Reader: TypeAlias = Callable[[Place, bytes], list[Prompt]]

@@ -5,8 +5,7 @@ from html import escape
 
 from blendhub.system.served_vllm import server_command
 from blendhub.tools.analysis import charts
-from blendhub.tools.analysis.advice import advised_arena
-from blendhub.tools.analysis.findings import Findings, NamedShares, TextFound
+from blendhub.tools.analysis.findings import Findings, NamedShares, TextFound, advised_arena
 
 STYLE = """
 :root { color-scheme: light dark; --page: #ffffff; --ink: #24292f; --faint: #57606a; --line: #d0d7de; --box: #f6f8fa }

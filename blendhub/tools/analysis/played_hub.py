@@ -20,7 +20,7 @@ from blendhub.hub.index.match_queues import LaneThreads
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, content_of
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.eviction import POLICIES, EvictionPolicy
-from blendhub.tools.analysis.broken import Place
+from blendhub.tools.analysis.lines import Place
 
 CHUNK_TOKENS = 256
 MOST_SLOTS = MOST_SLOTS_OF_AN_ARENA

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from blendhub.system.served_vllm import server_command
-from blendhub.tools.analysis.advice import advised_arena
-from blendhub.tools.analysis.findings import Findings, NamedShares
+from blendhub.tools.analysis.findings import Findings, NamedShares, advised_arena
 
 MOST_DAYS = 14
 BAR = 24

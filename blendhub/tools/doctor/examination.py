@@ -8,20 +8,11 @@ import msgspec
 
 from blendhub.core.errors import OptionError
 from blendhub.framework.suggest import did_you_mean
-from blendhub.tools.doctor.circumstances import Circumstances
-from blendhub.tools.doctor.clock import clock
-from blendhub.tools.doctor.configuration import configuration
-from blendhub.tools.doctor.devices import devices
-from blendhub.tools.doctor.endpoint import endpoint
-from blendhub.tools.doctor.finding import Finding, fail
-from blendhub.tools.doctor.huge_pages import huge_pages
-from blendhub.tools.doctor.leftovers import leftovers_of_hubs
-from blendhub.tools.doctor.memory import memory_limits, shared_memory
-from blendhub.tools.doctor.plugins import plugins
-from blendhub.tools.doctor.self_test import self_test
-from blendhub.tools.doctor.sockets import sockets
-from blendhub.tools.doctor.stores import stores
-from blendhub.tools.doctor.versions import versions
+from blendhub.tools.doctor.files import leftovers_of_hubs, sockets, stores
+from blendhub.tools.doctor.finding import Circumstances, Finding, fail
+from blendhub.tools.doctor.hubs import endpoint, self_test
+from blendhub.tools.doctor.machine import clock, huge_pages, memory_limits, shared_memory
+from blendhub.tools.doctor.software import configuration, devices, plugins, versions
 
 Check: TypeAlias = Callable[[Circumstances], Iterator[Finding]]
 

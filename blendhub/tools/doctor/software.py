@@ -1,4 +1,4 @@
-"""Checks the versions of what BlendHub runs with: Python, drivers, torch and vLLM."""
+"""Whether plugins, the configuration, torch, vLLM and devices fit together and can run here."""
 
 import os
 import platform
@@ -6,13 +6,95 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 import blendhub
+from blendhub.core.errors import OptionError, PluginError
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.builtin_plugins import HOMES, install_command, same_distribution
+from blendhub.framework.discovery import Plugin
+from blendhub.framework.options import parse_options
+from blendhub.hub.config import HubConfig
 from blendhub.system.served_vllm import FOR_CPUS, FOR_GPUS, FOR_NPUS, TESTED, WITH_NPUS, WITHOUT_VISION, server_command
 from blendhub.tools.doctor.child import ask
-from blendhub.tools.doctor.circumstances import Circumstances
-from blendhub.tools.doctor.finding import Finding, fail, ok, warn
+from blendhub.tools.doctor.files import quoted
+from blendhub.tools.doctor.finding import Circumstances, Finding, fail, ok, settings_of, warn
+from blendhub.vllm.settings import EmbeddedHubConfig, named_plugins
+from blendhub.vllm.transfer_config import mistakes_in_transfer_config
 
-TIMEOUT_S = 180.0
+NEEDED = {
+    "matcher": "pip install 'blendhub[matchers]'",
+    "transport": "pip install 'blendhub[transports]'",
+    "selector": "pip install 'blendhub[selectors]'",
+    "device": "pip install 'blendhub[cpu]'",
+}
+"""The kinds of plugins that an engine needs, and what installs one of each kind."""
+
+
+def plugins(at: Circumstances) -> Iterator[Finding]:
+    found = at.host.plugins()
+    for plugin in found:
+        if not plugin.available and plugin.is_missed:
+            yield _unusable(plugin)
+    for kind, command in NEEDED.items():
+        if not any(plugin.kind == kind and plugin.available for plugin in found):
+            yield fail(f"no {kind} can be used, and an engine needs one", command)
+    usable = [f"{plugin.kind} {plugin.name}" for plugin in found if plugin.available]
+    if usable:
+        yield ok(f"{len(usable)} can be used: {', '.join(usable)}")
+    unmissed = [f"{plugin.kind} {plugin.name} ({plugin.reason})" for plugin in found if not plugin.is_missed]
+    if unmissed:
+        yield ok(f"{len(unmissed)} are for what this machine does not have: {', '.join(unmissed)}")
+
+
+def _unusable(plugin: Plugin) -> Finding:
+    named = f"{plugin.kind or 'plugin'} {plugin.name} of {plugin.distribution} {plugin.version}"
+    if plugin.remedy:
+        return warn(f"{named} cannot run here: {plugin.reason}", plugin.remedy)
+    is_ours = any(same_distribution(plugin.distribution, f"blendhub-{extra}") for extra in HOMES.values())
+    command = "pip install --force-reinstall" if is_ours else "pip uninstall"
+    return fail(f"{named} is broken: {plugin.reason}", f"{command} {plugin.distribution}")
+
+
+def hub_of(flag: Any) -> HubConfig:
+    """The embedded hub of a flag; with mistakes in it, which are reported elsewhere, the default one."""
+    try:
+        return parse_options("hub", EmbeddedHubConfig, settings_of(flag).get("hub"))
+    except OptionError:
+        return EmbeddedHubConfig()
+
+
+def configuration(at: Circumstances) -> Iterator[Finding]:
+    if at.flag is None:
+        return
+    wrong = [
+        fail(str(mistake), f"blendhub check {quoted(at.config)}")
+        for mistake in mistakes_in_transfer_config(at.flag, at.host, at.device)
+        # Those concern plugins that are not installed.
+        if not isinstance(mistake, PluginError)
+    ]
+    wrong += _named_plugins(at)
+    yield from wrong or [ok("there is no mistake in it, and every plugin that it names can run here")]
+
+
+def _named_plugins(at: Circumstances) -> Iterator[Finding]:
+    found = {(plugin.kind, plugin.name): plugin for plugin in at.host.plugins()}
+    for named in named_plugins(at.settings, at.device):
+        plugin = found.get((named.kind, named.name))
+        if plugin is None:
+            try:
+                at.host.offered(named.kind, named.name)
+            except PluginError as error:
+                command = install_command(named.kind, named.name) or "blendhub plugins"
+                yield fail(f"{named.key}: {error}", command)
+        elif not plugin.available:
+            yield fail(
+                f"{named.key}: {named.kind} {named.name} cannot be used: {plugin.reason}",
+                plugin.remedy or "blendhub plugins",
+            )
+
+
+IMPORTS_S = 180.0
 """Importing vLLM takes a minute on a machine that is busy."""
 
 SLOW = 2.0
@@ -28,7 +110,7 @@ def versions(at: Circumstances) -> Iterator[Finding]:
         f"BlendHub {blendhub.__version__}, Python {platform.python_version()}, {platform.system()} "
         f"{platform.release()} on {platform.machine()}, {len(os.sched_getaffinity(0))} cores; {_driver()}",
     )
-    reply = ask("blendhub.tools.doctor.imports_child", timeout_s=TIMEOUT_S)
+    reply = ask("blendhub.tools.doctor.imports_child", timeout_s=IMPORTS_S)
     steps = {report["step"]: report for report in reply.reports}
     if reply.trouble:
         imported = ", ".join(steps) or "nothing"
@@ -128,3 +210,29 @@ def _loading(well: str) -> Iterator[Finding]:
         )
     else:
         yield ok(well)
+
+
+DEVICE_S = 180.0
+"""A device's kernels are compiled the first time."""
+
+
+def devices(at: Circumstances) -> Iterator[Finding]:
+    usable = [plugin.name for plugin in at.host.plugins() if plugin.kind == "device" and plugin.available]
+    chosen = at.device_choice
+    # One that is chosen and cannot run here is reported where plugins and settings are.
+    choices = [PluginChoice(name) for name in usable] if chosen is None else [chosen] * (chosen.name in usable)
+    for choice in choices:
+        yield _tested(choice)
+
+
+def _tested(choice: PluginChoice) -> Finding:
+    options = msgspec.json.encode(choice.options).decode()
+    reply = ask("blendhub.tools.doctor.device_child", choice.name, options, timeout_s=DEVICE_S)
+    wrong = reply.trouble or next((str(report["wrong"]) for report in reply.reports), "it reported nothing")
+    if not wrong:
+        return ok(f"device {choice.name} saved, loaded and moved KV correctly")
+    command = install_command("device", choice.name)
+    return fail(
+        f"device {choice.name} does not work: {wrong}",
+        f"{command} --force-reinstall" if command else f"blendhub conformance device {choice.name}",
+    )
