@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.cli import main
-from blendhub.cli.advise import distinct_ratios, sentence
+from blendhub.cli.advise import sentence
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed, wilson
 from blendhub.tools.advice.choice import Advice, Audited, Measured, advise, settings_for
-from blendhub.tools.advice.prompts import Prompts
-from blendhub.tools.advice.questions import Question
+from blendhub.tools.advice.measure import distinct_ratios
+from blendhub.tools.advice.questions import Prompts, Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
 HOST = PluginHost.discover()

@@ -108,7 +108,7 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
     assert importers <= {
         "blendhub.cli.advise",
         "blendhub.cli.check",
-        "blendhub.cli.flag_file",
+        "blendhub.cli.json_input",
         "blendhub.tools.doctor.software",
     }
 

@@ -1,26 +1,17 @@
 """``blendhub advise``: which selector and which ratio hold an agreement on a person's own prompts."""
 
 import argparse
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
-from blendhub.contracts import Selection, Selector
-from blendhub.core.errors import BlendHubError, OptionError
-from blendhub.core.spans import Span
+from blendhub.cli.json_input import read_object
+from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
 from blendhub.tools.advice.choice import Advice, Audited, Measured, advise, settings_for
-from blendhub.tools.advice.measure import Job, Part
+from blendhub.tools.advice.measure import Job, distinct_ratios, measured_with, run_engine
 from blendhub.tools.advice.questions import SHAPES, read_questions
 from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
 from blendhub.vllm.transfer_config import FLAG
@@ -60,11 +51,11 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(f"--agreement {target} should be above 0 and below 1, such as 0.95")
     if arguments.most < 1:
         raise OptionError(f"--most {arguments.most} should be at least 1")
-    engine, settings = _mapping("--engine", arguments.engine), _mapping("--settings", arguments.settings)
+    engine, settings = read_object("--engine", arguments.engine), read_object("--settings", arguments.settings)
     if mistakes := mistakes_in_settings({KEY: settings}, host, None):
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
     names = arguments.selectors.split(",") if arguments.selectors else host.names("selector")
-    served = {name: _measured_with(settings, name) for name in names}
+    served = {name: measured_with(settings, name) for name in names}
     distinct = {name: distinct_ratios(host, served[name], ratios) for name in names}
     questions = read_questions(arguments.data, arguments.most)
     print(f"{len(questions)} prompts, each audited with " + _listed(distinct))
@@ -89,7 +80,7 @@ def _measured(jobs: Sequence[Job]) -> list[Measured]:
             progress.update(task, description=f"{job.selector}: starting vLLM")
             audits: list[Audited] = []
             asked = 0
-            for part in _run_engine(job):
+            for part in run_engine(job):
                 audits += part.audits
                 asked += part.prompts
                 progress.update(task, description=f"{job.selector} at {part.ratio:g}", advance=part.prompts)
@@ -108,59 +99,6 @@ def _progress() -> "Progress":
     return Progress(*columns, transient=True, speed_estimate_period=600)
 
 
-def _run_engine(job: Job) -> Iterator[Part]:
-    """Run an engine, and yield its measurements as they arrive. vLLM's output is shown only if the engine fails."""
-    read, write = os.pipe()
-    with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "blendhub.tools.advice.measure", str(write)],
-            stdin=subprocess.PIPE,
-            stdout=log,
-            stderr=log,
-            pass_fds=[write],
-            # vLLM starts processes that would outlive this one: all of them end together.
-            start_new_session=True,
-        )
-        os.close(write)
-        try:
-            assert child.stdin
-            with child.stdin as given:
-                given.write(msgspec.json.encode(job))
-            yield from (msgspec.json.decode(line, type=Part) for line in lines)
-            code = child.wait()
-        finally:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-        if code:
-            log.seek(0)
-            print(log.read().decode(errors="replace")[-4000:], file=sys.stderr)
-            raise BlendHubError(
-                f"vLLM failed with the selector {job.selector} (exit code {code}), see above; --engine sets arguments"
-            )
-
-
-def _measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
-    """The person's settings with this selector, without limits that would refuse to blend."""
-    policy = {**settings.get("policy", {}), "max_recompute_share": 1.0}
-    given = settings.get("selector", {})
-    chosen = given if given.get("name") == selector else {"name": selector}
-    return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
-
-
-def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[float, ...]) -> tuple[float, ...]:
-    """The ratios at which the selector picks differently: one is enough if it goes by a rule without a ratio."""
-    name, options = settings["selector"]["name"], settings["selector"].get("options", {})
-    selector: Selector = host.create("selector", name, options)
-    if "own_ratio" not in host.spec("selector", name).capabilities or selector.probe_layer:
-        return ratios
-    moved = [Span(0, 512), Span(512, 1024)]
-    picked: dict[tuple[Span, ...], float] = {}
-    for ratio in ratios:
-        picked.setdefault(tuple(selector.select(Selection(moved, ratio))), ratio)
-    return tuple(picked.values())
-
-
 def _listed(distinct: dict[str, tuple[float, ...]]) -> str:
     return ", ".join(f"{name} at {' '.join(f'{ratio:g}' for ratio in ratios)}" for name, ratios in distinct.items())
 
@@ -173,13 +111,6 @@ def _ratios(text: str) -> tuple[float, ...]:
     if not ratios or not all(0 <= ratio <= 1 for ratio in ratios):
         raise OptionError(f"--ratios {text!r} should be numbers from 0 to 1 with commas between, such as 0.1,0.2")
     return ratios
-
-
-def _mapping(option: str, text: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(text, type=dict[str, Any])
-    except msgspec.DecodeError as error:
-        raise OptionError(f"{option} {text!r} is not a JSON object: {error}") from None
 
 
 def _row(one: Measured) -> str:

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from blendhub.cli.flag_file import read_flag
+from blendhub.cli.json_input import read_flag
 from blendhub.core.errors import PluginError
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import blendhub
-from blendhub.cli.json_object import read_object
+from blendhub.cli.json_input import read_object
 from blendhub.core.errors import BlendHubError
 
 SUITE_FILE = str(Path(blendhub.__file__).parent / "testing" / "installed.py")

@@ -9,8 +9,7 @@ from typing import Any
 import msgspec
 
 import blendhub
-from blendhub.cli.flag_file import read_flag
-from blendhub.cli.json_object import read_object
+from blendhub.cli.json_input import read_flag, read_object
 from blendhub.core.errors import OptionError
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost

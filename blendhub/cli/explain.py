@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from blendhub.cli.json_object import read_object
+from blendhub.cli.json_input import read_object
 from blendhub.cli.response_body import report_in_body
 from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
 from blendhub.client.hub_client import HubClient

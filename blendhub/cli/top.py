@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.cli.json_object import read_object
+from blendhub.cli.json_input import read_object
 from blendhub.client.wire import HubStats
 from blendhub.core.errors import HubError, OptionError, TransportError
 from blendhub.framework.host import PluginHost

@@ -1,20 +1,27 @@
-"""A process with one vLLM engine that audits every prompt at every ratio: ``python -m blendhub.tools.advice.measure``.
+"""Runs vLLM engines that audit every prompt at every ratio, each in a process of its own.
 
-It reads a ``Job`` from standard input, and writes a ``Part`` for every few prompts to the file descriptor that is its
-argument, a line of JSON each. vLLM's own output stays apart from them.
+That process, ``python -m blendhub.tools.advice.measure``, reads a ``Job`` from standard input, and writes a ``Part``
+for every few prompts to the file descriptor that is its argument, a line of JSON each, apart from vLLM's own output.
 """
 
+import contextlib
 import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
 
+from blendhub.contracts import Selection, Selector
+from blendhub.core.errors import BlendHubError
+from blendhub.core.spans import Span
+from blendhub.framework.host import PluginHost
 from blendhub.tools.advice.choice import Audited
-from blendhub.tools.advice.prompts import Prompts
-from blendhub.tools.advice.questions import Question
+from blendhub.tools.advice.questions import Prompts, Question
 
 STORED_WITHIN_S = 30.0
 """How long the last document may take to be found. Documents too short for every matcher never are."""
@@ -90,6 +97,59 @@ class Engine:
         given: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         answers = self._engine.generate(given, sampling, use_tqdm=False)
         return [(answer.kv_transfer_params or {}).get("blendhub", {}) for answer in answers]
+
+
+def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[float, ...]) -> tuple[float, ...]:
+    """The ratios at which the selector picks differently: one is enough if it goes by a rule without a ratio."""
+    name, options = settings["selector"]["name"], settings["selector"].get("options", {})
+    selector: Selector = host.create("selector", name, options)
+    if "own_ratio" not in host.spec("selector", name).capabilities or selector.probe_layer:
+        return ratios
+    moved = [Span(0, 512), Span(512, 1024)]
+    picked: dict[tuple[Span, ...], float] = {}
+    for ratio in ratios:
+        picked.setdefault(tuple(selector.select(Selection(moved, ratio))), ratio)
+    return tuple(picked.values())
+
+
+def measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
+    """The person's settings with this selector, without limits that would refuse to blend."""
+    policy = {**settings.get("policy", {}), "max_recompute_share": 1.0}
+    given = settings.get("selector", {})
+    chosen = given if given.get("name") == selector else {"name": selector}
+    return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
+
+
+def run_engine(job: Job) -> Iterator[Part]:
+    """Run an engine, and yield its measurements as they arrive. vLLM's output is shown only if the engine fails."""
+    read, write = os.pipe()
+    with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "blendhub.tools.advice.measure", str(write)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=[write],
+            # vLLM starts processes that would outlive this one: all of them end together.
+            start_new_session=True,
+        )
+        os.close(write)
+        try:
+            assert child.stdin
+            with child.stdin as given:
+                given.write(msgspec.json.encode(job))
+            yield from (msgspec.json.decode(line, type=Part) for line in lines)
+            code = child.wait()
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+        if code:
+            log.seek(0)
+            print(log.read().decode(errors="replace")[-4000:], file=sys.stderr)
+            raise BlendHubError(
+                f"vLLM failed with the selector {job.selector} (exit code {code}), see above; --engine sets arguments"
+            )
 
 
 def main(out: int) -> None:

@@ -1,4 +1,4 @@
-"""Reads the value of ``vllm serve --kv-transfer-config``: the flag itself, or the configuration of a whole server."""
+"""Reads what commands are given as JSON: objects of options, and the value of ``vllm serve --kv-transfer-config``."""
 
 import json
 import sys
@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from blendhub.core.errors import BlendHubError
+import msgspec
+
+from blendhub.core.errors import BlendHubError, OptionError
 from blendhub.vllm.transfer_config import FLAG
 
 KEYS = (FLAG, FLAG.replace("-", "_"))
@@ -60,3 +62,10 @@ def _flag_in(given: Any) -> Any:
             value = given[key]
             return _from_json(key, value) if isinstance(value, str) else value
     return given
+
+
+def read_object(flag: str, text: str) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise OptionError(f"{flag} {text!r} is not a JSON object: {error}") from None
