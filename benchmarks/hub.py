@@ -27,7 +27,7 @@ from blendhub.contracts import Envelope
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig, HubPlacement, Listen
 from blendhub.hub.embedded import embedded_hub
-from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
@@ -245,7 +245,7 @@ class _Filled:
     def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
-        threads = LaneThreads(HubConfig().match_inline_tokens)
+        threads = MatchThreads(HubConfig().match_inline_tokens)
         self.state = HubState(arena, LRU(), lambda namespace: NamespaceIndex(namespace, host, threads))
         self.index = self.state.index_for(namespace)
         register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)

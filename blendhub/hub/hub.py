@@ -17,9 +17,9 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.http.metrics import MetricsServer
-from blendhub.hub.http.routes import Pages
+from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.shown_text import ShownText
-from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.blended_share import BlendedShare
@@ -27,7 +27,7 @@ from blendhub.hub.memory.default_size import default_arena_bytes
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
-from blendhub.hub.stores.store_tier import Tier
+from blendhub.hub.stores.store_tier import StoreTier
 
 log = logging.getLogger(__name__)
 TICK_S = 0.2
@@ -76,7 +76,7 @@ class Hub:
         wanted = self.config.arena_gib
         arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
-        threads = LaneThreads(sys.maxsize)
+        threads = MatchThreads(sys.maxsize)
         resources.callback(threads.close)
         state = HubState(
             arena,
@@ -97,7 +97,7 @@ class Hub:
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
             text = ShownText(state.indexes, self.service.reports) if self.shows_text else None
-            metrics = MetricsServer(Pages(self.service.stats, self.service.reports, text).get)
+            metrics = MetricsServer(Routes(self.service.stats, self.service.reports, text).get)
             self.metrics_address = await metrics.start(self.config.metrics)
             if text:
                 log.warning(
@@ -107,12 +107,12 @@ class Hub:
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
 
-    async def _open_store(self, state: HubState) -> Tier:
+    async def _open_store(self, state: HubState) -> StoreTier:
         """The configured store, with all that it holds already matchable, if no other hub uses it."""
         choice = self.config.store
         assert choice
         store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
-        tier = Tier(store, state.cache, state.indexes)
+        tier = StoreTier(store, state.cache, state.indexes)
         self._resources.push_async_callback(tier.close)
         state.save = tier.save
         if isinstance(store, SharedStore):
@@ -125,7 +125,7 @@ class Hub:
             self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.new_run_id)
         return tier
 
-    def _follow(self, state: HubState, tier: Tier) -> Follower:
+    def _follow(self, state: HubState, tier: StoreTier) -> Follower:
         """Begin to follow the shared store: the hub serves meanwhile, and finds more and more."""
         follower = Follower(state, tier)
         follower.start()

@@ -23,7 +23,7 @@ from blendhub.hub.reports import ReportTable
 from blendhub.hub.shares import Shares
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
-from blendhub.hub.stores.store_tier import Tier
+from blendhub.hub.stores.store_tier import StoreTier
 
 log = logging.getLogger(__name__)
 READY = (wire.Message, Envelope)
@@ -38,7 +38,7 @@ class HubService(Service):
         self,
         config: HubConfig,
         state: HubState,
-        tier: Tier | None,
+        tier: StoreTier | None,
         clock: Callable[[], float],
         follower: Follower | None = None,
     ) -> None:
@@ -126,7 +126,7 @@ class HubService(Service):
             session = self.state.sessions.get(message.session, message.epoch, now, peer)
             index = self.state.find_index(session, message.variant)
             loads = isinstance(message, wire.Lookup) and message.wait_s > 0
-            if index is None or (index.lane.is_idle and not loads):
+            if index is None or (index.queue.is_idle and not loads):
                 return
         waiting = self._waiting
         raise Busy(

@@ -13,9 +13,9 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
 from blendhub.hub.index.room import IndexRoom
 from blendhub.hub.index.table import IndexTable
-from blendhub.hub.leases.read_leases import ReadLease, Reads
+from blendhub.hub.leases.read_leases import ReadLease, ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
-from blendhub.hub.leases.write_leases import WriteLease, Writes
+from blendhub.hub.leases.write_leases import WriteLease, WriteLeases
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache, slot_bytes
 from blendhub.hub.memory.eviction import EvictionPolicy
@@ -33,8 +33,8 @@ class HubState:
         self.sessions = SessionTable(secrets.randbits(62))
         self.indexes = IndexTable()
         self.cache = Cache(arena, policy)
-        self.reads = Reads(self.cache)
-        self.writes = Writes(self.cache, self._published)
+        self.reads = ReadLeases(self.cache)
+        self.writes = WriteLeases(self.cache, self._published)
         self.save: SaveChunks | None = None
         """Writes new chunks of a run to the store, if there is one; is given the run's tokens from position 0."""
         self.index_room = IndexRoom(self.indexes, self.writes, self.drop)

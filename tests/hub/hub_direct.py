@@ -19,14 +19,14 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.config import HubConfig
-from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.blended_share import BlendedShare
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
-from blendhub.hub.stores.store_tier import Tier
+from blendhub.hub.stores.store_tier import StoreTier
 from blendhub.system.processes import ProcessId
 
 HOST = PluginHost.discover()
@@ -159,7 +159,7 @@ class DirectHub:
 
     def start(self) -> None:
         self.arena = Arena(self.n_slots * namespace().slot_bytes)
-        self.threads = LaneThreads(self.config.match_inline_tokens)
+        self.threads = MatchThreads(self.config.match_inline_tokens)
         self.state = HubState(
             self.arena, BlendedShare(self.config.policy), lambda known: NamespaceIndex(known, HOST, self.threads)
         )
@@ -167,7 +167,7 @@ class DirectHub:
         self.follower = None
         if self.store:
             store = self.store() if callable(self.store) else self._disk(self.store)
-            self.tier = Tier(store, self.state.cache, self.state.indexes)
+            self.tier = StoreTier(store, self.state.cache, self.state.indexes)
             self.state.save = self.tier.save
             if isinstance(store, SharedStore):
                 size = self.arena.name.size

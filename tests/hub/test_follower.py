@@ -179,7 +179,7 @@ def test_only_what_is_asked_for_again_goes_out(make_hub, shared_server, tmp_path
     fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
     store(one, member)
     store(one, member, tokens(2, 3 * CHUNK))
-    assert not fleet.files() and one.tier.saves.saved == 0
+    assert not fleet.files() and one.tier.writer.saved == 0
     read(member, TEXT[: 2 * CHUNK])
     one.settle()
     fleet.until(lambda: known(other) == 2, "what was read is published")

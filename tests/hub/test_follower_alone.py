@@ -91,7 +91,7 @@ def test_what_is_sent_later_has_a_bound_and_is_in_no_other_s_way(make_hub, serve
     texts = [tokens(seed, CHUNK) for seed in range(12)]
     for text in texts:
         assert store(one, member, text).lease is not None, "what waits for Redis is evicted like anything else"
-    assert one.tier.saves.later == 5
+    assert one.tier.writer.later == 5
     left = [text for text in texts[-5:] if member.lookup(text, acquire=False).matches]
     assert 0 < len(left) <= 5 and count(one, "store_skipped") > 0
     one.state.check_integrity()
@@ -100,7 +100,7 @@ def test_what_is_sent_later_has_a_bound_and_is_in_no_other_s_way(make_hub, serve
     reader = other.join()
     assert [read(reader, text) for text in left] == [CHUNK] * len(left)
     one.settle()
-    assert one.tier.saves.later == 0
+    assert one.tier.writer.later == 0
     assert all(run.tokens is None for index in one.state.indexes for run in index.runs.values())
 
 

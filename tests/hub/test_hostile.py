@@ -1,6 +1,6 @@
 """A registered hostile client beside a good one: every message is answered, with a type, and the good one notices none.
 
-What single messages of the worst kinds cost stands in test_bounds.py, test_lanes.py and test_mixed_slots.py.
+What single messages of the worst kinds cost stands in test_bounds.py, test_match_queues.py and test_mixed_slots.py.
 """
 
 import contextlib

@@ -45,7 +45,7 @@ def test_a_long_run_costs_its_tokens_once(make_hub, tmp_path, monkeypatch):
     (index,) = hub.state.indexes
     (run,) = index.runs.values()
     assert run.tokens is None, "they are kept for the store alone"
-    assert hub.tier.saves.saved == LONG
+    assert hub.tier.writer.saved == LONG
 
 
 @pytest.mark.parametrize("error", [MemoryError("no memory"), KeyError("a fault of the store")])
@@ -75,7 +75,7 @@ def test_only_so_many_chunks_wait_for_the_store(make_hub, tmp_path, monkeypatch)
     (index,) = hub.state.indexes
     assert [chunk.saved for chunk in index.chunks()] == [Saved.WAITING] * 3 + [Saved.NO] * 5
     hub.settle()
-    assert hub.service.stats().counters["store_skipped"] == 5 and hub.tier.saves.saved == 3
+    assert hub.service.stats().counters["store_skipped"] == 5 and hub.tier.writer.saved == 3
     hub.state.check_integrity()
 
 
@@ -95,12 +95,12 @@ def test_chunks_that_were_evicted_while_the_store_was_away_keep_no_tokens(make_h
     for seed in range(4):
         member.store(tokens(seed, 8 * CHUNK))
         hub.settle()
-    kept = {chunk.run for chunk in hub.tier.saves._later}
-    assert hub.tier.saves.later == 8 and len(kept) == 1, "all other chunks were evicted"
+    kept = {chunk.run for chunk in hub.tier.writer._later}
+    assert hub.tier.writer.later == 8 and len(kept) == 1, "all other chunks were evicted"
     is_away = False
-    while hub.tier.saves.saved < 8:
+    while hub.tier.writer.saved < 8:
         hub.run(asyncio.sleep(0.01))
-    assert hub.tier.saves.later == 0 and [run.tokens for run in kept] == [None]
+    assert hub.tier.writer.later == 0 and [run.tokens for run in kept] == [None]
     hub.state.check_integrity()
 
 
@@ -119,9 +119,9 @@ def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, tmp
     member = hub.join()
     for seed in range(2):
         member.store(tokens(seed, 8 * CHUNK))
-    while hub.tier.saves.saved < 8:
+    while hub.tier.writer.saved < 8:
         hub.run(asyncio.sleep(0.01))
-    assert len(refused) > 1 and hub.tier.saves.later + hub.tier.saves.waiting == 8
+    assert len(refused) > 1 and hub.tier.writer.later + hub.tier.writer.waiting == 8
 
 
 def test_a_clear_of_many_chunks_lets_other_requests_in_between(make_hub, monkeypatch):

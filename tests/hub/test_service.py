@@ -68,6 +68,6 @@ def test_where_no_more_may_wait_a_request_that_does_not_wait_is_answered(make_hu
         member.lookup(text, wait_s=1.0)
     with pytest.raises(Busy):
         member.lookup(tokens(2, 97))
-    monkeypatch.setattr(index.lane, "_in_thread", True)
+    monkeypatch.setattr(index.queue, "_in_thread", True)
     with pytest.raises(Busy):
         member.lookup(text)

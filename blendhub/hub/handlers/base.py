@@ -15,7 +15,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.state import HubState
-from blendhub.hub.stores.store_tier import Tier
+from blendhub.hub.stores.store_tier import StoreTier
 
 T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Envelope
@@ -30,7 +30,7 @@ class Handlers(ABC):
     """A group of handlers, one for each type of message. They run on the event loop; slow work runs in threads."""
 
     def __init__(
-        self, config: HubConfig, state: HubState, tier: Tier | None, counters: Counters, clock: Callable[[], float]
+        self, config: HubConfig, state: HubState, tier: StoreTier | None, counters: Counters, clock: Callable[[], float]
     ) -> None:
         self.config = config
         self.state = state

@@ -34,7 +34,7 @@ class ExplainHandlers:
         index = self._state.indexes.find(engine.base, message.variant)
         if index is None or not len(tokens):
             return wire.Previewed(engine.name, engine.namespace.model)
-        matches = index.lane.ask(partial(index.match, tokens), len(tokens))
+        matches = index.queue.ask(partial(index.match, tokens), len(tokens))
         if isinstance(matches, asyncio.Future):
             return _later(engine, index, matches)
         return _previewed(engine, index, matches)

@@ -37,7 +37,7 @@ class ReadHandlers(Handlers):
         if index is None:
             return NOTHING
         settled = message.settled if isinstance(message, wire.Lookup) else None
-        matches = index.lane.ask(partial(index.match, tokens, settled), len(tokens))
+        matches = index.queue.ask(partial(index.match, tokens, settled), len(tokens))
         if isinstance(matches, asyncio.Future):
             return self._look_later(session, index, message, matches)
         return self._answer(session, index, message, matches)
@@ -114,7 +114,7 @@ class ReadHandlers(Handlers):
     def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
         lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
         if lease and self.tier:
-            self.tier.saves.reused(lease.chunks)
+            self.tier.writer.reused(lease.chunks)
         return lease
 
     def _on_the_way(self, chunk_matches: list[ChunkMatch], lease: ReadLease | None = None) -> wire.Found:

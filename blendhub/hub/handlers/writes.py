@@ -40,7 +40,7 @@ class WriteHandlers(Handlers):
             index = await run_in_thread(self.state.make_index, namespace.with_variant(message.variant))
         else:
             named = index.runs.get(message.run) if message.run is not None else None
-            examined = index.lane.ask(
+            examined = index.queue.ask(
                 partial(index.examine, tokens, message.span, named, blended=message.blended), len(tokens)
             )
             start, continues = await examined if isinstance(examined, asyncio.Future) else examined

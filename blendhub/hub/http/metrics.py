@@ -46,14 +46,14 @@ class Page(NamedTuple):
     body: bytes
 
 
-Pages: TypeAlias = Callable[[str, str], Awaitable[Page]]
+Route: TypeAlias = Callable[[str, str], Awaitable[Page]]
 """Answers a GET of a path with its query, from a client that names the server as it does in ``Host``."""
 
 
 class MetricsServer:
     """An HTTP server that answers GET, one request a connection, and changes nothing."""
 
-    def __init__(self, pages: Pages) -> None:
+    def __init__(self, pages: Route) -> None:
         self._pages = pages
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}

@@ -32,12 +32,12 @@ PAGE_LASTS_S = 0.25
 """How long the numbers and reports of the page are answered as they are: it may take MBs, and anybody may ask."""
 
 
-class _Made(NamedTuple):
+class _Cached(NamedTuple):
     until: float
     body: bytes
 
 
-class Pages:
+class Routes:
     """Makes the pages of the metrics port, on the hub's event loop."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Pages:
     ) -> None:
         """``text``: what a request reused is shown; None: counts and positions only."""
         self._clock = clock
-        self._made: dict[str, _Made] = {}
+        self._made: dict[str, _Cached] = {}
         """The pages that were made, by engine."""
         self._stats = stats
         self._reports = reports
@@ -82,7 +82,7 @@ class Pages:
         self._made = {name: made for name, made in self._made.items() if now < made.until}
         if engine not in self._made:
             page = {"stats": self._stats(), "engines": engines, "engine": engine, "shows_text": self._text is not None}
-            self._made[engine] = _Made(now + PAGE_LASTS_S, _encoded(page, self._reports.encoded(engine)))
+            self._made[engine] = _Cached(now + PAGE_LASTS_S, _encoded(page, self._reports.encoded(engine)))
         return Page("200 OK", JSON, self._made[engine].body)
 
     async def _text_json(self, engine: str, request: str) -> Page:

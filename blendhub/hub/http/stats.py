@@ -4,12 +4,14 @@ from blendhub.client.wire import HubStats
 from blendhub.hub.counters import Counters
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
-from blendhub.hub.stores.store_tier import Tier
+from blendhub.hub.stores.store_tier import StoreTier
 
 STORED = ("variants", "runs", "chunks", "tokens")
 
 
-def collect_stats(state: HubState, tier: Tier | None, counters: Counters, follower: Follower | None = None) -> HubStats:
+def collect_stats(
+    state: HubState, tier: StoreTier | None, counters: Counters, follower: Follower | None = None
+) -> HubStats:
     sums = state.indexes.sums()
     return HubStats(
         epoch=state.sessions.epoch,
@@ -29,22 +31,22 @@ def collect_stats(state: HubState, tier: Tier | None, counters: Counters, follow
     )
 
 
-def _totals(state: HubState, tier: Tier | None, counters: Counters) -> dict[str, float]:
+def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict[str, float]:
     return {
         **counters.totals,
         **{f"requests_{kind}": count for kind, count in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
         "index_evictions": state.index_room.evictions,
-        "store_saves": tier.saves.saved if tier else 0,
-        "store_loads": tier.loads.loaded if tier else 0,
-        "store_skipped": tier.saves.skipped if tier else 0,
+        "store_saves": tier.writer.saved if tier else 0,
+        "store_loads": tier.reader.loaded if tier else 0,
+        "store_skipped": tier.writer.skipped if tier else 0,
         "store_failures": tier.failures if tier else 0,
         "store_corrupted": tier.store.corrupted if tier else 0,
     }
 
 
-def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
+def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
     arena, quarantined = state.cache.arena, state.writes.quarantined.values()
     return {
         "arena_bytes": arena.name.size,
@@ -57,7 +59,7 @@ def _gauges(state: HubState, tier: Tier | None) -> dict[str, float]:
         "write_leases": len(state.writes.leases),
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.waiting if tier else 0,
-        "store_later_chunks": tier.saves.later if tier else 0,
+        "store_later_chunks": tier.writer.later if tier else 0,
     }
 
 

@@ -1,7 +1,7 @@
-"""Lanes: the work on each namespace's matchers, in order, and never with the event loop waiting for it.
+"""Match queues: the work on each namespace's matchers, in order, and never with the event loop waiting for it.
 
-A matcher locks its table while it matches, and other callers wait for the lock. Therefore each namespace has a lane,
-which does one piece of work at a time: short work on the loop itself, if the lane is idle, and long work in a thread.
+A matcher locks its table while it matches, and other callers wait for the lock. Therefore each namespace has a queue,
+which does one piece of work at a time: short work on the loop itself, if the queue is idle, and long work in a thread.
 Work that arrives for the same namespace meanwhile queues behind it there.
 """
 
@@ -38,11 +38,11 @@ class _Job:
         self.work = None
 
 
-class Lane:
+class MatchQueue:
     """The work on one namespace. All methods are for the loop's thread."""
 
-    def __init__(self, threads: "LaneThreads", owner: str) -> None:
-        """``owner`` shares the threads with other owners in turns, whatever the number of its lanes."""
+    def __init__(self, threads: "MatchThreads", owner: str) -> None:
+        """``owner`` shares the threads with other owners in turns, whatever the number of its queues."""
         self.owner = owner
         self._threads = threads
         self._jobs: deque[_Job] = deque()
@@ -91,15 +91,15 @@ class Lane:
         return True
 
 
-class LaneThreads:
-    """The threads of all lanes. Each owner has one of them at a time, and owners take turns."""
+class MatchThreads:
+    """The threads of all queues. Each owner has one of them at a time, and owners take turns."""
 
     def __init__(self, inline_tokens: int, n_threads: int = MATCH_THREADS) -> None:
         self.inline_tokens = inline_tokens
         self.changed = threading.Condition()
-        """A condition, held for moments only, that guards the lanes' queues."""
-        self._ready: dict[str, deque[Lane]] = {}
-        """The lanes that have work, by owner, in the order of the owners' turns."""
+        """A condition, held for moments only, that guards the queues."""
+        self._ready: dict[str, deque[MatchQueue]] = {}
+        """The queues that have work, by owner, in the order of the owners' turns."""
         self._served: set[str] = set()
         """The owners for which a thread works now."""
         self._closed = False
@@ -107,9 +107,9 @@ class LaneThreads:
         for _ in range(n_threads):
             threading.Thread(target=self._work, name="blendhub-match", daemon=True).start()
 
-    def schedule(self, lane: Lane) -> None:
-        """Queue the lane, which has work. The caller holds ``changed``."""
-        self._ready.setdefault(lane.owner, deque()).append(lane)
+    def schedule(self, queue: MatchQueue) -> None:
+        """Queue the queue, which has work. The caller holds ``changed``."""
+        self._ready.setdefault(queue.owner, deque()).append(queue)
         self.changed.notify()
 
     def close(self) -> None:
@@ -127,16 +127,16 @@ class LaneThreads:
                 owner = self._next_owner()
                 if self._closed or owner is None:
                     return
-                lanes = self._ready.pop(owner)
-                lane = lanes.popleft()
-                if lanes:
-                    self._ready[owner] = lanes
+                queues = self._ready.pop(owner)
+                queue = queues.popleft()
+                if queues:
+                    self._ready[owner] = queues
                 self._served.add(owner)
-            more = lane.work_in_thread()
+            more = queue.work_in_thread()
             with self.changed:
                 self._served.discard(owner)
                 if more:
-                    self._ready.setdefault(owner, deque()).append(lane)
+                    self._ready.setdefault(owner, deque()).append(queue)
                 self.changed.notify()
 
     def _next_owner(self) -> str | None:

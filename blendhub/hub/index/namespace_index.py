@@ -18,7 +18,7 @@ from blendhub.core.layout import Namespace
 from blendhub.core.spans import Match, Span, combine, gaps, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
-from blendhub.hub.index.match_queues import Lane, LaneThreads
+from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
 from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
 
@@ -108,13 +108,13 @@ class Run:
         self._hashed = 0
 
     def continues(self, tokens: Tokens, at: int) -> bool:
-        """Whether the run ends at this position and was computed from these tokens before it. Part of a lane's work."""
+        """Whether the run ends at this position and was computed from these tokens. Part of a queue's work."""
         if self._hashed != at:
             return False
         return hashlib.blake2b(tokens[:at].data, digest_size=16).digest() == self._hash.digest()
 
     def note_tokens(self, tokens: Tokens, end: int) -> None:
-        """Note that the run now consists of these tokens up to a position. Part of a lane's work."""
+        """Note that the run now consists of these tokens up to a position. Part of a queue's work."""
         self._hash.update(tokens[self._hashed : end].data)
         self._hashed = end
 
@@ -159,7 +159,7 @@ class NamespaceIndex:
         self,
         namespace: Namespace,
         host: PluginHost,
-        threads: LaneThreads,
+        threads: MatchThreads,
         *,
         keeps_tokens: bool = False,
         keeps_settled: bool = True,
@@ -177,8 +177,8 @@ class NamespaceIndex:
         """The memory that the chunks' sensitivity takes."""
         self.changed: Callable[[NamespaceIndex], None] = _ignore
         """Called when something was stored or dropped."""
-        self.lane = Lane(threads, self.base)
-        """The lane, which does all work on the matchers."""
+        self.queue = MatchQueue(threads, self.base)
+        """The queue, which does all work on the matchers."""
         self._keeps_tokens = keeps_tokens
         self._nbytes = 0
         self._matchers: list[Matcher] = [
@@ -197,7 +197,7 @@ class NamespaceIndex:
     @property
     def nbytes(self) -> int:
         """The memory that the matchers use; while a thread works on them, or if one fails, what they used before."""
-        if self.lane.is_idle:
+        if self.queue.is_idle:
             # The fault of one namespace's matcher, which the guard has logged, is none of what counts all namespaces.
             with contextlib.suppress(BlendHubError):
                 self._nbytes = sum(matcher.nbytes for matcher in self._matchers) + self._settled.nbytes
@@ -219,7 +219,7 @@ class NamespaceIndex:
         return None
 
     def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
-        """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a lane's work.
+        """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
 
         ``settled``: the least share that was recomputed in settled KV; None: none is found.
         """
@@ -253,7 +253,7 @@ class NamespaceIndex:
         return chunk_matches
 
     def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
-        """What of the span is new. Part of a lane's work.
+        """What of the span is new. Part of a queue's work.
 
         The position up to which it is stored exactly already, from its start, and whether its tokens from there on
         continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.
@@ -271,13 +271,13 @@ class NamespaceIndex:
         return self._settled.can_match
 
     def publish(self, run: Run, tokens: Tokens, chunks: list[Chunk]) -> None:
-        """Append chunks, ascending, to a run, and make them matchable: at once, or when the lane is done with that."""
+        """Append chunks, ascending, to a run, and make them matchable: at once, or when the queue is done with that."""
         span = Span(chunks[0].span.start, chunks[-1].span.end)
         if run.end != span.start:
             raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
         # Matchers take runs without gaps, but a store may have lost some chunks.
         missing = list(gaps(span, (chunk.span for chunk in chunks)))
-        self.lane.update(partial(self._store, run, tokens, span, missing), span.end)
+        self.queue.update(partial(self._store, run, tokens, span, missing), span.end)
         run.end = span.end
         self.runs[run.id] = run
         if run not in (named := self._by_key.setdefault(run.key, [])):
@@ -294,7 +294,7 @@ class NamespaceIndex:
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
         run = chunk.run
-        self.lane.update(partial(self._discard, run, chunk.span), 0)
+        self.queue.update(partial(self._discard, run, chunk.span), 0)
         run.remove(chunk)
         self.sensitivity_bytes -= len(chunk.sensitivity or b"")
         chunk.sensitivity = None
@@ -339,7 +339,7 @@ class NamespaceIndex:
         learned = [chunk for chunk in chunks if chunk.sensitivity is not None]
         assert all(len(chunk.sensitivity or b"") == len(chunk.span) for chunk in learned)
         assert self.sensitivity_bytes == sum(len(chunk.span) for chunk in learned)
-        if self.lane.is_idle:
+        if self.queue.is_idle:
             movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
             known = [len(matcher) for matcher in self._matchers]
             assert known == [movable] * len(known), "a matcher knows other tokens than the index"

@@ -11,7 +11,7 @@ from itertools import islice
 from blendhub.core.errors import ArenaFull
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex
 from blendhub.hub.index.table import IndexTable
-from blendhub.hub.leases.write_leases import Writes
+from blendhub.hub.leases.write_leases import WriteLeases
 from blendhub.hub.limits import FREE_INDEX_BYTES, MOST_CHUNKS, MOST_TRIES
 
 log = logging.getLogger(__name__)
@@ -20,7 +20,9 @@ log = logging.getLogger(__name__)
 class IndexRoom:
     """Makes room for the index of what is stored next."""
 
-    def __init__(self, indexes: IndexTable, writes: Writes, drop: Callable[[Iterable[Chunk]], list[Chunk]]) -> None:
+    def __init__(
+        self, indexes: IndexTable, writes: WriteLeases, drop: Callable[[Iterable[Chunk]], list[Chunk]]
+    ) -> None:
         """``drop`` drops chunks that are not pinned, and returns those of them that the store has."""
         self.evictions = 0
         """The number of chunks that were dropped."""
@@ -53,7 +55,7 @@ class IndexRoom:
     def _drop_oldest_run(self, index: NamespaceIndex) -> int:
         """Drop a run and return the number of its chunks; 0 if all are in use, or a thread works on the index."""
         run = next(iter(index.runs.values()), None)
-        if run is None or not index.lane.is_idle:
+        if run is None or not index.queue.is_idle:
             return 0
         before = index.n_chunks
         in_store = self._drop(list(islice(run.chunks.values(), MOST_CHUNKS)))

@@ -26,7 +26,7 @@ class _Held:
 
 
 class SettledMatches:
-    """The settled KV of one namespace. ``match``, ``add`` and ``discard`` are parts of a lane's work."""
+    """The settled KV of one namespace. ``match``, ``add`` and ``discard`` are parts of a queue's work."""
 
     def __init__(self, new_matcher: Callable[[], Matcher] | None) -> None:
         """``new_matcher`` makes a matcher that finds prefixes; None if the namespace has none."""

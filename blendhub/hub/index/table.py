@@ -69,7 +69,7 @@ class IndexTable:
                 excess=max(0, matchers + sensitivity - kv),
             )
             self._count(index, new)
-            if index.lane.is_idle:
+            if index.queue.is_idle:
                 del self._changed[index]
         return self._sums
 

@@ -25,7 +25,7 @@ class ReadLease(Lease):
         return tuple(map(_piece, self._chunk_matches))
 
 
-class Reads:
+class ReadLeases:
     """The read leases that hold, and that pin their chunks."""
 
     def __init__(self, cache: Cache) -> None:

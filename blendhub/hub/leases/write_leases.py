@@ -89,7 +89,7 @@ class Quarantine:
         self.waiting_for = waiting_for
 
 
-class Writes:
+class WriteLeases:
     """The write leases that hold, and the slots of those that were revoked."""
 
     def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:

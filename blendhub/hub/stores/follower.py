@@ -21,7 +21,7 @@ from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, Saved
 from blendhub.hub.limits import CHUNKS_A_PIECE
 from blendhub.hub.pools import run_in
 from blendhub.hub.state import HubState
-from blendhub.hub.stores.store_tier import Tier, described
+from blendhub.hub.stores.store_tier import StoreTier, described
 from blendhub.hub.stores.store_writer import RunDescription
 from blendhub.system.recurring import RecurringWarnings
 
@@ -46,7 +46,7 @@ class Arrival(NamedTuple):
 class Follower:
     """Keeps the hub's index in step with a shared store. Counters are for the loop's thread."""
 
-    def __init__(self, state: HubState, tier: Tier) -> None:
+    def __init__(self, state: HubState, tier: StoreTier) -> None:
         self.published = self.dropped = self.snapshots = self.failures = self.refused = 0
         """Chunks of others that came and went, snapshots taken, calls that failed, and runs that were not as a hub
         stores them."""
@@ -210,17 +210,17 @@ class Follower:
         if time.perf_counter() - self._slice_began >= SLICE_S:
             await asyncio.sleep(0)
             self._slice_began = time.perf_counter()
-        if index and not index.lane.is_idle:
+        if index and not index.queue.is_idle:
             # A long lookup is under way. What is applied meanwhile would queue before the next lookups.
             with contextlib.suppress(Busy):
-                await _done(index.lane.ask(lambda: None, 0))
+                await _done(index.queue.ask(lambda: None, 0))
 
     # Snapshots: what the store had before, and the snapshot has not, is gone.
 
     async def _begin_snapshot(self) -> None:
         self.snapshots += 1
         self._generation += 1
-        self._tier.saves.generation = self._generation
+        self._tier.writer.generation = self._generation
 
     def _note_listed(self, stored: StoredRun) -> None:
         index = self._state.indexes.get(stored.key.namespace)

@@ -21,7 +21,7 @@ READERS = 2
 Wanted: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
 
 
-class Loads:
+class StoreReader:
     """The loads that are under way. A chunk that is asked for several times meanwhile is loaded once."""
 
     def __init__(self, store: Store, cache: Cache, notes: Notes, failed: Callable[[str, Exception], None]) -> None:

@@ -20,14 +20,14 @@ from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.pools import run_in
 from blendhub.hub.stores.notes import Notes
-from blendhub.hub.stores.store_reader import Loads
-from blendhub.hub.stores.store_writer import RunDescription, Saves
+from blendhub.hub.stores.store_reader import StoreReader
+from blendhub.hub.stores.store_writer import RunDescription, StoreWriter
 from blendhub.system.recurring import RecurringWarnings
 
 log = logging.getLogger(__name__)
 
 
-class Tier:
+class StoreTier:
     """A store behind the arena."""
 
     def __init__(self, store: Store, cache: Cache, indexes: IndexTable) -> None:
@@ -36,15 +36,15 @@ class Tier:
         self._cache = cache
         self._indexes = indexes
         self._warnings = RecurringWarnings(log)
-        self.saves = Saves(store, cache, self._failed, self.forget)
-        self.notes = Notes(store, partial(run_in, self.saves.pool), self._failed)
-        self.saves.on_saved = self.notes.write_soon
-        self.loads = Loads(store, cache, self.notes, self._failed)
+        self.writer = StoreWriter(store, cache, self._failed, self.forget)
+        self.notes = Notes(store, partial(run_in, self.writer.pool), self._failed)
+        self.writer.on_saved = self.notes.write_soon
+        self.reader = StoreReader(store, cache, self.notes, self._failed)
 
     @property
     def waiting(self) -> int:
         """Chunks that are being saved, or wait for it."""
-        return self.saves.waiting
+        return self.writer.waiting
 
     def restore(self, index_of: Callable[[Namespace], NamespaceIndex], new_run_id: Callable[[], int]) -> int:
         """Make everything in the store matchable; blocks. Returns the number of chunks."""
@@ -59,20 +59,20 @@ class Tier:
 
     def save(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
         """Save new chunks of a run in the background. ``tokens`` are the run's tokens from position 0."""
-        self.saves.offer(run, tokens, chunks)
+        self.writer.offer(run, tokens, chunks)
 
     def load(self, chunk: Chunk) -> "asyncio.Future[None]":
         """Load a chunk in the background. Afterwards it is in the arena, or dropped, or the arena was full."""
-        return self.loads.begin(chunk)
+        return self.reader.begin(chunk)
 
     async def wait_for_a_save(self, timeout: float) -> None:
         """Wait until some of the waiting chunks have been saved."""
-        await self.saves.wait_for_progress(timeout)
+        await self.writer.wait_for_progress(timeout)
 
     def discard(self, chunks: Iterable[Chunk]) -> None:
         """Discard chunks in the background."""
         entries = [(chunk.run.key, chunk.span) for chunk in chunks]
-        self.saves.pool.submit(self._quietly, lambda: [self.store.discard(*entry) for entry in entries])
+        self.writer.pool.submit(self._quietly, lambda: [self.store.discard(*entry) for entry in entries])
 
     def forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
         """Note that the store no longer has these chunks."""
@@ -91,9 +91,9 @@ class Tier:
 
     async def close(self) -> None:
         """Finish what is being saved, and close the store."""
-        await asyncio.gather(self.loads.close(), self.saves.close())
+        await asyncio.gather(self.reader.close(), self.writer.close())
         await self.notes.finish()
-        self.saves.pool.shutdown()
+        self.writer.pool.shutdown()
         self.store.close()
 
     def _restore_run(self, stored: StoredRun, about: RunDescription, index: NamespaceIndex, id: int) -> int:

@@ -44,7 +44,7 @@ class RunDescription(msgspec.Struct, frozen=True):
         return Origin(self.exact, self.blended, self.ratio)
 
 
-class Saves:
+class StoreWriter:
     """The chunks that wait to be saved; they stay in the arena until then."""
 
     def __init__(

@@ -16,7 +16,7 @@ from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import PolicyName
-from blendhub.hub.index.match_queues import LaneThreads
+from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, content_of
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.eviction import POLICIES, EvictionPolicy
@@ -169,7 +169,7 @@ class PlayedHub:
         """``only_beginnings``: text counts up to the first token that an arena lacks, as a prefix cache reuses it."""
         self._layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=chunk_tokens)
         namespace = Namespace(model="played", layout=self._layout, matchers=matchers)
-        self._index = NamespaceIndex(namespace, host, LaneThreads(ALL_AT_ONCE, n_threads=0), keeps_settled=False)
+        self._index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0), keeps_settled=False)
         self.arenas = [PlayedArena(number, size, policy) for number, size in enumerate(sorted(slots))]
         self._only_beginnings = only_beginnings
         self.places: dict[int, Place] = {}

@@ -39,7 +39,7 @@ def test_evicted_chunks_come_back_from_the_store(small_hub):
         member.check(found, text)
         member.ask(wire.Release, lease=found.lease)
         small_hub.state.check_integrity()
-    assert small_hub.tier.loads.loaded > 0
+    assert small_hub.tier.reader.loaded > 0
 
 
 def test_without_waiting_the_reply_says_what_is_on_the_way(small_hub):

@@ -12,7 +12,7 @@ from blendhub.contracts import Envelope
 from blendhub.core.errors import Busy, InvalidInput
 from blendhub.core.spans import Span
 from blendhub.hub import service
-from blendhub.hub.index import match_queues as lanes
+from blendhub.hub.index import match_queues
 from blendhub.hub.limits import WAITING_REQUEST_BYTES
 
 INLINE = 2 * CHUNK
@@ -27,7 +27,7 @@ class SlowNamespace:
         index = hub.state.find_index(hub.state.sessions.get(*self.ids().values(), hub.now), wire.Variant())
         self.matched, self.begun, self.may_end = [], threading.Event(), threading.Event()
         self.matcher = index._matchers[1]
-        self.lane = index.lane
+        self.queue = index.queue
         find = self.matcher.find
 
         def slowly(prompt):
@@ -142,7 +142,7 @@ def test_a_lookup_that_waits_no_more_keeps_no_tokens(slow):
         for one in others:
             one.cancel()  # as a transport does at the deadline
         await asyncio.wait(others)
-        queued = [job.work for job in slow.lane._jobs]
+        queued = [job.work for job in slow.queue._jobs]
         slow.may_end.set()
         await first
         return queued
@@ -163,7 +163,7 @@ def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):
         await asyncio.wait((waiting,))
         slow.may_end.set()
         await first
-        while not slow.lane.is_idle:
+        while not slow.queue.is_idle:
             await asyncio.sleep(0.001)
 
     slow.hub.run(meanwhile())
@@ -181,14 +181,16 @@ def test_an_error_of_a_long_match_reaches_its_request(slow, monkeypatch):
 
 def test_an_owner_with_many_namespaces_has_one_thread(make_hub):
     """So that another owner's long lookup finds one free."""
-    threads = lanes.LaneThreads(inline_tokens=0)
+    threads = match_queues.MatchThreads(inline_tokens=0)
     gate = threading.Barrier(2)
     order = []
 
     async def work():
-        hostile = [lanes.Lane(threads, "hostile").ask(lambda: order.append("hostile") or gate.wait(30), 1)]
-        hostile += [lanes.Lane(threads, "hostile").ask(lambda: order.append("hostile"), 1) for _ in range(50)]
-        await lanes.Lane(threads, "good").ask(lambda: order.append("good"), 1)
+        hostile = [match_queues.MatchQueue(threads, "hostile").ask(lambda: order.append("hostile") or gate.wait(30), 1)]
+        hostile += [
+            match_queues.MatchQueue(threads, "hostile").ask(lambda: order.append("hostile"), 1) for _ in range(50)
+        ]
+        await match_queues.MatchQueue(threads, "good").ask(lambda: order.append("good"), 1)
         assert order.count("hostile") == 1
         gate.wait(30)
         await asyncio.gather(*hostile)
