@@ -10,9 +10,11 @@ QUIETLY = [f"-pno:{plugin}" for plugin in ("terminal", "cacheprovider", "xdist",
 
 
 def passes(module: str, fault: str, test: str, folder: Path) -> bool:
-    """Whether the test passes. ``suite_of(fault)`` of that module makes the suite's class."""
+    """Whether the test, or without a name the whole suite, passes. ``suite_of(fault)`` of the module is its class."""
     file = folder / f"test_{uuid.uuid4().hex}.py"
-    file.write_text(f"from {module} import suite_of\nTestOfAFault = suite_of({fault!r})\n")
-    code = pytest.main([f"{file}::TestOfAFault::{test}", "-c", os.devnull, "--rootdir", str(folder), *QUIETLY])
+    file.write_text(f"from {module} import suite_of\n\n\nclass TestOfAFault(suite_of({fault!r})): ...\n")
+    code = pytest.main(
+        [f"{file}::TestOfAFault{test and '::'}{test}", "-c", os.devnull, "--rootdir", str(folder), *QUIETLY]
+    )
     assert code in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED), f"pytest ended with {code!r}"
     return code == pytest.ExitCode.OK

@@ -1,7 +1,7 @@
 """A suite that nothing fails is worth nothing: matchers with one fault each, and the test that must see it."""
 
-import inspect
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,9 +12,8 @@ from blendhub.contracts import Matcher
 from blendhub.core.errors import InvalidInput
 from blendhub.core.tokens import as_tokens
 from blendhub.testing import MatcherSuite, ReferenceMatcher
-from blendhub.testing.checks import MatcherWithOracle
-from blendhub.testing.matchers.base import Writer
 from blendhub.testing.reference import ReferenceRun
+from tests.suite_runs import passes
 
 pytestmark = pytest.mark.slow
 
@@ -176,65 +175,24 @@ FAULTS = [
 ]
 
 
-class SUITE_OF_ReferenceMatcher(MatcherSuite):
-    entries = 40
+def suite_of(fault: str) -> type[MatcherSuite]:
+    name, reach = fault.split()
 
-    def create(self) -> Matcher:
-        return ReferenceMatcher("anywhere", 16)
-
-
-@pytest.mark.parametrize("reach, test", sorted({(reach, test) for _, reach, test in FAULTS}))
-def test_without_a_fault_there_is_nothing_to_catch(reach: Any, test: str) -> None:
-    class Suite(SUITE_OF_ReferenceMatcher):
-        def create(self) -> Matcher:
-            return ReferenceMatcher(reach, 16)
-
-    Suite.__qualname__ = "SUITE_OF_ReferenceMatcher"
-    assert _passes(Suite(), test)
-
-
-@pytest.mark.usefixtures("without_shrinking")
-@pytest.mark.parametrize("faulty, reach, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
-def test_suite_catches(faulty: type[ReferenceMatcher], reach: Any, test: str) -> None:
     class Suite(MatcherSuite):
         entries = 40
 
         def create(self) -> Matcher:
-            return faulty(reach, 16)
+            return globals()[name](reach, 16)
 
-    # The hash-seed test runs this story in other processes, which find suites in files and not in functions.
-    Suite.__qualname__ = f"SUITE_OF_{faulty.__name__}"
-    assert not _passes(Suite(), test), f"{test} lets {faulty.__name__} pass"
+    return Suite
 
 
-class SUITE_OF_DependsOnTheHashSeed(MatcherSuite):
-    def create(self) -> Matcher:
-        return DependsOnTheHashSeed("anywhere", 16)
+@pytest.mark.parametrize("reach", ["anywhere", "prefix", "segments"])
+def test_without_a_fault_there_is_nothing_to_catch(reach: str, tmp_path: Path) -> None:
+    assert passes(__name__, f"ReferenceMatcher {reach}", "", tmp_path)
 
 
-def _passes(suite: MatcherSuite, name: str) -> bool:
-    """Run one test of a suite, for every value of its parameters, as pytest would."""
-    test = getattr(suite, name)
-    marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
-    names = [part.strip() for part in marks[0].args[0].split(",")] if marks else []
-    values = list(marks[0].args[1]) if marks else [()]
-    for value in values:
-        given = dict(zip(names, value if len(names) > 1 else (value,), strict=True)) if names else {}
-        matcher = suite.create()
-        offered = {
-            "matcher": matcher,
-            "checked": MatcherWithOracle(matcher, suite.separator),
-            "writer": Writer(matcher, suite.separator),
-            **given,
-        }
-        wanted = inspect.signature(test).parameters
-        if "known" in wanted:
-            text = offered["writer"].text()
-            for run in (0, 1):
-                matcher.add(run, text, Span(0, len(text) - 10))
-            offered["known"] = text
-        try:
-            test(**{key: offered[key] for key in wanted})
-        except (AssertionError, InvalidInput, pytest.fail.Exception):
-            return False
-    return True
+@pytest.mark.usefixtures("without_shrinking")
+@pytest.mark.parametrize("faulty, reach, test", FAULTS, ids=lambda value: getattr(value, "__name__", value))
+def test_suite_catches(faulty: type[ReferenceMatcher], reach: str, test: str, tmp_path: Path) -> None:
+    assert not passes(__name__, f"{faulty.__name__} {reach}", test, tmp_path), f"{test} lets {faulty.__name__} pass"

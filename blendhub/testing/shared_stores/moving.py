@@ -37,11 +37,11 @@ CALLS: dict[str, Callable[[Member], Any]] = {
 
 @holds("What one saved, each of them loads.")
 class MovingTests(FleetTests):
-    @pytest.mark.parametrize("ranks", [1, 3])
-    def test_one_loads_what_another_saved(self, join: Join, ranks: int) -> None:
+    def test_one_loads_what_another_saved(self, join: Join) -> None:
         writer, reader = join(), join()
-        writer.save("a", 0, 7, ranks)
-        assert reader.load("a", 0, ranks) == [content(7 + rank) for rank in range(ranks)]
+        for name, ranks in (("a", 1), ("b", 3)):
+            writer.save(name, 0, 7, ranks)
+            assert reader.load(name, 0, ranks) == [content(7 + rank) for rank in range(ranks)]
 
     def test_several_chunks_move_at_a_time(self, join: Join) -> None:
         writer, reader = join(), join()
@@ -142,25 +142,27 @@ class MovingTests(FleetTests):
             assert reader.load(0, 0) == [content(0)], "it was used most recently, and yet dropped"
             reader.follow()
 
-    @pytest.mark.parametrize("call", BAD_CALLS.values(), ids=BAD_CALLS)
     @holds("Bad input raises InvalidInput and changes nothing.")
-    def test_bad_input_is_refused_and_changes_nothing(self, join: Join, call: Callable[[Member], Any]) -> None:
+    def test_bad_input_is_refused_and_changes_nothing(self, join: Join) -> None:
         one = join()
         one.save("a", 0, 1)
-        with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
-            call(one)
+        for what, call in BAD_CALLS.items():
+            with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
+                call(one)
+                pytest.fail(f"{what} was not refused")
         other = join()
         assert other.known == {key("a"): {chunk(0)}}
         assert other.load("a", 0) == [content(1)]
 
-    @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
     @holds("A closed store answers everything with StoreFailed.")
-    def test_a_closed_store_says_so(self, join: Join, call: Callable[[Member], Any]) -> None:
+    def test_a_closed_store_says_so(self, join: Join) -> None:
         one = join()
         one.save("a", 0, 1)
         one.store.close()
-        with pytest.raises(StoreFailed, match="closed"):
-            call(one)
+        for what, call in CALLS.items():
+            with pytest.raises(StoreFailed, match="closed"):
+                call(one)
+                pytest.fail(f"{what} was answered after the store was closed")
         one.store.close()
 
     @holds("``attach`` comes before the first chunk moves.")

@@ -81,12 +81,13 @@ class LimitTests(TransportTests):
                 assert time.monotonic() < deadline
                 time.sleep(0.1)
 
-    @pytest.mark.parametrize("ours, theirs", [(1, 2), (2, 1)])
     @holds("VersionMismatch when the two sides' codecs differ")
-    def test_versions_that_differ_are_named(self, serve: Serve, connect: Connect, ours: int, theirs: int) -> None:
-        service = EchoService(theirs)
-        connection = connect(serve(service).endpoint, version=ours)
-        with pytest.raises(VersionMismatch) as raised:
-            connection.call(Envelope(EchoRequest("hello")), LONG)
-        assert str(ours) in str(raised.value) and str(theirs) in str(raised.value)
+    def test_versions_that_differ_are_named(self, serve: Serve, connect: Connect) -> None:
+        service = EchoService(2)
+        endpoint = serve(service).endpoint
+        for ours in (1, 3):
+            connection = connect(endpoint, version=ours)
+            with pytest.raises(VersionMismatch) as raised:
+                connection.call(Envelope(EchoRequest("hello")), LONG)
+            assert str(ours) in str(raised.value) and "2" in str(raised.value)
         assert service.started == 0
