@@ -28,15 +28,13 @@ def test_keys_have_a_default_place(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "blendhub" / "keys" / "server.secret").exists()
 
 
-def test_keys_where_nothing_can_be_written(tmp_path, capsys):
+def test_keys_that_cannot_be_made_are_one_line_and_exit_code_2(tmp_path, capsys):
     (tmp_path / "file").touch()
-    assert main(["keys", str(tmp_path / "file" / "keys")]) == 2
-    error = capsys.readouterr().err
-    assert "cannot write keys to" in error and error.count("\n") == 1
-
-
-def test_keys_for_a_transport_that_needs_none(tmp_path, capsys):
-    assert main(["keys", str(tmp_path), "--transport", "inproc"]) == 2
-    assert "this transport needs no keys" in capsys.readouterr().err
-    assert main(["keys", str(tmp_path), "--transport", "pigeon"]) == 2
-    assert "'pigeon'" in capsys.readouterr().err
+    for arguments, complaint in (
+        ([str(tmp_path / "file" / "keys")], "cannot write keys to"),
+        ([str(tmp_path), "--transport", "inproc"], "this transport needs no keys"),
+        ([str(tmp_path), "--transport", "pigeon"], "'pigeon'"),
+    ):
+        assert main(["keys", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert complaint in error and error.count("\n") == 1

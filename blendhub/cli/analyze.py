@@ -58,9 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
     from blendhub.tools.analysis.analyzer import Analyzer, Interruption, Sizes, play
     from blendhub.tools.analysis.findings import About, collect
     from blendhub.tools.analysis.logs import Logs
-    from blendhub.tools.analysis.page import as_page
     from blendhub.tools.analysis.played_hub import CHUNK_TOKENS
-    from blendhub.tools.analysis.text import as_text
+    from blendhub.tools.analysis.report import as_page, as_text
     from blendhub.tools.analysis.tokenizing import USUAL
 
     logs = Logs(arguments.files, arguments.format, arguments.sample)

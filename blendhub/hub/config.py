@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+import tomli_w
 from msgspec import Meta
 
 from blendhub.core.errors import OptionError
@@ -87,39 +88,14 @@ def load_config(path: Path | None = None) -> HubConfig:
 
 def as_toml(config: HubConfig) -> str:
     """Every key with its value, and its meaning in a comment above; ``load_config`` reads it back."""
-    lines: list[str] = []
-    tables: list[str] = []
-    for facts in describe_options(HubConfig):
-        name = facts["name"]
-        value = msgspec.to_builtins(getattr(config, name))
-        about = f"# {facts['description']}"
-        if name == "listen":
-            for listen in value:
-                tables += ["", about, "[[listen]]", *_pairs(listen)]
-            if not value:
-                tables += ["", about, "# [[listen]]", *(f"# {pair}" for pair in _pairs(_example(Listen)))]
-        elif name == "store":
-            shown = _pairs(value) if value else [f"# {pair}" for pair in _pairs(_example(StoreChoice))]
-            tables += ["", about, "[store]" if value else "# [store]", *shown]
-        else:
-            lines += [about, f"{name} = {_toml(value)}", ""]
-    return "\n".join(lines + tables[1:]) + "\n"
-
-
-def _example(struct: type[msgspec.Struct]) -> dict[str, Any]:
-    values = {"endpoint": "tcp://127.0.0.1:7070"} if struct is Listen else {}
-    built: dict[str, Any] = msgspec.to_builtins(struct(**values))
-    return built
-
-
-def _pairs(values: dict[str, Any]) -> list[str]:
-    return [f"{name} = {_toml(value)}" for name, value in values.items()]
-
-
-def _toml(value: Any) -> str:
-    if isinstance(value, dict):
-        return "{" + ", ".join(f"{msgspec.json.encode(k).decode()} = {_toml(v)}" for k, v in value.items()) + "}"
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_toml, value)) + "]"
-    # Strings, numbers and booleans are written alike in JSON and TOML.
-    return msgspec.json.encode(value).decode()
+    # Last, since TOML counts all keys that follow a table's name as its own; shown as comments where there are none.
+    tables = {"listen": (Listen(endpoint="tcp://127.0.0.1:7070"),), "store": StoreChoice()}
+    written = []
+    about = {facts["name"]: facts["description"] for facts in describe_options(HubConfig)}
+    for name in [*(name for name in about if name not in tables), *tables]:
+        value = getattr(config, name)
+        shown = tables[name] if name in tables and not value else value
+        text = tomli_w.dumps({name: msgspec.to_builtins(shown)})
+        lines = text.rstrip().splitlines()
+        written += [f"# {about[name]}", *(lines if shown is value else (f"# {line}".rstrip() for line in lines)), ""]
+    return "\n".join(written)

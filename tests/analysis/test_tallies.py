@@ -1,9 +1,13 @@
-"""What is counted stays bounded, and loses nothing that counts."""
+"""What is counted stays bounded, and loses nothing that counts; times are those that were measured."""
+
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from blendhub.core.spans import Match, Span
+from blendhub.tools.analysis import tallies
 from blendhub.tools.analysis.lines import MOST_NAMED, MOST_REASONS, BrokenLines, Place
 from blendhub.tools.analysis.tallies import Groups, Share, Stretches, Texts
 from blendhub.tools.analysis.tokenizing import kv_bytes_of
@@ -88,3 +92,35 @@ def test_the_kv_of_a_token_by_the_model_s_config(tmp_path, config, expected):
     file.write_text(config)
     assert kv_bytes_of(file) == expected
     assert kv_bytes_of(tmp_path / "missing") is None
+
+
+MEASUREMENTS = Path(__file__).parent.parent.parent / "docs" / "measurements.md"
+
+
+def measured(beginning: str) -> float:
+    text = MEASUREMENTS.read_text(encoding="utf-8")
+    (value,) = re.findall(rf"^\| {re.escape(beginning)}[^|]*\| ([\d.]+) x", text, re.M)
+    return float(value)
+
+
+def test_the_ratios_are_those_in_the_document():
+    assert tallies.PROMPT == 3830
+    assert measured("exact prefix, all but the question, by full prefill") == tallies.EXACT
+    assert measured("15% recomputed by the default selector (`combined`)") == tallies.MOVED
+
+
+def test_the_measured_prompts_take_as_long_as_measured():
+    n, question = tallies.PROMPT, tallies.QUESTION
+    documents = tallies.DOCUMENTS * tallies.DOCUMENT
+    costs = tallies.MEASURED
+    assert costs.ratio(n, n - question, 0) == pytest.approx(tallies.EXACT)
+    assert costs.ratio(n, 0, documents) == pytest.approx(tallies.MOVED)
+    assert costs.ratio(n, 0, 0) == 1
+
+
+def test_quantiles_of_ratios():
+    ratios = tallies.Ratios()
+    assert ratios.quantile(0.5) == 1
+    for number in range(1, 101):
+        ratios.add(number / 100)
+    assert (ratios.quantile(0.5), ratios.quantile(0.9), ratios.quantile(1)) == (0.5, 0.9, 1)

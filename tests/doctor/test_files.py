@@ -21,125 +21,114 @@ def listening(path: Path, mode: int = 0o600) -> socket.socket:
     return made
 
 
-def test_where_nothing_is_wrong_a_hub_can_listen(doctor):
-    assert "a hub can listen at ipc://~/run/blendhub/hub.sock" in doctor(*SOCKETS).only("ok")["sentence"]
+def folder(path: Path, mode: int = 0o700) -> Path:
+    path.mkdir(parents=True)
+    path.chmod(mode)
+    return path
 
 
-def test_a_directory_of_sockets_that_others_enter_is_closed(doctor):
-    folder = doctor.runtime / "blendhub"
-    folder.mkdir()
-    folder.chmod(0o770)
-    found = doctor.mends(*SOCKETS)
-    assert found["verdict"] == "fail" and "others can enter ~/run/blendhub" in found["sentence"]
-    assert folder.stat().st_mode & 0o777 == 0o700
+def file(path: Path, mode: int = 0o600) -> Path:
+    path.touch()
+    path.chmod(mode)
+    return path
 
 
-def test_a_link_in_place_of_the_directory_is_removed(doctor):
-    (doctor.runtime / "blendhub").symlink_to(doctor.cache)
-    assert "it is not a directory of uid" in doctor.mends(*SOCKETS)["sentence"]
-    assert doctor.cache.is_dir()
-
-
-def test_a_runtime_directory_that_is_missing_is_named(doctor):
-    found = doctor(*SOCKETS, XDG_RUNTIME_DIR=str(doctor.home / "missing")).only("fail")
-    assert "cannot be made" in found["sentence"] and found["command"] == "unset XDG_RUNTIME_DIR"
-
-
-@pytest.mark.parametrize("mode, verdict", [(0o666, "fail"), (0o644, "warn")])
-def test_a_socket_that_others_reach_is_closed_to_them(doctor, mode, verdict):
-    (doctor.runtime / "blendhub").mkdir(mode=0o700)
-    with listening(doctor.runtime / "blendhub" / "hub.sock", mode):
-        assert doctor.mends(*SOCKETS)["verdict"] == verdict
-
-
-def test_a_file_in_place_of_a_socket_is_removed(doctor):
-    (doctor.runtime / "blendhub").mkdir(mode=0o700)
-    (doctor.runtime / "blendhub" / "hub.sock").touch(0o600)
-    assert "is not a socket" in doctor.mends(*SOCKETS)["sentence"]
-
-
-def test_a_configured_socket_needs_a_directory_that_others_cannot_write(doctor):
-    shared = doctor.home / "shared"
-    shared.mkdir()
-    shared.chmod(0o777)
-    config = doctor.toml(f'[[listen]]\nendpoint = "ipc://{shared}/hub.sock"')
-    assert "others can replace a hub's socket in ~/shared" in doctor.mends(*SOCKETS, "--config", config)["sentence"]
-    # As in /tmp: only the owner of a file can rename it.
-    shared.chmod(0o1777)
-    assert doctor(*SOCKETS, "--config", config).only("ok")
-
-
-def test_paths_that_are_too_long_for_a_socket_are_found(doctor):
-    config = doctor.toml(f'[[listen]]\nendpoint = "ipc:///tmp/{"x" * 100}/hub.sock"')
-    assert "has 114 bytes, more than 107" in doctor(*SOCKETS, "--config", config).only("fail")["sentence"]
-    long = doctor.home / ("x" * 90)
-    long.mkdir()
-    found = doctor(*SOCKETS, TMPDIR=str(long)).only("fail")
-    assert "the socket of an embedded hub" in found["sentence"] and found["command"] == "export TMPDIR=/tmp"
-
-
-def test_a_secret_key_that_others_read_is_closed_to_them(doctor):
-    key = doctor.home / "server.secret"
-    key.touch(0o644)
-    key.chmod(0o644)
-    config = doctor.toml(f'[[listen]]\nendpoint = "tcp://127.0.0.1:0"\noptions = {{secret_key = "{key}"}}')
-    found = doctor.mends(*SOCKETS, "--config", config)
-    assert found["verdict"] == "warn" and "others can read the secret key ~/server.secret" in found["sentence"]
+def listen(doctor, endpoint: str, options: str = "") -> list[str]:
+    return ["--config", doctor.toml(f'[[listen]]\nendpoint = "{endpoint}"\noptions = {{{options}}}')]
 
 
 def store(doctor, path: Path) -> list[str]:
     return ["--config", doctor.toml(f'[store]\noptions = {{path = "{path}"}}')]
 
 
-def test_without_a_store_nothing_is_wrong(doctor):
+def open_to_the_group(doctor):
+    folder(doctor.runtime / "blendhub", 0o770)
+
+
+def a_link(doctor):
+    (doctor.runtime / "blendhub").symlink_to(doctor.cache)
+
+
+def no_socket(doctor):
+    file(folder(doctor.runtime / "blendhub") / "hub.sock")
+
+
+def written_by_others(doctor):
+    return listen(doctor, f"ipc://{folder(doctor.home / 'shared', 0o777)}/hub.sock")
+
+
+def a_key_that_others_read(doctor):
+    return listen(doctor, "tcp://127.0.0.1:0", f'secret_key = "{file(doctor.home / "server.secret", 0o644)}"')
+
+
+def a_store_that_others_write(doctor):
+    folder(doctor.cache / "blendhub" / "disk", 0o777)
+
+
+def a_store_that_others_read(doctor):
+    folder(doctor.cache / "blendhub" / "disk", 0o755)
+
+
+def no_store(doctor):
+    return store(doctor, file(doctor.home / "store"))
+
+
+def of_the_future(doctor):
+    os.utime(file(folder(doctor.cache / "blendhub" / "disk" / "ab") / "chunk"), (0, time.time() + 86400))
+
+
+@pytest.mark.parametrize(
+    "check, fault, verdict, sentence",
+    [
+        (SOCKETS, open_to_the_group, "fail", "others can enter ~/run/blendhub"),
+        (SOCKETS, a_link, "fail", "it is not a directory of uid"),
+        (SOCKETS, no_socket, "fail", "is not a socket"),
+        (SOCKETS, written_by_others, "fail", "others can replace a hub's socket in ~/shared"),
+        (SOCKETS, a_key_that_others_read, "warn", "others can read the secret key ~/server.secret"),
+        (STORES, a_store_that_others_write, "fail", "others can write to the KV in"),
+        (STORES, a_store_that_others_read, "warn", "others can read the KV in"),
+        (STORES, no_store, "fail", "is not a directory"),
+        (CLOCK, of_the_future, "warn", "1 files of the store"),
+    ],
+)
+def test_a_fault_is_named_with_the_command_that_mends_it(doctor, check, fault, verdict, sentence):
+    found = doctor.mends(*check, *(fault(doctor) or ()))
+    assert found["verdict"] == verdict and sentence in found["sentence"]
+    assert doctor.cache.is_dir(), "what a link leads to stays"
+
+
+@pytest.mark.parametrize("mode, verdict", [(0o666, "fail"), (0o644, "warn")])
+def test_a_socket_that_others_reach_is_closed_to_them(doctor, mode, verdict):
+    with listening(folder(doctor.runtime / "blendhub") / "hub.sock", mode):
+        assert doctor.mends(*SOCKETS)["verdict"] == verdict
+
+
+def test_where_nothing_is_wrong_everything_is_ok(doctor):
+    assert "a hub can listen at ipc://~/run/blendhub/hub.sock" in doctor(*SOCKETS).only("ok")["sentence"]
     assert "no store is configured" in doctor(*STORES).only("ok")["sentence"]
+    # As in /tmp: only the owner of a file can rename it.
+    shared = folder(doctor.home / "shared", 0o1777)
+    assert doctor(*SOCKETS, *listen(doctor, f"ipc://{shared}/hub.sock")).only("ok")
 
 
-@pytest.mark.parametrize("mode, verdict", [(0o777, "fail"), (0o755, "warn")])
-def test_a_store_that_others_reach_is_closed_to_them(doctor, mode, verdict):
-    folder = doctor.cache / "blendhub" / "disk"
-    folder.mkdir(parents=True)
-    folder.chmod(mode)
-    assert doctor.mends(*STORES)["verdict"] == verdict
+def test_places_where_no_socket_can_be_are_named(doctor):
+    found = doctor(*SOCKETS, XDG_RUNTIME_DIR=str(doctor.home / "missing")).only("fail")
+    assert "cannot be made" in found["sentence"] and found["command"] == "unset XDG_RUNTIME_DIR"
+    found = doctor(*SOCKETS, *listen(doctor, f"ipc:///tmp/{'x' * 100}/hub.sock")).only("fail")
+    assert "has 114 bytes, more than 107" in found["sentence"]
+    found = doctor(*SOCKETS, TMPDIR=str(folder(doctor.home / ("x" * 90)))).only("fail")
+    assert "the socket of an embedded hub" in found["sentence"] and found["command"] == "export TMPDIR=/tmp"
 
 
-def test_a_file_in_place_of_a_store_is_removed(doctor):
-    path = doctor.home / "store"
-    path.touch()
-    assert "is not a directory" in doctor.mends(*STORES, *store(doctor, path))["sentence"]
-
-
-def test_a_store_on_a_read_only_disk_is_made_writable(doctor, elsewhere):
-    path = doctor.home / "store"
-    path.mkdir(mode=0o700)
+def test_a_store_on_a_disk_that_takes_no_more_is_found(doctor, elsewhere):
+    path = folder(doctor.home / "store")
     within = elsewhere('mount -t tmpfs -o size=2g,mode=700 tmpfs "$1"; mount -o remount,ro "$1"', str(path))
     found = doctor.mends(*STORES, *store(doctor, path), within=within)
     assert found["verdict"] == "fail" and "mounted read-only" in found["sentence"]
-
-
-def test_a_store_that_cannot_be_made_is_found(doctor, elsewhere):
-    parent = doctor.home / "parent"
-    parent.mkdir()
-    within = elsewhere('mount -t tmpfs -o ro tmpfs "$1"', str(parent))
-    found = doctor(*STORES, *store(doctor, parent / "store"), within=within).only("fail")
-    assert "this user cannot make it in ~/parent" in found["sentence"] and "install -d -m 700" in found["command"]
-
-
-def test_a_store_on_a_disk_that_is_almost_full_is_found(doctor, elsewhere):
-    path = doctor.home / "store"
-    path.mkdir(mode=0o700)
+    found = doctor(*STORES, *store(doctor, path / "below"), within=within).only("fail")
+    assert "this user cannot make it in ~/store" in found["sentence"] and "install -d -m 700" in found["command"]
     within = elsewhere('mount -t tmpfs -o size=4m,mode=700 tmpfs "$1"', str(path))
-    found = doctor(*STORES, *store(doctor, path), within=within).only("warn")
-    assert "has 4 MiB left" in found["sentence"]
-
-
-def test_files_of_the_future_are_dated_back(doctor):
-    folder = doctor.cache / "blendhub" / "disk" / "ab"
-    folder.mkdir(parents=True)
-    (folder / "chunk").touch()
-    os.utime(folder / "chunk", (0, time.time() + 86400))
-    found = doctor.mends(*CLOCK)
-    assert found["verdict"] == "warn" and "1 files of the store" in found["sentence"]
+    assert "has 4 MiB left" in doctor(*STORES, *store(doctor, path), within=within).only("warn")["sentence"]
 
 
 def test_a_time_namespace_is_found(doctor):
@@ -152,11 +141,9 @@ def test_a_time_namespace_is_found(doctor):
 
 
 def test_a_socket_that_a_killed_hub_left_is_removed(doctor, shm):
-    (doctor.runtime / "blendhub").mkdir(mode=0o700)
-    embedded = doctor.temporary / "blendhub-abcdefgh"
-    embedded.mkdir(mode=0o700)
-    for folder in (doctor.runtime / "blendhub", embedded):
-        listening(folder / "hub.sock").close()
+    embedded = folder(doctor.temporary / "blendhub-abcdefgh")
+    for place in (folder(doctor.runtime / "blendhub"), embedded):
+        listening(place / "hub.sock").close()
     found = doctor.mends(*LEFTOVERS, within=shm("size=1m"))
     assert found["verdict"] == "warn" and "2 sockets are left" in found["sentence"]
     with listening(embedded / "hub.sock"):

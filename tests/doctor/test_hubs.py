@@ -57,26 +57,18 @@ def endpoint(where: str, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_no_hub_at_an_endpoint_fails(doctor):
+def test_an_endpoint_without_a_hub_fails(doctor):
+    """Where nothing listens, where a configuration of vLLM names it, and where something else listens."""
     where = f"ipc://{doctor.home}/hub.sock"
     found = doctor(*endpoint(where)).only("fail")
     assert "no hub answers at ipc://~/hub.sock" in found["sentence"]
     assert found["command"] == "blendhub serve --endpoint ipc://~/hub.sock"
-
-
-@pytest.mark.slow
-def test_a_server_that_is_no_hub_fails(doctor):
+    flag = json.dumps({"kv_connector_extra_config": {"blendhub": {"endpoint": where}}})
+    assert "no hub answers" in doctor("--only", "endpoint", "--config", flag).only("fail")["sentence"]
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(f"{doctor.home}/hub.sock")
         server.listen()
-        assert "no hub answers" in doctor(*endpoint(f"ipc://{doctor.home}/hub.sock")).only("fail")["sentence"]
-
-
-@pytest.mark.slow
-def test_the_endpoint_of_a_configuration_is_examined_too(doctor):
-    settings = {"endpoint": f"ipc://{doctor.home}/hub.sock"}
-    flag = json.dumps({"kv_connector_extra_config": {"blendhub": settings}})
-    assert "no hub answers" in doctor("--only", "endpoint", "--config", flag).only("fail")["sentence"]
+        assert "no hub answers" in doctor(*endpoint(where)).only("fail")["sentence"]
 
 
 class Newer(Service):

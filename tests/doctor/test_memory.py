@@ -10,27 +10,28 @@ from blendhub.hub.memory import default_size as memory
 ENOUGH = "size=4g,huge=advise"
 
 
-def test_shared_memory_that_is_small_is_made_larger(doctor, shm):
-    found = doctor.mends("--only", "shared-memory", within=shm("size=64m"))
-    assert found["verdict"] == "warn" and "0.06 GiB free, so an arena would have 0.03 GiB" in found["sentence"]
-    assert found["command"].startswith("mount -o remount,size=")
+FLAG = '{"kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.5}}}}'
+TOO_LARGE = "less than the configured arena of 0.50 GiB"
 
 
-def test_shared_memory_without_room_for_the_configured_arena_is_made_larger(doctor, shm):
-    config = doctor.toml("arena_gib = 0.5")
-    found = doctor.mends("--only", "shared-memory", "--config", config, within=shm("size=64m"))
-    assert found["verdict"] == "fail" and "less than the configured arena of 0.50 GiB" in found["sentence"]
+@pytest.mark.parametrize(
+    "options, config, verdict, sentence",
+    [
+        ("size=64m", "", "warn", "0.06 GiB free, so an arena would have 0.03 GiB"),
+        ("size=64m", "arena_gib = 0.5", "fail", TOO_LARGE),
+        ("size=8g,ro", "", "fail", "cannot create files"),
+    ],
+    ids=["small", "smaller than the arena", "read-only"],
+)
+def test_shared_memory_is_made_larger_or_writable(doctor, shm, options, config, verdict, sentence):
+    found = doctor.mends("--only", "shared-memory", "--config", doctor.toml(config), within=shm(options))
+    assert found["verdict"] == verdict and sentence in found["sentence"]
+    assert found["command"].startswith("mount -o remount,")
 
 
 def test_the_arena_of_a_configuration_of_vllm_counts_too(doctor, shm):
-    flag = '{"kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.5}}}}'
-    found = doctor("--only", "shared-memory", "--config", flag, within=shm("size=64m")).only("fail")
-    assert "less than the configured arena of 0.50 GiB" in found["sentence"]
-
-
-def test_shared_memory_that_is_read_only_is_made_writable(doctor, shm):
-    found = doctor.mends("--only", "shared-memory", within=shm("size=8g,ro"))
-    assert found["verdict"] == "fail" and "cannot create files" in found["sentence"]
+    found = doctor("--only", "shared-memory", "--config", FLAG, within=shm("size=64m")).only("fail")
+    assert TOO_LARGE in found["sentence"]
 
 
 def test_shared_memory_on_a_disk_is_replaced(doctor, elsewhere):
