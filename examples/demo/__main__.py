@@ -5,7 +5,7 @@ from pathlib import Path
 from rich.progress import Progress
 
 from examples.demo import command, experiment
-from examples.demo.workload import Workload
+from examples.demo.experiment import Workload
 
 BLENDHUB = {"hub": {"arena_gib": 0.5, "metrics": ""}}
 

@@ -15,8 +15,7 @@ from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.serving import READER
 from engine_harness import Engine
 from examples.demo import report
-from examples.demo.experiment import Measured
-from examples.demo.workload import LONGEST, Workload
+from examples.demo.experiment import LONGEST, Measured, Workload
 
 NEEDED = ("vllm", "torch", "matplotlib")
 

@@ -16,7 +16,7 @@ from benchmarks.fleet.served_hub import START_S, ServedHub, has_followed
 from benchmarks.fleet.servers import RedisServer
 from blendhub.client.hub_client import HubClient
 from examples.demo import command, experiment
-from examples.demo.workload import Workload
+from examples.demo.experiment import Workload
 
 NODE_BYTES = 2**30
 FIRST_GIB = 0.5
