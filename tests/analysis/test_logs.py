@@ -2,6 +2,7 @@
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
 import os
@@ -139,12 +140,12 @@ def test_a_vllm_log_without_prompts_says_how_to_get_them(read):
     assert not prompts and logs.broken.reasons == {WITHOUT_PROMPT: 2}
 
 
-@pytest.mark.parametrize("compress", [gzip.compress, bz2.compress, lzma.compress, bytes])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"])
-def test_compression_and_encoding_are_recognised(read, compress, encoding):
+def test_compression_and_encoding_are_recognised(read):
     content = '{"prompt": "Größe"}\r\n\r\n{"prompt": "ß"}'
-    prompts, logs = read(compress(content.encode(encoding)))
-    assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken
+    encodings = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
+    for compress, encoding in itertools.product([gzip.compress, bz2.compress, lzma.compress, bytes], encodings):
+        prompts, logs = read(compress(content.encode(encoding)))
+        assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken, (compress, encoding)
 
 
 def test_lines_of_another_encoding_among_utf_8(read):
@@ -218,20 +219,14 @@ def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
         Logs([str(tmp_path / "missing")])
 
 
-@pytest.mark.parametrize(
-    "given",
-    [
-        *(1772442000, 1772442000.0, "1772442000", 1772442000_000, 1772442000_000_000, 1772442000_000_000_000),
-        *("2026-03-02T09:00:00Z", "2026-03-02T10:00:00+01:00", "2026-03-02 09:00:00"),
-    ],
-)
-def test_times_of_every_kind(given):
-    assert as_time(given) == 1772442000
+SECONDS = 1772442000
+TIMES = [SECONDS, float(SECONDS), str(SECONDS), SECONDS * 1000, SECONDS * 10**6, SECONDS * 10**9]
+TIMES += ["2026-03-02T09:00:00Z", "2026-03-02T10:00:00+01:00", "2026-03-02 09:00:00"]
 
 
-@pytest.mark.parametrize("given", [None, True, "soon", 5, -1, [], {}, "1e999", float("nan")])
-def test_what_is_no_time(given):
-    assert as_time(given) is None
+def test_times_of_every_kind():
+    assert [as_time(given) for given in TIMES] == [SECONDS] * len(TIMES)
+    assert not [one for one in (None, True, "soon", 5, -1, [], {}, "1e999", float("nan")) if as_time(one) is not None]
 
 
 def test_prompts_come_in_the_order_of_time_from_all_files(tmp_path):
@@ -259,7 +254,7 @@ def test_files_without_times_follow_each_other(tmp_path):
     assert [prompt.text for prompt in Logs([str(tmp_path / "b"), str(tmp_path / "a")])] == ["b1", "b2", "a1", "a2"]
 
 
-@pytest.mark.parametrize("share", [0.1, 0.25, 0.5])
+@pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_sample_is_made_of_even_stretches(read, share):
     n = 40 * STRETCH
     prompts, _ = read("".join(f"{number} is a number\n" for number in range(n)), sample=share)
