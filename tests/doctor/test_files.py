@@ -58,7 +58,7 @@ def written_by_others(doctor):
 
 
 def a_key_that_others_read(doctor):
-    return listen(doctor, "tcp://127.0.0.1:0", f'secret_key = "{file(doctor.home / "server.secret", 0o644)}"')
+    return listen(doctor, "tcp://127.0.0.1:0", f'secret_key = "{file(doctor.home / "server.secret", 0o640)}"')
 
 
 def a_store_that_others_write(doctor):
