@@ -1,7 +1,7 @@
 """What each kind of plugin must do; the docstrings are the specification."""
 
 from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
-from blendhub.contracts.matcher import Matcher
+from blendhub.contracts.matcher import Matcher, TrackedMatcher
 from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector
 from blendhub.contracts.shared_store import ArenaFile, Changes, Dropped, Published, Share, SharedStore
@@ -32,6 +32,7 @@ __all__ = [
     "SharedStore",
     "Store",
     "StoredRun",
+    "TrackedMatcher",
     "Transfer",
     "Transport",
 ]

@@ -1,9 +1,11 @@
 """The contract of a matcher: which stored tokens does a prompt repeat, and where?"""
 
+import threading
 from abc import ABC, abstractmethod
 from typing import Literal
 
 from blendhub.core.errors import InvalidInput
+from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span
 from blendhub.core.tokens import TokenBuffer, Tokens, as_tokens
 
@@ -100,6 +102,49 @@ class Matcher(ABC):
     def match(self, tokens: TokenBuffer) -> list[Match]:
         """``find``, with tokens in any buffer."""
         return self.find(as_tokens(tokens))
+
+
+class TrackedMatcher(Matcher):
+    """A matcher that keeps its runs in a :class:`RunTable` and takes one call at a time.
+
+    A plugin implements ``index``, ``forget`` and ``search``, which are called with the lock held and with arguments
+    that fit what is stored. The table learns of a span after ``index``, so an error raised there leaves it as it was.
+    It has dropped a span before ``forget``.
+    """
+
+    def __init__(self) -> None:
+        self.runs = RunTable()
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+        """``insert``, of a span that is new or continues its run."""
+
+    @abstractmethod
+    def forget(self, run: int, span: Span) -> None:
+        """``remove``, of a span that was stored whole."""
+
+    @abstractmethod
+    def search(self, tokens: Tokens) -> list[Match]:
+        """``find``."""
+
+    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+        with self._lock:
+            self.runs.check_add(run, span)
+            self.index(run, tokens, span, exact)
+            self.runs.add(run, span)
+
+    def remove(self, run: int, span: Span) -> None:
+        with self._lock:
+            self.runs.discard(run, span)
+            self.forget(run, span)
+
+    def find(self, tokens: Tokens) -> list[Match]:
+        with self._lock:
+            return self.search(tokens)
+
+    def __len__(self) -> int:
+        return self.runs.tokens
 
 
 def _check_run(run: object) -> None:

@@ -45,13 +45,10 @@ class RunTable:
         known.end = span.end
         self.tokens += len(span)
 
-    def check_discard(self, run: int, span: Span) -> None:
-        """Raise InvalidInput unless all of ``span`` is stored."""
+    def discard(self, run: int, span: Span) -> None:
+        """Drop a part; a run without parts is forgotten. Raises InvalidInput unless all of it is stored."""
         if not self.holds(run, span):
             raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
-
-    def discard(self, run: int, span: Span) -> None:
-        """Drop a part; a run without parts is forgotten."""
         known = self._runs[run]
         at = self._part(known, span.start)
         part = known.parts[at]

@@ -4,7 +4,6 @@ Each run is cut in windows; the dictionary knows where each window's tokens are 
 every position of the prompt, and follows what it finds in both directions, token by token.
 """
 
-import threading
 from typing import Annotated
 
 import msgspec
@@ -12,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub import Match, PluginSpec, Span, hookimpl
-from blendhub.contracts import Matcher
-from blendhub.core.run_table import RunTable
+from blendhub.contracts import Matcher, TrackedMatcher
 from blendhub.core.tokens import Tokens
 
 BYTES_PER_WINDOW = 400
@@ -45,63 +43,59 @@ class StoredTokens:
         self.exact = np.concatenate([self.exact, new & exact])
 
 
-class NgramMatcher(Matcher):
+class NgramMatcher(TrackedMatcher):
     reach = "anywhere"
 
     def __init__(self, options: NgramOptions) -> None:
+        super().__init__()
         self._window = options.window_tokens
-        self._table = RunTable()
-        self._runs: dict[int, StoredTokens] = {}
+        self._texts: dict[int, StoredTokens] = {}
         self._places: dict[bytes, dict[tuple[int, int], None]] = {}
         self._n_windows = 0
         self._n_kept = 0
-        self._lock = threading.Lock()
 
     @property
     def guaranteed_tokens(self) -> int:
         # Wherever a stretch of this length begins, it holds one whole window of its run.
         return 2 * self._window - 1
 
-    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
-        with self._lock:
-            self._table.check_add(run, span)
-            self._table.add(run, span)
-            known = self._runs.setdefault(run, StoredTokens(span.start))
-            before = len(known)
-            known.grow(tokens, span, exact)
-            self._n_kept += len(known) - before
-            # The window that this span completes may have begun before it.
-            self._index(run, Span(max(known.start, span.start - self._window + 1), span.end))
+    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+        known = self._texts.setdefault(run, StoredTokens(span.start))
+        before = len(known)
+        known.grow(tokens, span, exact)
+        self._n_kept += len(known) - before
+        # The window that this span completes may have begun before it.
+        for text, place in self._windows(run, Span(max(known.start, span.start - self._window + 1), span.end)):
+            self._places.setdefault(text, {})[place] = None
+            self._n_windows += 1
 
-    def remove(self, run: int, span: Span) -> None:
-        with self._lock:
-            self._table.check_discard(run, span)
-            self._table.discard(run, span)
-            known = self._runs[run]
-            around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
-            self._forget(run, around)
-            known.stored[span.start : span.end] = False
-            if run not in self._table:
-                self._n_kept -= len(known)
-                del self._runs[run]
+    def forget(self, run: int, span: Span) -> None:
+        known = self._texts[run]
+        around = Span(max(known.start, span.start - self._window + 1), min(len(known), span.end + self._window - 1))
+        for text, place in self._windows(run, around):
+            places = self._places[text]
+            del places[place]
+            self._n_windows -= 1
+            if not places:
+                del self._places[text]
+        known.stored[span.start : span.end] = False
+        if run not in self.runs:
+            self._n_kept -= len(known)
+            del self._texts[run]
 
-    def find(self, tokens: Tokens) -> list[Match]:
+    def search(self, tokens: Tokens) -> list[Match]:
         text = tokens.tobytes()
         found: list[Match] = []
         at = covered = 0
-        with self._lock:
-            while at + self._window <= len(tokens):
-                places = self._places.get(text[4 * at : 4 * (at + self._window)])
-                if places:
-                    stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
-                    found.append(max(stretches, key=lambda match: len(match.span)))
-                    at = covered = found[-1].span.end
-                else:
-                    at += 1
+        while at + self._window <= len(tokens):
+            places = self._places.get(text[4 * at : 4 * (at + self._window)])
+            if places:
+                stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
+                found.append(max(stretches, key=lambda match: len(match.span)))
+                at = covered = found[-1].span.end
+            else:
+                at += 1
         return found
-
-    def __len__(self) -> int:
-        return self._table.tokens
 
     @property
     def nbytes(self) -> int:
@@ -109,7 +103,7 @@ class NgramMatcher(Matcher):
 
     def _windows(self, run: int, span: Span) -> list[tuple[bytes, tuple[int, int]]]:
         """The windows of the run that lie whole in ``span`` and are stored whole: their text and their place."""
-        known, width = self._runs[run], self._window
+        known, width = self._texts[run], self._window
         first = known.start + -(-(span.start - known.start) // width) * width
         return [
             (known.tokens[start : start + width].tobytes(), (run, start))
@@ -117,22 +111,9 @@ class NgramMatcher(Matcher):
             if known.stored[start : start + width].all()
         ]
 
-    def _index(self, run: int, span: Span) -> None:
-        for text, place in self._windows(run, span):
-            self._places.setdefault(text, {})[place] = None
-            self._n_windows += 1
-
-    def _forget(self, run: int, span: Span) -> None:
-        for text, place in self._windows(run, span):
-            places = self._places[text]
-            del places[place]
-            self._n_windows -= 1
-            if not places:
-                del self._places[text]
-
     def _stretch(self, run: int, source: int, prompt: Tokens, at: int, covered: int) -> Match:
         """The longest stretch through a window that agrees, back to what is covered and on to a difference."""
-        known = self._runs[run]
+        known = self._texts[run]
         back = min(source, at - covered)
         ahead = min(len(known) - source, len(prompt) - at)
         theirs = slice(source - back, source + ahead)

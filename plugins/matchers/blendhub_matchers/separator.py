@@ -3,14 +3,12 @@
 Segments are looked up by their content in a dictionary, which compares the tokens themselves on a hit.
 """
 
-import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 
 import numpy as np
 
-from blendhub.contracts import Matcher
-from blendhub.core.run_table import RunTable
+from blendhub.contracts import TrackedMatcher
 from blendhub.core.spans import Match, Span, join
 from blendhub.core.tokens import Tokens
 from blendhub_matchers.options import SeparatorOptions
@@ -30,7 +28,7 @@ class Text:
         self.inexact_from: int | None = None
 
 
-class SeparatorMatcher(Matcher):
+class SeparatorMatcher(TrackedMatcher):
     """Finds segments that are stored whole.
 
     Neighbours that stand side by side in one run as well become one match, with the separator between them. The last
@@ -40,10 +38,9 @@ class SeparatorMatcher(Matcher):
     reach = "segments"
 
     def __init__(self, options: SeparatorOptions) -> None:
+        super().__init__()
         self._separator = np.array(options.separator, np.uint32)
         self._min = options.min_match_tokens
-        self._lock = threading.Lock()
-        self._runs = RunTable()
         self._texts: dict[int, Text] = {}
         self._index: dict[bytes, dict[tuple[int, int], None]] = {}
         """For each content, its owners (run, start), the newest last."""
@@ -53,44 +50,35 @@ class SeparatorMatcher(Matcher):
     def guaranteed_tokens(self) -> int:
         return self._min
 
-    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
-        with self._lock:
-            self._runs.check_add(run, span)
-            self._runs.add(run, span)
-            text = self._texts.setdefault(run, Text())
-            if not exact and text.inexact_from is None:
-                text.inexact_from = span.start
-            # The segment that was open until now, and even its end, may be another one with what follows.
-            while text.spans and text.spans[-1].end > span.start - len(self._separator):
-                self._forget(run, text, len(text.spans) - 1)
-            known_until = text.spans[-1].end if text.spans else 0
-            for segment in self._segments(tokens[: span.end]):
-                if segment.start >= known_until and self._runs.holds(run, segment):
-                    self._learn(run, text, segment, tokens)
+    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+        text = self._texts.setdefault(run, Text())
+        if not exact and text.inexact_from is None:
+            text.inexact_from = span.start
+        # The segment that was open until now, and even its end, may be another one with what follows.
+        while text.spans and text.spans[-1].end > span.start - len(self._separator):
+            self._drop(run, text, len(text.spans) - 1)
+        known_until = text.spans[-1].end if text.spans else 0
+        for segment in self._segments(tokens[: span.end]):
+            before = Span(segment.start, max(segment.start, min(segment.end, span.start)))
+            if segment.start >= known_until and (not len(before) or self.runs.holds(run, before)):
+                self._learn(run, text, segment, tokens)
 
-    def remove(self, run: int, span: Span) -> None:
-        with self._lock:
-            self._runs.check_discard(run, span)
-            self._runs.discard(run, span)
-            text = self._texts[run]
-            first = bisect_right(text.spans, span.start, key=lambda segment: segment.end)
-            last = bisect_left(text.spans, span.end, key=lambda segment: segment.start)
-            for at in range(last - 1, first - 1, -1):
-                self._forget(run, text, at)
-            if run not in self._runs:
-                del self._texts[run]
+    def forget(self, run: int, span: Span) -> None:
+        text = self._texts[run]
+        first = bisect_right(text.spans, span.start, key=lambda segment: segment.end)
+        last = bisect_left(text.spans, span.end, key=lambda segment: segment.start)
+        for at in range(last - 1, first - 1, -1):
+            self._drop(run, text, at)
+        if run not in self.runs:
+            del self._texts[run]
 
-    def find(self, tokens: Tokens) -> list[Match]:
+    def search(self, tokens: Tokens) -> list[Match]:
         matches: list[Match] = []
-        with self._lock:
-            for segment in self._segments(tokens):
-                owners = self._index.get(tokens[segment.start : segment.end].tobytes())
-                if owners:
-                    matches += self._reuse(segment, owners, matches[-1] if matches else None)
+        for segment in self._segments(tokens):
+            owners = self._index.get(tokens[segment.start : segment.end].tobytes())
+            if owners:
+                matches += self._reuse(segment, owners, matches[-1] if matches else None)
         return join(matches)
-
-    def __len__(self) -> int:
-        return self._runs.tokens
 
     @property
     def nbytes(self) -> int:
@@ -101,7 +89,7 @@ class SeparatorMatcher(Matcher):
         width = len(self._separator)
         if before is not None and before.span.end + width == segment.start:
             source = before.source_start + len(before.span)
-            if (before.run, source + width) in owners and self._runs.holds(before.run, Span(source, source + width)):
+            if (before.run, source + width) in owners and self.runs.holds(before.run, Span(source, source + width)):
                 joined = Span(before.span.end, segment.end)
                 yield Match(joined, before.run, source, before.exact and self._is_exact(before.run, joined))
                 return
@@ -146,7 +134,7 @@ class SeparatorMatcher(Matcher):
         text.spans.append(segment)
         text.contents.append(content)
 
-    def _forget(self, run: int, text: Text, at: int) -> None:
+    def _drop(self, run: int, text: Text, at: int) -> None:
         segment, content = text.spans.pop(at), text.contents.pop(at)
         owners = self._index[content]
         del owners[run, segment.start]
