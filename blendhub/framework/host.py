@@ -22,9 +22,8 @@ from blendhub.framework.discovery import (
     short,
 )
 from blendhub.framework.hookspecs import PROJECT, NoOptions, PluginSpec
-from blendhub.framework.options import parse_options
+from blendhub.framework.options import did_you_mean, parse_options
 from blendhub.framework.plugin_errors import guard
-from blendhub.framework.suggest import did_you_mean
 
 
 class PluginHost:

@@ -1,16 +1,22 @@
 """Options of plugins: checked field by field, so that an error can name the field and its value."""
 
+import difflib
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec import inspect
 
 from blendhub.core.errors import OptionError
-from blendhub.framework.suggest import did_you_mean
 
 T = TypeVar("T", bound=msgspec.Struct)
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """``" (did you mean 'x'?)"`` when a valid name is close, else an empty string."""
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def parse_options(owner: str, options: type[T], given: Mapping[str, Any] | None) -> T:

@@ -11,8 +11,7 @@ from blendhub.core.errors import BlendHubError, OptionError, PluginError
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
-from blendhub.framework.options import mistakes_in, parse_options
-from blendhub.framework.suggest import did_you_mean
+from blendhub.framework.options import did_you_mean, mistakes_in, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
 
 Mode = Literal["blend", "contiguous", "exact", "off"]

@@ -7,7 +7,7 @@ from typing import TypeAlias
 import msgspec
 
 from blendhub.core.errors import OptionError
-from blendhub.framework.suggest import did_you_mean
+from blendhub.framework.options import did_you_mean
 from blendhub.tools.doctor.files import leftovers_of_hubs, sockets, stores
 from blendhub.tools.doctor.finding import Circumstances, Finding, fail
 from blendhub.tools.doctor.hubs import endpoint, self_test
