@@ -7,7 +7,7 @@ leaves the ends of its parts unused.
 
 import itertools
 from hashlib import blake2b
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -141,14 +141,12 @@ def check_same(known: Namespace, given: Namespace, owner: str) -> None:
         return
     differing = [
         f"{name} is {mine!r} there and {yours!r} here"
-        for name, mine, yours in zip(known.__struct_fields__, _values(known), _values(given), strict=True)
+        for name, mine, yours in zip(
+            known.__struct_fields__, msgspec.structs.astuple(known), msgspec.structs.astuple(given), strict=True
+        )
         if mine != yours
     ]
     raise LayoutMismatch(
         f"{owner} is registered with another namespace: {'; '.join(differing)}; "
         "all ranks of an engine must load the same model in the same way"
     )
-
-
-def _values(namespace: Namespace) -> list[Any]:
-    return [getattr(namespace, name) for name in namespace.__struct_fields__]

@@ -220,7 +220,11 @@ def _fault_of(spec: PluginSpec[Any]) -> str | None:
         ("api", type(spec.api) is int, "an integer"),
         ("summary", isinstance(spec.summary, str), "a string"),
         ("factory", _is_factory(spec.factory), "something to call with the options, or its name as 'module:Class'"),
-        ("options", _is_struct(spec.options), "a subclass of msgspec.Struct"),
+        (
+            "options",
+            isinstance(spec.options, type) and issubclass(spec.options, msgspec.Struct),
+            "a subclass of msgspec.Struct",
+        ),
         ("capabilities", _are_words(spec.capabilities), "a tuple of strings"),
         ("probe", callable(spec.probe), "something to call without arguments"),
         ("details", callable(spec.details), "something to call without arguments"),
@@ -244,10 +248,6 @@ def _fault_of_options(options: type[msgspec.Struct]) -> str | None:
 
 def _is_factory(factory: Any) -> bool:
     return callable(factory) or (isinstance(factory, str) and FACTORY_NAME.fullmatch(factory) is not None)
-
-
-def _is_struct(options: Any) -> bool:
-    return isinstance(options, type) and issubclass(options, msgspec.Struct)
 
 
 def _are_words(capabilities: Any) -> bool:
