@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.report import Row, missing_row
-from engine_harness import Engine, deviation
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Engine, deviation
+from harness.engines.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).parents[1]
 ROUNDING = 1e-2

@@ -17,8 +17,8 @@ from rich.progress import track
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub.vllm.settings import Settings
-from engine_harness import Engine
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Engine
+from harness.engines.tiny_model import make_tiny_model
 
 DOCUMENTS, DOCUMENT_TOKENS, GLUE_TOKENS, QUESTION_TOKENS = 7, 512, 26, 64
 TURNS, ANSWER_TOKENS = 6, 16

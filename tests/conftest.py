@@ -12,7 +12,7 @@ import pytest
 from hypothesis import Phase, settings
 
 from blendhub import PluginHost
-from engine_harness.engine import OPTIONS
+from harness.engines.engine import OPTIONS
 
 if "PYTEST_XDIST_WORKER" in os.environ:
     # Threads that compute together wait for each other: beside other workers, one core each is twice as fast as all.

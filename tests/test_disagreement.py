@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from engine_harness import Answer, disagreement
+from harness.engines import Answer, disagreement
 
 NUMBER = {"id": "", "report": {}, "first_token_s": 0.0, "ended_s": 0.0}
 

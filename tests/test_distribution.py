@@ -1,4 +1,4 @@
-"""What is published: the package with its conformance suites, and no test, benchmark or engine harness."""
+"""What is published: the package with its conformance suites, and no test, benchmark or harness."""
 
 import subprocess
 import sys
@@ -26,7 +26,7 @@ def test_the_wheel_is_the_package(built):
     assert {folder.partition("-")[0] for folder in folders} == {"blendhub"}, folders
     suites = {name: text for name, text in contents.items() if name.startswith("blendhub/testing/")}
     assert "blendhub/testing/matchers/base.py" in suites
-    assert not [name for name, text in suites.items() if b"vllm" in text], "the engine harness is not published"
+    assert not [name for name, text in suites.items() if b"vllm" in text], "the harness is not published"
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ from importlib.util import find_spec
 
 import pytest
 
-from engine_harness import template
-from engine_harness.template import IMPORTED, import_if_there
+from harness.engines import template
+from harness.engines.template import IMPORTED, import_if_there
 
 
 def test_packages_may_be_absent_and_modules_of_others_too(monkeypatch):

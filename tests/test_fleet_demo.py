@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from blendhub_mooncake.availability import probe
 
-from benchmarks.fleet.servers import BINARY, MISSING
+from harness.servers.redis_server import BINARY, MISSING
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,8 +4,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.fleet import bytes, elsewhere, events, finding, joining
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, arguments, finish
+from harness.servers.redis_server import RedisServer
 
 PACKAGES = (
     "python",

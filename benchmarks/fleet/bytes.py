@@ -16,10 +16,6 @@ import numpy.typing as npt
 from blendhub_mooncake.options import MooncakeOptions
 from blendhub_mooncake.store import open_store
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.network import THIS
-from benchmarks.fleet.served_hub import ServedHub
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, seconds
 from blendhub.client.arena_view import HEADER_BYTES, SHM
@@ -28,6 +24,10 @@ from blendhub.contracts import ArenaFile, RunKey, StoredRun
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.hub.memory.arena import Arena
+from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.network import THIS
+from harness.servers.redis_server import RedisServer
+from harness.servers.served_hub import ServedHub
 
 MIB = 2**20
 # A chunk of 32 MiB: 256 tokens of a model of 8 billion parameters.

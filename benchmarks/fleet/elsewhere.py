@@ -4,14 +4,14 @@ import contextlib
 from functools import partial
 from pathlib import Path
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.served_hub import START_S, ServedHub, has_followed
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress
 from benchmarks.ttft import DOCUMENT_TOKENS, DOCUMENTS, OPTIONS, Texts, first_token_s, make_model
 from blendhub.client.hub_client import HubClient
-from engine_harness import Engine
+from harness.engines import Engine
+from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.redis_server import RedisServer
+from harness.servers.served_hub import START_S, ServedHub, has_followed
 
 ARENA_GIB = 1.0
 NODE_BYTES = 2**30

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fleet.hubs import EACH, HUBS, BenchedHub, running_hub, text
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, seconds
+from harness.servers.redis_server import RedisServer
 
 PER_SECOND = 10_000
 PROMPT = 32_768

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.fleet.hubs import CHUNK, BenchedHub, running_hub, text
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
+from harness.servers.redis_server import RedisServer
 
 PER_SECOND = 50
 POLL_S = 0.001

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.memory import own_bytes
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import HubInProcess
+from harness.servers.redis_server import RedisServer
 
 CHUNK = 256
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=CHUNK)

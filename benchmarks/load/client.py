@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.load.traces import PIECE_TOKENS, Load
-from engine_harness import Server
-from engine_harness.server import NAME
+from harness.engines import Server
+from harness.engines.server import NAME
 
 
 class Measured(NamedTuple):

@@ -14,7 +14,7 @@ from benchmarks.quality.measure import FULL, REUSE, Answering, Asked, Steps, mea
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving
 from benchmarks.quality.workload import HOLES, Case, Hole, Tokens, make_visits
-from engine_harness import Engine
+from harness.engines import Engine
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import msgspec
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.workload import Case, Hole, Tokens
-from engine_harness import Answer, Engine
+from harness.engines import Answer, Engine
 
 Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]
 """Goes through a sequence and shows how far it is."""

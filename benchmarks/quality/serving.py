@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.quality import plugin
 from benchmarks.quality.compared import Compared
-from engine_harness import Engine
+from harness.engines import Engine
 
 ROOT = Path(__file__).parents[2]
 READER: dict[str, Any] = {"dtype": "float32", "block_size": 32}

@@ -13,9 +13,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.serving import READER
-from engine_harness import Engine
 from examples.demo import report
 from examples.demo.experiment import LONGEST, Measured, Workload
+from harness.engines import Engine
 
 NEEDED = ("vllm", "torch", "matplotlib")
 

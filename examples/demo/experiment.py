@@ -16,7 +16,7 @@ from benchmarks.quality.reader_cases import headers
 from benchmarks.quality.workload import Case, Tokens, make_visits
 from blendhub.core.spans import Span
 from blendhub.outcome.fates import Stretch, strip_of
-from engine_harness import Answer, Engine
+from harness.engines import Answer, Engine
 
 LONGEST = 2048
 ASKED = ("plain", "local", "cross", "split", "chained", "alias")

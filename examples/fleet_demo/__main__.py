@@ -10,13 +10,13 @@ from pathlib import Path
 
 from rich.progress import Progress
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.network import machines
-from benchmarks.fleet.served_hub import START_S, ServedHub, has_followed
-from benchmarks.fleet.servers import RedisServer
 from blendhub.client.hub_client import HubClient
 from examples.demo import command, experiment
 from examples.demo.experiment import Workload
+from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.network import machines
+from harness.servers.redis_server import RedisServer
+from harness.servers.served_hub import START_S, ServedHub, has_followed
 
 NODE_BYTES = 2**30
 FIRST_GIB = 0.5

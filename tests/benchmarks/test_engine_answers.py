@@ -14,7 +14,7 @@ from benchmarks.holes.figures import FIGURES, PHASES
 from benchmarks.quality import reader_run, report, text_run
 from benchmarks.quality.compared import SELECTORS
 from benchmarks.quality.rows import rows_of_reader, rows_of_texts
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines.tiny_model import make_tiny_model
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -7,7 +7,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from benchmarks.load.client import _measured
 from benchmarks.load.traces import DOCUMENTS, PIECE_TOKENS, Traces
 from benchmarks.load.words import add_tokenizer
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines.tiny_model import make_tiny_model
 
 
 @pytest.fixture(scope="module")

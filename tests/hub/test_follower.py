@@ -9,11 +9,11 @@ from blendhub_fleet.records import decode_record, encode_record, encode_spans
 from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, namespace, tokens
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import Saved
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 

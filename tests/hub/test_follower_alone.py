@@ -7,8 +7,8 @@ import pytest
 from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, tokens
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.hub.stores import store_writer as saves
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 

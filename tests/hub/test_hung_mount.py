@@ -8,9 +8,9 @@ import pytest
 from fleet_direct import Fleet, store
 from hub_direct import CHUNK, namespace, tokens
 
-from benchmarks.fleet import mount
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.client.hub_client import HubClient
+from harness.servers import mount
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.fleet.network import Machine, Network, NotPermitted
 from blendhub.cli import main
+from harness.servers.network import Machine, Network, NotPermitted
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 

@@ -9,7 +9,7 @@ from benchmarks.quality.reader.task import Shape, make_prompt
 from benchmarks.quality.reader_cases import headers
 from benchmarks.quality.serving import READER
 from benchmarks.quality.workload import Case, make_visits
-from engine_harness import Engine
+from harness.engines import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

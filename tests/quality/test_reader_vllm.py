@@ -6,7 +6,7 @@ from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader.evaluate import answers, blended
 from benchmarks.quality.reader.export import load
 from benchmarks.quality.reader.task import make_prompt
-from engine_harness import Engine
+from harness.engines import Engine
 
 pytestmark = pytest.mark.slow
 

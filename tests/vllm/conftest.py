@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine_harness import Engine
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Engine
+from harness.engines.tiny_model import make_tiny_model
 
 SETTINGS = {
     "hub": {"arena_gib": 0.25, "metrics": ""},

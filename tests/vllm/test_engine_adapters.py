@@ -5,8 +5,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from engine_harness import Engine, largest_difference
-from engine_harness.adapters import make_adapter
+from harness.engines import Engine, largest_difference
+from harness.engines.adapters import make_adapter
 from tests.vllm.conftest import SETTINGS
 from tests.vllm.test_engine_sharing import reused
 

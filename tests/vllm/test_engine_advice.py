@@ -8,7 +8,7 @@ import pytest
 
 from blendhub.cli import main
 from blendhub.vllm.settings import read_settings
-from engine_harness.engine import ENVIRONMENT
+from harness.engines.engine import ENVIRONMENT
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 from tests.vllm.test_settings import HOST
 

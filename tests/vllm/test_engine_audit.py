@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engine_harness import Engine, disagreement
+from harness.engines import Engine, disagreement
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS, TOLERANCE
 from tests.vllm.test_engine_ranks import FORKED, environment  # noqa: F401  (a fixture)
 

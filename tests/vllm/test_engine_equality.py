@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_harness import Engine, deviation, disagreement, largest_difference
+from harness.engines import Engine, deviation, disagreement, largest_difference
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from engine_harness import Engine, disagreement
+from harness.engines import Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, SETTINGS, TOLERANCE
 

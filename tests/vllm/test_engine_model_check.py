@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Engine, disagreement, largest_difference
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Engine, disagreement, largest_difference
+from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

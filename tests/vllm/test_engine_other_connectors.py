@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_harness import Engine, disagreement
+from harness.engines import Engine, disagreement
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

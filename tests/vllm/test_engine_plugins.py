@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Engine, disagreement, largest_difference
+from harness.engines import Engine, disagreement, largest_difference
 from tests.conftest import Site
 from tests.test_template import PLUGINS, install_template
 from tests.vllm.conftest import SETTINGS, TOLERANCE

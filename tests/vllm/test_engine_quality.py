@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_harness import Engine, deviation
+from harness.engines import Engine, deviation
 from tests.vllm.conftest import PROBING, SETTINGS, Texts
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

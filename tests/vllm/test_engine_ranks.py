@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Engine, disagreement
+from harness.engines import Engine, disagreement
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 # Alone, because each rank computes on a core.

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Engine, largest_difference
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Engine, largest_difference
+from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.conftest import ON_THE_SECOND_RUNNER, PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -5,7 +5,7 @@ import pytest
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import Selection
-from engine_harness import Engine
+from harness.engines import Engine
 from tests.vllm.conftest import SETTINGS
 from tests.vllm.test_engine_sensitivity import known
 

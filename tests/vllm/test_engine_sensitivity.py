@@ -5,7 +5,7 @@ import time
 import numpy as np
 import pytest
 
-from engine_harness import Engine
+from harness.engines import Engine
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS
 

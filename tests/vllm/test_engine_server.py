@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_harness import Server
+from harness.engines import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

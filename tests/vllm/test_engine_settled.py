@@ -2,8 +2,8 @@
 
 import pytest
 
-from engine_harness import Engine, disagreement, largest_difference
-from engine_harness.adapters import make_adapter
+from harness.engines import Engine, disagreement, largest_difference
+from harness.engines.adapters import make_adapter
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 

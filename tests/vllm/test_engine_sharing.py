@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
-from engine_harness import Engine, disagreement, largest_difference
-from engine_harness.adapters import make_adapter
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import Engine, disagreement, largest_difference
+from harness.engines.adapters import make_adapter
+from harness.engines.tiny_model import make_tiny_model
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 

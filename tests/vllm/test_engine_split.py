@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_harness import Engine, disagreement
+from harness.engines import Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from blendhub.vllm.hub_executor import LEAVE_S
-from engine_harness import ONE_THREAD, Engine, disagreement
+from harness.engines import ONE_THREAD, Engine, disagreement
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.fleet.servers import RedisServer
+from harness.servers.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")

@@ -7,12 +7,12 @@ import pytest
 from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub import PluginHost
 from blendhub.contracts import SharedStore
 from blendhub.core.errors import PluginError
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

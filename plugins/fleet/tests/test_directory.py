@@ -18,10 +18,10 @@ from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.watched import AT_ONCE, Watched
 
-from benchmarks.fleet import mount
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.core.errors import OptionError, StoreAway, StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
+from harness.servers import mount
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = [pytest.mark.skipif(BINARY is None, reason=MISSING), pytest.mark.timeout(60)]
 

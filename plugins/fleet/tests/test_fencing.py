@@ -9,10 +9,10 @@ from blendhub_fleet.directory import DirectoryBytes, Folder
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import ArenaFile
 from blendhub.core.errors import StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

@@ -9,8 +9,8 @@ from blendhub_fleet.directory import open_store
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import Record, decode_record, encode_record
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.core.errors import OptionError, StoreFailed
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

@@ -11,9 +11,9 @@ from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import encode_name, encode_spans
 from blendhub_fleet.scripts import MOST_TOKENS
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.core.errors import InvalidInput
 from blendhub.testing.shared_stores.base import Join, Member, chunk, content, key, run
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
 

@@ -13,12 +13,12 @@ from blendhub_fleet.directory import DirectoryBytes, Folder
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
 
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import ArenaFile, Changes, RunKey, SharedStore
 from blendhub.core.errors import CursorLost
 from blendhub.core.spans import Span
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, Member
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 

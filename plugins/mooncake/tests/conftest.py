@@ -10,10 +10,10 @@ from blendhub_mooncake.availability import probe
 from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import Setup
 
-from benchmarks.fleet.mooncake_cluster import Cluster
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile
 from blendhub.hub.memory.arena import Arena
+from harness.servers.mooncake_cluster import Cluster
 
 sys.path.insert(0, str(Path(__file__).parent))
 

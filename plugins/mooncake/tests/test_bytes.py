@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
 
-from benchmarks.fleet.mooncake_cluster import LEASE_MS, Cluster, wait_until
 from blendhub.core.errors import InvalidInput
 from blendhub.hub.memory.arena import Arena
+from harness.servers.mooncake_cluster import LEASE_MS, Cluster, wait_until
 
 pytestmark = pytest.mark.slow
 MIB = 2**20

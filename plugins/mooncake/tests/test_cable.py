@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from members import FOUND_S, Member
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.network import Machine, Network, NotPermitted
-from benchmarks.fleet.served_hub import ServedHub
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from benchmarks.soak.clients import SMALL
+from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.network import Machine, Network, NotPermitted
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.served_hub import ServedHub
 
 pytestmark = [
     pytest.mark.slow,

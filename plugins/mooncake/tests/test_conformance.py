@@ -14,11 +14,11 @@ import pytest
 from blendhub_mooncake.options import MooncakeOptions
 from blendhub_mooncake.store import open_store
 
-from benchmarks.fleet.mooncake_cluster import Cluster
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.contracts import SharedStore
 from blendhub.testing.shared_stores.following import FollowingTests
 from blendhub.testing.shared_stores.moving import MovingTests
+from harness.servers.mooncake_cluster import Cluster
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 REMOVE_ALL = """

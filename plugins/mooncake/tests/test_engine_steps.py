@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from members import FOUND_S, child_of, stopped
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.served_hub import START_S, ServedHub
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from blendhub.client.hub_client import HubClient
-from engine_harness import ONE_THREAD, Engine
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines import ONE_THREAD, Engine
+from harness.engines.tiny_model import make_tiny_model
+from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.served_hub import START_S, ServedHub
 
 pytestmark = [
     pytest.mark.slow,

@@ -16,9 +16,9 @@ from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import Setup
 from members import stopped
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
 from blendhub.core.errors import StoreFailed
 from blendhub.hub.memory.arena import Arena
+from harness.servers.mooncake_cluster import Cluster, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone]
 MIB = 2**20

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 
-from benchmarks.fleet.mooncake_cluster import Cluster, wait_until
-from benchmarks.fleet.served_hub import ServedHub
-from benchmarks.fleet.servers import BINARY, MISSING, RedisServer
 from benchmarks.soak.clients import SMALL, write
 from blendhub.core.errors import ArenaFull
+from harness.servers.mooncake_cluster import Cluster, wait_until
+from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.served_hub import ServedHub
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
 SOAKED_S = float(os.environ.get("SOAKED_S", "30"))

@@ -26,7 +26,7 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.model_check import check_model, layout_and_rotations
 from blendhub.vllm.worker.ranks import Ranks
-from engine_harness.tiny_model import make_tiny_model
+from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native
 
 NAMES = ["model.layers.0.attn", "model.layers.1.attn"]

@@ -3,7 +3,7 @@
 import pytest
 
 from benchmarks import engine_check
-from engine_harness import deviation, disagreement
+from harness.engines import deviation, disagreement
 from tests.vllm.conftest import PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ PATIENCE_S = 300.0
 MAIN = """
 import sys
 sys.path.append(sys.argv[1])
-from engine_harness import template
+from harness.engines import template
 sys.path.pop()
 template.main(sys.argv[2])
 """
@@ -41,7 +41,7 @@ class Interpreter:
         paths = [environment.get("PYTHONPATH"), os.environ.get("PYTHONPATH")]
         with Listener(f"{self._place.name}/line", "AF_UNIX") as listener, log.open("w") as output:
             self._process = subprocess.Popen(
-                [python, "-P", "-c", MAIN, str(Path(__file__).parents[1]), str(listener.address)],
+                [python, "-P", "-c", MAIN, str(Path(__file__).parents[2]), str(listener.address)],
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=os.environ | environment | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},

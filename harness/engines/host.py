@@ -182,7 +182,7 @@ class Host:
 
     def load_in_place(self, lora: str) -> None:
         """Have vLLM read an adapter anew, as its server does where ``load_inplace`` is asked."""
-        from engine_harness.adapters import lora_request
+        from harness.engines.adapters import lora_request
 
         self._engine.add_lora(lora_request(lora, load_inplace=True))
 
@@ -207,7 +207,7 @@ class Host:
     def _add(self, prompt: list[int], asked: dict[str, Any], tokens: int) -> str:
         from vllm import SamplingParams
 
-        from engine_harness.adapters import lora_request
+        from harness.engines.adapters import lora_request
 
         self._number += 1
         asked = dict(asked)

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.fleet.mooncake_cluster import wait_until
-from benchmarks.fleet.network import THIS, Machine
 from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import Namespace
+from harness.servers.mooncake_cluster import wait_until
+from harness.servers.network import THIS, Machine
 
 START_S = 120.0
 

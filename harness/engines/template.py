@@ -10,7 +10,7 @@ import os
 from multiprocessing.connection import Client
 from typing import Any
 
-from engine_harness import host
+from harness.engines import host
 
 IMPORTED = (
     "vllm.entrypoints.llm",

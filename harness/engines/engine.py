@@ -9,8 +9,8 @@ from multiprocessing.connection import Listener
 from pathlib import Path
 from typing import Any
 
-from engine_harness.answers import KV, Answer, Beside
-from engine_harness.interpreter import answer, interpreter
+from harness.engines.answers import KV, Answer, Beside
+from harness.engines.interpreter import answer, interpreter
 
 OPTIONS: dict[str, Any] = {
     "dtype": "float32",

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable
 from typing import IO
 
-from benchmarks.fleet.network import THIS, Machine, free_port
+from blendhub.testing.transports.base import free_port
+from harness.servers.network import THIS, Machine
 
 CLIENT_TTL_S = 3
 """After which the master forgets a node that it does not hear of."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from safetensors.torch import save_file
 
-from engine_harness.tiny_model import SHAPE
+from harness.engines.tiny_model import SHAPE
 
 if TYPE_CHECKING:
     from vllm.lora.request import LoRARequest

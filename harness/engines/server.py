@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from engine_harness.engine import ENVIRONMENT
+from harness.engines.engine import ENVIRONMENT
 
 NAME = "tiny"
 PATIENCE_S = 1200
@@ -37,9 +36,9 @@ class Server:
 
         ``options``: those of the command line, with underscores; True for one that takes no value.
         """
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port: int = free.getsockname()[1]
+        from blendhub.testing.transports.base import free_port  # here, as an engine's interpreter may lack BlendHub
+
+        self.port = free_port()
         given: dict[str, int | str | bool] = {"model": str(model), "served-model-name": NAME, "dtype": "float32"}
         given |= {"host": "127.0.0.1", "port": self.port, "block-size": 32}
         given |= {name.replace("_", "-"): value for name, value in options.items()}

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import redis
 
-from benchmarks.fleet.network import THIS, Machine, free_port
+from blendhub.testing.transports.base import free_port
+from harness.servers.network import THIS, Machine
 
 START_S = 20.0
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")

@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -36,7 +35,7 @@ class Machine:
 
     def arrange(self) -> list[str]:
         """What an engine of the harness calls before it starts, so that it runs on this machine."""
-        return ["benchmarks.fleet.network:enter", self.namespace] if self.namespace else []
+        return ["harness.servers.network:enter", self.namespace] if self.namespace else []
 
     def connect(self, port: int) -> None:
         """Raise unless something listens at the port of this machine."""
@@ -116,13 +115,6 @@ def enter(namespace: str) -> None:
             raise OSError(ctypes.get_errno(), f"cannot enter {namespace}")
     finally:
         os.close(handle)
-
-
-def free_port() -> int:
-    """A port that nothing listens at in this process's network; in a new namespace no port is taken."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 @contextlib.contextmanager
