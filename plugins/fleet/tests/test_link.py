@@ -1,6 +1,5 @@
 """Redis by URL: with a password, with TLS, and wrong."""
 
-import socket
 import subprocess
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import Record, decode_record, encode_record
 
 from blendhub.core.errors import OptionError, StoreFailed
+from blendhub.testing.transports.base import free_port
 from harness.servers.redis_server import BINARY, MISSING, RedisServer
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
@@ -32,9 +32,7 @@ def test_a_password_is_part_of_the_url_and_never_of_an_error(tmp_path: Path) -> 
 
 
 def test_tls_by_url(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     certificate, secret = tmp_path / "cert.pem", tmp_path / "key.pem"
     command = (
         "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=127.0.0.1 -addext subjectAltName=IP:127.0.0.1 "
