@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from blendhub_mooncake.availability import probe
 
-from harness.servers.redis_server import BINARY, MISSING
+from harness.servers.redis_server import needs_redis
 
 ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(BINARY is None, reason=MISSING)
+@needs_redis
 def test_a_machine_reuses_documents_that_only_another_has_seen(tmp_path):
     if missing := probe():
         pytest.skip(f"{missing.reason}: {missing.command}")

@@ -1,12 +1,13 @@
 """A machine that lacks a package skips what needs it, and says at the end which command brings it."""
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from harness.namespaces import skip_unless_permitted
 
 ROOT = Path(__file__).parent.parent
 MOONCAKES = "libibverbs.so.1", "librdmacm.so.1"
@@ -36,8 +37,7 @@ def end_of_tests(tmp_path: Path, *tests: str, hiding: str | None = None, **envir
 
 @pytest.mark.slow
 def test_without_mooncakes_libraries_its_tests_are_skipped_with_the_command_that_brings_them(tmp_path):
-    if shutil.which("unshare") is None or subprocess.run(["unshare", "--mount", "true"]).returncode:
-        pytest.skip("namespaces cannot be made here, they need root and util-linux")
+    skip_unless_permitted(["unshare", "--mount"])
     pytest.importorskip("mooncake", reason="its libraries are hidden from it; `make setup` installs it")
     tests = ["tests/test_fleet_demo.py", "plugins/mooncake/tests/test_failures.py"]
     (line,) = end_of_tests(tmp_path, *tests, hiding=hide_libraries()).splitlines()

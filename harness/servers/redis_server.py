@@ -7,6 +7,7 @@ import tempfile
 import time
 from pathlib import Path
 
+import pytest
 import redis
 
 from blendhub.testing.transports.base import free_port
@@ -15,6 +16,7 @@ from harness.servers.network import THIS, Machine
 START_S = 20.0
 BINARY = shutil.which("redis-server") or shutil.which("valkey-server")
 MISSING = "no redis-server here; install it with: apt-get install redis-server"
+needs_redis = pytest.mark.skipif(BINARY is None, reason=MISSING)
 
 
 class RedisServer:

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
+from harness.namespaces import skip_unless_permitted
 
 DOCTOR = [sys.executable, "-m", "blendhub.cli", "doctor", "--json"]
 
@@ -92,8 +93,7 @@ def doctor() -> Iterator[Doctor]:
 @pytest.fixture
 def elsewhere() -> Any:
     """Makes commands that run others in a mount namespace, after a script."""
-    if not shutil.which("unshare") or subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode:
-        pytest.skip("this user cannot have a mount namespace; root can")
+    skip_unless_permitted(["unshare", "--mount"])
 
     def place(script: str, *arguments: str) -> list[str]:
         count = len(arguments)

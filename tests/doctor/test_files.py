@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from harness.namespaces import skip_unless_permitted
+
 SOCKETS, STORES, CLOCK, LEFTOVERS = (["--only", name] for name in ("sockets", "stores", "clock", "leftovers"))
 
 
@@ -133,8 +135,7 @@ def test_a_store_on_a_disk_that_takes_no_more_is_found(doctor, elsewhere):
 
 def test_a_time_namespace_is_found(doctor):
     within = ["unshare", "--time", "--boottime", "86400", "--fork"]
-    if subprocess.run([*within, "true"], capture_output=True).returncode:
-        pytest.skip("this user cannot have a time namespace; root can, on Linux 5.6 and later")
+    skip_unless_permitted(within)
     found = doctor(*CLOCK, within=within).only("warn")
     assert "a time namespace shifts boottime by 86400 s" in found["sentence"]
     assert doctor(*CLOCK).only("ok")

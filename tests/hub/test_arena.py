@@ -4,7 +4,6 @@ import asyncio
 import logging
 import os
 import signal
-import subprocess
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from processes import IN_A_CONTAINER, python_of, run_python, until
 from blendhub.client.arena_view import SHM, ArenaName, ArenaView, header_of
 from blendhub.core.errors import HubError, InvalidInput
 from blendhub.hub.memory.arena import Arena, remove_leftovers
+from harness.namespaces import skip_unless_permitted
 
 IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
 """With shared memory for itself, mounted with the options that follow."""
@@ -125,8 +125,7 @@ def test_an_arena_that_does_not_fit_names_the_size_that_would():
 @pytest.mark.parametrize("within", [(), IN_A_CONTAINER], ids=["beside it", "in a container"])
 @pytest.mark.alone
 def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within):
-    if within and subprocess.run([*within, "true"], capture_output=True).returncode:
-        pytest.skip("namespaces cannot be made here, they need root and util-linux")
+    skip_unless_permitted(within)
     holders = [run_python(HOLD, within=within) for _ in range(2)]
     dead, alive = (holder.stdout.readline().strip() for holder in holders)
     os.kill(python_of(holders[0]), signal.SIGKILL)
@@ -142,8 +141,7 @@ def test_what_a_killed_hub_left_is_removed_and_what_a_live_one_has_is_not(within
 def test_huge_pages_are_advised_before_the_memory_is_reserved():
     """The file system decides about a page when it is created. The hub keeps none in its page tables."""
     within = [*IN_A_PLACE, "size=256m,huge=advise"]
-    if subprocess.run([*within, "true"], capture_output=True).returncode:
-        pytest.skip("a file system with huge pages cannot be mounted here; that needs root, and Linux with them")
+    skip_unless_permitted(within)
     made = run_python(HUGE_PAGES, within=within)
     huge_kib, mapped_kib = map(int, made.communicate(timeout=60)[0].split())
     assert huge_kib >= 2**14 and mapped_kib < 2**12
@@ -151,8 +149,7 @@ def test_huge_pages_are_advised_before_the_memory_is_reserved():
 
 def test_an_arena_with_huge_pages_that_does_not_fit_is_refused_and_leaves_nothing():
     within = [*IN_A_PLACE, "size=16m,huge=advise"]
-    if subprocess.run([*within, "true"], capture_output=True).returncode:
-        pytest.skip("a file system with huge pages cannot be mounted here; that needs root, and Linux with them")
+    skip_unless_permitted(within)
     made = run_python(TOO_LARGE, within=within)
     assert made.communicate(timeout=60)[0].split("; ") == ["HubError", "[]\n"]
 

@@ -13,9 +13,9 @@ from blendhub.client import wire
 from blendhub.contracts import RunKey, StoredRun
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import Saved
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow, needs_redis]
 
 
 @pytest.fixture(scope="module")

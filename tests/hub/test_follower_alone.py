@@ -8,9 +8,9 @@ from fleet_direct import TEXT, Fleet, count, known, read, store
 from hub_direct import CHUNK, tokens
 
 from blendhub.hub.stores import store_writer as saves
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow, needs_redis]
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.client.hub_client import HubClient
 from harness.servers import mount
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(BINARY is None, reason=MISSING),
+    needs_redis,
     pytest.mark.skipif(mount.BINARY is None, reason=mount.MISSING),
 ]
 DEADLINE_S = 1.0

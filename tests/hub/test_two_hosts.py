@@ -1,7 +1,6 @@
 """A hub on another machine: two network namespaces, and a cable between them that can be pulled."""
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -12,7 +11,8 @@ from typing import Any
 import pytest
 
 from blendhub.cli import main
-from harness.servers.network import Machine, Network, NotPermitted
+from harness.namespaces import network_or_skip, skip_unless_permitted
+from harness.servers.network import Machine, Network
 
 pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
@@ -85,16 +85,9 @@ class Hosts:
 
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
-    if not shutil.which("unshare"):
-        pytest.skip("needs unshare: apt-get install util-linux")
-    try:
-        with Network() as network:
-            subprocess.run([*ELSEWHERE, WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
-            yield Hosts(network)
-    except NotPermitted as error:
-        pytest.skip(str(error))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"namespaces cannot be made here, they need root: {error.stderr.strip()}")
+    with network_or_skip() as network:
+        skip_unless_permitted([*ELSEWHERE, WITH_MEMORY_OF_ITS_OWN])
+        yield Hosts(network)
 
 
 class FarEngine:

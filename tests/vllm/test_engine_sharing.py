@@ -1,13 +1,13 @@
 """Several engines and one hub; text that may be shared, and text that may not."""
 
 import re
-import subprocess
 
 import pytest
 
 from harness.engines import Engine, disagreement, largest_difference
 from harness.engines.adapters import make_adapter
 from harness.engines.tiny_model import make_tiny_model
+from harness.namespaces import skip_unless_permitted
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS, TOLERANCE
 
@@ -77,10 +77,7 @@ def test_adapters_share_nothing(model, settings, texts, tmp_path):
 
 def test_an_engine_that_cannot_map_the_hub_s_memory_is_served_through_the_transport(model, plain, texts, tmp_path):
     """The engine and the hub are as in containers without a common /dev/shm."""
-    try:
-        subprocess.run([*WITH_MEMORY_OF_ITS_OWN, "true"], check=True, capture_output=True, text=True)
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"a hub cannot have a /dev/shm for itself here, that needs root: {error}")
+    skip_unless_permitted(WITH_MEMORY_OF_ITS_OWN)
     hub = HubProcess(tmp_path, arena_gib=0.25, within=WITH_MEMORY_OF_ITS_OWN)
     chosen = SETTINGS | {"endpoint": hub.endpoint, "hub": {}}
     try:

@@ -12,9 +12,9 @@ from blendhub.contracts import SharedStore
 from blendhub.core.errors import PluginError
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.target import Target
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = needs_redis
 
 
 class TestDirectory(SharedStoreSuite):

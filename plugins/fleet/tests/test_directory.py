@@ -21,9 +21,9 @@ from blendhub_fleet.watched import AT_ONCE, Watched
 from blendhub.core.errors import OptionError, StoreAway, StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
 from harness.servers import mount
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = [pytest.mark.skipif(BINARY is None, reason=MISSING), pytest.mark.timeout(60)]
+pytestmark = [needs_redis, pytest.mark.timeout(60)]
 
 NOBODY = 65534
 SILENCE_S = 0.3

@@ -12,9 +12,9 @@ from blendhub_fleet.store import FleetStore
 from blendhub.contracts import ArenaFile
 from blendhub.core.errors import StoreFailed
 from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = needs_redis
 
 
 class SlowBytes(DirectoryBytes):

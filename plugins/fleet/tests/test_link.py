@@ -10,9 +10,9 @@ from blendhub_fleet.records import Record, decode_record, encode_record
 
 from blendhub.core.errors import OptionError, StoreFailed
 from blendhub.testing.transports.base import free_port
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = needs_redis
 
 
 def opened(url: str, path: Path, **options: object):

@@ -13,9 +13,9 @@ from blendhub_fleet.scripts import MOST_TOKENS
 
 from blendhub.core.errors import InvalidInput
 from blendhub.testing.shared_stores.base import Join, Member, chunk, content, key, run
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason=MISSING)
+pytestmark = needs_redis
 
 LARGE = 4 * 2**20
 NAME = encode_name(key("a"))

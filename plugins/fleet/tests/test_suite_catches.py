@@ -18,9 +18,9 @@ from blendhub.core.errors import CursorLost
 from blendhub.core.spans import Span
 from blendhub.testing.shared_stores import SharedStoreSuite
 from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, Member
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow, needs_redis]
 
 
 class Sound(FleetStore):

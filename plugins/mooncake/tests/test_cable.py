@@ -10,15 +10,16 @@ import pytest
 from members import FOUND_S, Member
 
 from benchmarks.soak.clients import SMALL
+from harness.namespaces import network_or_skip
 from harness.servers.mooncake_cluster import Cluster, wait_until
-from harness.servers.network import Machine, Network, NotPermitted
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.network import Machine, Network
+from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(BINARY is None, reason=MISSING),
+    needs_redis,
 ]
 DOCUMENTS = 30
 ALL_GIB, FEW_GIB = (n * 8 * SMALL.slot_bytes / 2**30 for n in (2 * DOCUMENTS, 10))
@@ -33,11 +34,8 @@ ANSWERED_S = 10.0
 
 @pytest.fixture
 def network() -> Iterator[Network]:
-    try:
-        with Network() as network:
-            yield network
-    except NotPermitted as error:
-        pytest.skip(str(error))
+    with network_or_skip() as network:
+        yield network
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ from blendhub.contracts import SharedStore
 from blendhub.testing.shared_stores.following import FollowingTests
 from blendhub.testing.shared_stores.moving import MovingTests
 from harness.servers.mooncake_cluster import Cluster
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow, needs_redis]
 REMOVE_ALL = """
 import sys
 from mooncake.store import MooncakeDistributedStore

@@ -14,14 +14,14 @@ from blendhub.client.hub_client import HubClient
 from harness.engines import ONE_THREAD, Engine
 from harness.engines.tiny_model import make_tiny_model
 from harness.servers.mooncake_cluster import Cluster, wait_until
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import START_S, ServedHub
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.alone,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(BINARY is None, reason=MISSING),
+    needs_redis,
 ]
 LONGER_S = 0.05
 """By so much may the longest step be longer than without reuse."""

@@ -16,10 +16,10 @@ from members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 from benchmarks.soak.clients import SMALL, write
 from blendhub.core.errors import ArenaFull
 from harness.servers.mooncake_cluster import Cluster, wait_until
-from harness.servers.redis_server import BINARY, MISSING, RedisServer
+from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(BINARY is None, reason=MISSING)]
+pytestmark = [pytest.mark.slow, needs_redis]
 SOAKED_S = float(os.environ.get("SOAKED_S", "30"))
 """``make soak`` sets five minutes."""
 OPERATE = Path(__file__).parents[3] / "docs/operate.md"

@@ -3,8 +3,6 @@
 A file is a preamble (magic, format version, length and checksum of the header), the header, in files of chunks the
 room for a note and its checksum, and the sections one after another. The header is written last, so that a file whose
 writing was interrupted has none. A note is written over an earlier one; if that is interrupted there is no note.
-
-Format 1 is read, too: its files have no room for notes.
 """
 
 import contextlib
@@ -24,7 +22,6 @@ from blendhub.core.spans import Span
 from blendhub.system.safe_open import open_own
 
 FORMAT = 2
-WITHOUT_NOTES = 1
 PREAMBLE = struct.Struct("<7sBI16s")
 MAGIC = b"BlendKV"
 MAX_HEADER = 2**20
@@ -68,16 +65,16 @@ def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -
     return header
 
 
-def file_size(header: Header, version: int = FORMAT) -> int:
-    return _note_at(header) + _note_room(header, version) + sum(header.sizes)
+def file_size(header: Header) -> int:
+    return _note_at(header) + _note_room(header) + sum(header.sizes)
 
 
 def _note_at(header: Header) -> int:
     return PREAMBLE.size + len(msgspec.msgpack.encode(header))
 
 
-def _note_room(header: Header, version: int) -> int:
-    return 0 if header.span is None or version == WITHOUT_NOTES else SUM_BYTES + len(header.span)
+def _note_room(header: Header) -> int:
+    return 0 if header.span is None else SUM_BYTES + len(header.span)
 
 
 def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: bool) -> None:
@@ -91,7 +88,7 @@ def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: b
             at += len(section)
         encoded = msgspec.msgpack.encode(msgspec.structs.replace(header, sums=tuple(sums)))
         preamble = PREAMBLE.pack(MAGIC, FORMAT, len(encoded), _checksum(encoded))
-        _write_all(fd, memoryview(preamble + encoded + bytes(_note_room(header, FORMAT))), 0)
+        _write_all(fd, memoryview(preamble + encoded + bytes(_note_room(header))), 0)
         _mark_used(fd)
         if fsync:
             os.fsync(fd)
@@ -106,8 +103,8 @@ class StoreFile:
         self._fd = open_own(path, flags)
         try:
             self.nbytes = os.fstat(self._fd).st_size
-            self.header, self._version = self._read_header()
-            self._sections_at = file_size(self.header, self._version) - sum(self.header.sizes)
+            self.header = self._read_header()
+            self._sections_at = file_size(self.header) - sum(self.header.sizes)
         except BaseException:
             os.close(self._fd)
             raise
@@ -134,13 +131,13 @@ class StoreFile:
 
     def note(self) -> bytes | None:
         """The note, verified; None if there is none."""
-        room = _read_at(self._fd, _note_room(self.header, self._version), _note_at(self.header))
+        room = _read_at(self._fd, _note_room(self.header), _note_at(self.header))
         checksum, note = room[:SUM_BYTES], room[SUM_BYTES:]
         return note if note and _checksum(note) == checksum else None
 
     def write_note(self, note: memoryview) -> None:
         """Write the note, if the file has room for one. This is no use of the file."""
-        if _note_room(self.header, self._version):
+        if _note_room(self.header):
             before = os.fstat(self._fd)
             _write_all(self._fd, memoryview(_checksum(note) + note), _note_at(self.header))
             os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
@@ -157,15 +154,15 @@ class StoreFile:
                 raise Damaged(f"the bytes of section {section} do not match their checksum")
             at += len(view)
 
-    def _read_header(self) -> tuple[Header, int]:
+    def _read_header(self) -> Header:
         head = _read_at(self._fd, FIRST_READ, 0)
         if len(head) < PREAMBLE.size:
             raise Damaged(f"it ends after {len(head)} bytes, within the preamble")
         magic, version, length, checksum = PREAMBLE.unpack_from(head)
         if magic != MAGIC:
             raise Damaged("it does not begin with the magic bytes of this store")
-        if version not in (WITHOUT_NOTES, FORMAT):
-            raise Damaged(f"it has format {version}, this release reads formats {WITHOUT_NOTES} and {FORMAT}")
+        if version != FORMAT:
+            raise Damaged(f"it has format {version}, this release reads format {FORMAT}")
         if length > MAX_HEADER:
             raise Damaged(f"its header claims {length} bytes")
         encoded = head[PREAMBLE.size : PREAMBLE.size + length]
@@ -183,10 +180,10 @@ class StoreFile:
             or (header.span is None and len(header.sizes) != 2)
         ):
             raise Damaged(f"its header has {len(header.sizes)} sizes and {len(header.sums)} checksums")
-        described = file_size(header, version)
+        described = file_size(header)
         if described != self.nbytes:
             raise Damaged(f"its header describes {described} bytes, but the file has {self.nbytes}")
-        return header, version
+        return header
 
 
 def _mark_used(fd: int) -> None:

@@ -8,17 +8,16 @@ import shutil
 import stat
 import subprocess
 import sys
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from blendhub_stores.file_format import PREAMBLE
 
 from blendhub import PluginHost
 from blendhub.contracts import Store
 from blendhub.core.errors import OptionError, StoreFailed
 from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
+from harness.namespaces import skip_unless_permitted
 
 HOST = PluginHost.discover()
 
@@ -220,12 +219,11 @@ print("held", saved)
 @pytest.mark.slow
 def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
     """On a file system of 2 MiB that only the child process sees."""
-    mount = ["unshare", "--map-root-user", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m none "$1"', "sh", tmp_path]
-    if not shutil.which("unshare") or subprocess.run(mount, capture_output=True).returncode:
-        pytest.skip("this system does not let its users mount a small file system of their own (unshare, mount)")
-    script = 'mount -t tmpfs -o size=2m none "$1" && exec "$2" -c "$3" "$1"'
-    command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, "sh", tmp_path, sys.executable]
-    done = subprocess.run([*command, textwrap.dedent(FILL_THE_DISK)], capture_output=True, text=True, timeout=120)
+    script = 'mount -t tmpfs -o size=2m none "$0" && exec "$@"'
+    within = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path)]
+    skip_unless_permitted(within)
+    command = [*within, sys.executable, "-c", FILL_THE_DISK, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("held")
 
@@ -289,27 +287,6 @@ def test_a_folder_of_another_user_is_named_and_skipped(path, caplog):
     as_anothers(file.parent)
     with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
         assert key("a") not in listed(store) and f"skipped {file.parent}" in caplog.text
-
-
-def test_files_of_an_earlier_release_are_read_and_keep_no_notes(store: Store, path: Path) -> None:
-    """Format 1 had no room for notes between the header and the sections."""
-    store.close()
-    for file in path.glob("*/*"):
-        whole = file.read_bytes()
-        assert whole[7] == 2
-        at = PREAMBLE.size + PREAMBLE.unpack_from(whole)[2]
-        room = 16 + len(chunk(0)) if file.suffix == ".kv" else 0
-        assert whole[at : at + room] == bytes(room)
-        file.write_bytes(whole[:7] + b"\1" + whole[8:at] + whole[at + room :])
-    again = disk(path)
-    assert loaded(again, key("a"), chunk(0)) == [content(0)]
-    again.save_note(key("a"), chunk(0), note(0))
-    assert again.note(key("a"), chunk(0)) is None
-    assert loaded(again, key("a"), chunk(0)) == [content(0)] and again.corrupted == 0
-    again.save(key("a"), chunk(0), [content(0)])
-    again.save_note(key("a"), chunk(0), note(0))
-    assert again.note(key("a"), chunk(0)) == note(0)
-    again.close()
 
 
 def test_a_note_does_not_change_the_order_of_use_that_a_restart_finds(store: Store, path: Path) -> None:
