@@ -51,6 +51,7 @@ def report(out: Path) -> dict:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_each_way_reuses_what_it_may(report):
     full, exact, blended, moved = (report["ways"][way]["tokens"] for way in WAYS)
     n_tokens = full["computed"]
@@ -63,6 +64,7 @@ def test_each_way_reuses_what_it_may(report):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_recomputing_some_wins_back_answers_that_reuse_loses(report):
     full, exact, blended, moved = (report["ways"][way]["right_answers"] for way in WAYS)
     assert full == exact >= 0.9
@@ -70,6 +72,7 @@ def test_recomputing_some_wins_back_answers_that_reuse_loses(report):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
     for one in report["measured"]:
         at, counts = 0, dict.fromkeys(("cached", "exact", "moved", "recomputed", "hole", "computed"), 0)
@@ -85,6 +88,7 @@ def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_every_question_is_timed_and_judged(report):
     measured = report["measured"]
     assert [(one["prompt"], one["way"]) for one in measured] == [(n, way) for n in (1, 2, 3) for way in WAYS]
@@ -94,5 +98,6 @@ def test_every_question_is_timed_and_judged(report):
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_the_plan_is_drawn(out):
     assert (out / "plan.png").read_bytes().startswith(b"\x89PNG")

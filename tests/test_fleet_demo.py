@@ -14,6 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @needs_redis
 def test_a_machine_reuses_documents_that_only_another_has_seen(tmp_path):
     if missing := probe():

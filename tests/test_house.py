@@ -1,6 +1,7 @@
 """The structure of the code: imports without circles, layers, and files that are short."""
 
 import ast
+import functools
 import statistics
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -44,7 +45,9 @@ def imports_of(name: str) -> set[str]:
     return found & MODULES.keys() - {name}
 
 
-IMPORTS = {name: imports_of(name) for name in MODULES}
+@functools.cache
+def all_imports() -> dict[str, set[str]]:
+    return {name: imports_of(name) for name in MODULES}
 
 
 def is_in(module: str, place: str) -> bool:
@@ -57,7 +60,7 @@ def reached_from(place: str) -> set[str]:
     reached: set[str] = set()
     waiting = [name for name in MODULES if is_in(name, place)]
     while waiting:
-        for name in IMPORTS[waiting.pop()] - reached:
+        for name in all_imports()[waiting.pop()] - reached:
             reached.add(name)
             waiting.append(name)
     return reached
@@ -65,13 +68,13 @@ def reached_from(place: str) -> set[str]:
 
 def test_imports_have_no_circles():
     try:
-        list(TopologicalSorter(IMPORTS).static_order())
+        list(TopologicalSorter(all_imports()).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_contracts_import_only_the_vocabulary():
-    direct = {name for module in MODULES if is_in(module, "blendhub.contracts") for name in IMPORTS[module]}
+    direct = {name for module in MODULES if is_in(module, "blendhub.contracts") for name in all_imports()[module]}
     assert {
         name for name in direct if not is_in(name, "blendhub.contracts") and not is_in(name, "blendhub.core")
     } == set()
@@ -104,7 +107,7 @@ def test_layers_do_not_reach_upwards(importer, forbidden):
 
 def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
     outside = {name for name in MODULES if not is_in(name, "blendhub.vllm")}
-    importers = {name for name in outside if any(is_in(one, "blendhub.vllm") for one in IMPORTS[name])}
+    importers = {name for name in outside if any(is_in(one, "blendhub.vllm") for one in all_imports()[name])}
     assert importers <= {
         "blendhub.cli.advise",
         "blendhub.cli.check",

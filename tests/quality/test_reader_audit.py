@@ -11,7 +11,7 @@ from benchmarks.quality.serving import READER
 from benchmarks.quality.workload import Case, make_visits
 from harness.engines import Engine
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.timeout(900)]
 
 TARGET = 0.95
 SETTINGS = {

@@ -86,6 +86,7 @@ def test_a_ratio_that_does_not_hold_agreement_rises_until_text_is_not_moved_any_
     assert moved[0] > 400 and moved[-1] == 0
 
 
+@pytest.mark.long
 def test_audits_work_in_the_second_runner(model, plain, texts):
     stored, prompts = case(texts, 2)
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
@@ -97,7 +98,6 @@ def test_audits_work_in_the_second_runner(model, plain, texts):
         assert all(answer.report["audit"]["kl"] > 0 for answer in answers)
 
 
-@pytest.mark.alone
 def test_two_ranks_audit_as_one(model, plain, environment, texts):  # noqa: F811
     stored, prompts = case(texts, 3)
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]

@@ -24,16 +24,17 @@ KINDS = {
 }
 """Settings of BlendHub, and options of vLLM."""
 
-ON_OLDER_VERSIONS = {"eager"}
-"""Of CI's runs on other versions of vLLM."""
+MARKS = {
+    "eager": pytest.mark.versions,
+    "no prefix caching": pytest.mark.long,
+    "second runner": pytest.mark.long,
+    "embedded by the runner, compiled": pytest.mark.long,
+}
 
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(kind, id=name, marks=[pytest.mark.versions] if name in ON_OLDER_VERSIONS else [])
-        for name, kind in KINDS.items()
-    ],
+    params=[pytest.param(kind, id=name, marks=MARKS.get(name, ())) for name, kind in KINDS.items()],
 )
 def kind(request):
     return request.param

@@ -30,7 +30,7 @@ def hub(tmp_path):
     "asynchronous",
     [
         pytest.param(True, id="two batches in flight", marks=pytest.mark.versions),
-        pytest.param(False, id="one batch at a time"),
+        pytest.param(False, id="one batch at a time", marks=pytest.mark.long),
     ],
 )
 def test_the_hub_is_killed_and_comes_back(asynchronous, model, plain, hub, texts):
@@ -104,9 +104,9 @@ def test_files_of_the_store_are_damaged(model, plain, texts, tmp_path):
     "runner, n_prompts, tokens, blocks",
     [
         pytest.param({}, 8, 100, 60, id="first runner", marks=pytest.mark.versions),
-        pytest.param({"async_scheduling": False}, 8, 100, 60, id="first runner, one batch at a time"),
+        pytest.param({"async_scheduling": False}, 8, 100, 60, id="one batch at a time", marks=pytest.mark.long),
         # Its kernels run in an interpreter, which takes it half a second for each step.
-        pytest.param(ON_THE_SECOND_RUNNER, 4, 60, 47, id="second runner"),
+        pytest.param(ON_THE_SECOND_RUNNER, 4, 60, 47, id="second runner", marks=pytest.mark.long),
     ],
 )
 def test_preempted_requests(runner, n_prompts, tokens, blocks, model, plain, texts):

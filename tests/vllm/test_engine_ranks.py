@@ -10,8 +10,7 @@ import pytest
 from harness.engines import Engine, disagreement
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
-# Alone, because each rank computes on a core.
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 LEASE_S = 0.5
@@ -30,7 +29,11 @@ def environment(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("batches", "ranks"), [(2, RANKS), (1, FORKED)], ids=["two batches in flight", "one batch at a time"]
+    ("batches", "ranks"),
+    [
+        pytest.param(2, RANKS, id="two batches in flight", marks=[pytest.mark.long, pytest.mark.alone]),
+        pytest.param(1, FORKED, id="one batch at a time"),
+    ],
 )
 def test_two_ranks_blend_as_one(batches, ranks, model, plain, environment, texts):
     first, second = texts.new(400), texts.new(400)
@@ -67,6 +70,8 @@ def test_ranks_whose_copies_end_at_different_times_stay_in_step(fails, model, pl
         assert "the engine waited for a copy" not in engine.log
 
 
+@pytest.mark.long
+@pytest.mark.alone
 def test_a_rank_that_is_stopped_in_any_stage_of_a_load_delays_its_requests_by_that_alone(
     model, plain, environment, texts, tmp_path
 ):

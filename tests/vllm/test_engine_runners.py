@@ -42,7 +42,16 @@ BACKENDS = {
 }
 
 
-@pytest.mark.parametrize("kind", BACKENDS.values(), ids=BACKENDS)
+IN_EVERY_RUN = ("FlashAttention, second runner", "FlashInfer", "FlexAttention")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, id=name, marks=() if name in IN_EVERY_RUN else pytest.mark.long)
+        for name, kind in BACKENDS.items()
+    ],
+)
 def test_everything_recomputed_equals_full_prefill(kind, model, texts):
     first, second = texts.new(72), texts.new(70)
     with start(model, *kind) as engine:

@@ -8,14 +8,12 @@ import pytest
 from harness.engines import Engine
 from tests.hub.processes import HubProcess
 from tests.vllm.conftest import SETTINGS
+from tests.vllm.test_engine_ranks import FORKED, environment  # noqa: F401  (a fixture)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 ROLLING = SETTINGS | {"matchers": [{"name": "rolling_hash"}]}
 """Without the prefix matcher, whose answers come first, text is moved wherever its run is not exact."""
-
-RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
-ON_TWO_CORES = {"VLLM_CPU_OMP_THREADS_BIND": "0|1"}
 
 
 def known(engine: Engine, prompt: list[int], n: int, salt: str = "") -> np.ndarray:
@@ -87,13 +85,12 @@ def learned_by(engine: Engine, document: list[int], before: list[int], prompt: l
     return [one[start : start + 300].astype(int) for one in found]
 
 
-@pytest.mark.alone
-def test_all_ways_and_two_ranks_learn_the_same(model, texts):
+def test_all_ways_and_two_ranks_learn_the_same(model, environment, texts):  # noqa: F811
     """Each rank has half of the heads. A request that reuses nothing stores its text again, in another context."""
     document, before = texts.new(300), texts.new(40)
     prompt = [*before, *document, *texts.new(9)]
     learned = []
-    for options in ({}, {"environment": ON_TWO_CORES, **RANKS}):
+    for options in ({}, {"variables": environment, **FORKED}):
         with Engine(model, SETTINGS, **options) as engine:
             learned += learned_by(engine, document, before, prompt)
     assert all(np.abs(learned[0] - one).max() <= 1 for one in learned[1:])

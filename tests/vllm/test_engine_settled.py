@@ -17,7 +17,13 @@ SETTLING = SETTINGS | {"audit_share": 0, "selector": {"name": "hkvd"}}
 ANSWER = 20
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["two batches in flight", "one batch at a time"])
+BATCHES = [
+    pytest.param(True, id="two batches in flight"),
+    pytest.param(False, id="one batch at a time", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module", params=BATCHES)
 def engine(request, model):
     with Engine(model, SETTLING, async_scheduling=request.param) as engine:
         yield engine
@@ -158,7 +164,7 @@ def test_an_audit_of_settled_text_ends_with_exact_kv(model, plain, texts):
         assert audited.report["audit"]["agrees"] == (answer.tokens[0] == expected.tokens[0])
 
 
-@pytest.mark.parametrize("asynchronous", [True, False], ids=["two batches in flight", "one batch at a time"])
+@pytest.mark.parametrize("asynchronous", BATCHES)
 def test_preempted_requests_with_settled_blocks(asynchronous, model, plain, texts):
     """Few blocks for many answers. Everything is recomputed, so that what is settled can be compared with vLLM's."""
     shared = texts.new(300)

@@ -38,6 +38,7 @@ STAGES = {
     "in the save": "Reserve answered",
     "at the save's end": "Commit sent",
 }
+IN_EVERY_RUN = ("before the lookup is answered", "in the load", "in the save")
 
 
 def stoppable_engine(model, hub: HubProcess) -> Engine:
@@ -138,12 +139,14 @@ def undisturbed(scene, stage, then) -> None:
     pytest.fail(f"longest gap and time of the request, beyond the usual: {seen}")
 
 
-@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize(
+    "stage", [pytest.param(one, marks=() if one in IN_EVERY_RUN else pytest.mark.long) for one in STAGES]
+)
 def test_a_hub_that_stops_delays_no_other_request_and_its_own_no_longer_than_the_timeout(scene, stage):
     undisturbed(scene, stage, scene.thaw)
 
 
-@pytest.mark.parametrize("stage", ["in the load", "in the save"])
+@pytest.mark.parametrize("stage", ["in the load", pytest.param("in the save", marks=pytest.mark.long)])
 def test_so_does_one_that_is_killed_while_it_stands_still_and_another_one_is_used_when_it_comes(scene, stage):
     def replace():
         scene.hub.kill()

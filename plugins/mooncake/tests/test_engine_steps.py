@@ -20,6 +20,7 @@ from harness.servers.served_hub import START_S, ServedHub
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.alone,
+    pytest.mark.long,
     pytest.mark.timeout(600),
     needs_redis,
 ]

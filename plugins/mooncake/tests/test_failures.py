@@ -151,15 +151,12 @@ def test_a_killed_master_costs_what_it_knew_and_the_next_one_serves(ledger: Ledg
     assert not ledger.get(0)
 
 
-def test_a_stopped_master_costs_reuse_while_it_is(ledger: Ledger, cluster: Cluster) -> None:
-    assert cluster.master is not None
-    with stopped(cluster.master.pid):
-        _never_works(ledger, STOPPED_S)
-    wait_until(ledger.works, RECOVERY_S)
-
-
-def test_a_stopped_node_costs_reuse_while_it_is(ledger: Ledger, cluster: Cluster) -> None:
-    with stopped(cluster.nodes[0].pid):
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["master", "node"])
+def test_a_stopped_server_costs_reuse_while_it_is(ledger: Ledger, cluster: Cluster, which: str) -> None:
+    server = cluster.master if which == "master" else cluster.nodes[0]
+    assert server is not None
+    with stopped(server.pid):
         _never_works(ledger, STOPPED_S)
     wait_until(ledger.works, RECOVERY_S)
 
