@@ -28,10 +28,11 @@ from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
 from blendhub.hub.config import HubConfig, HubPlacement, Listen
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import NamespaceIndex, Origin
+from blendhub.hub.index.namespace_index import Origin
+from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
 from blendhub.hub.memory.arena import Arena
-from blendhub.hub.memory.eviction import LRU
+from blendhub.hub.memory.cache import Cache
 from blendhub.hub.state import HubState
 from blendhub.system.processes import ProcessId
 
@@ -246,8 +247,8 @@ class _Filled:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
         threads = MatchThreads(HubConfig().match_inline_tokens)
-        self.state = HubState(arena, LRU(), lambda namespace: NamespaceIndex(namespace, host, threads))
-        self.index = self.state.index_for(namespace)
+        self.state = HubState(Cache(arena), IndexTable(host, threads), None)
+        self.index = self.state.indexes.get_or_make(namespace)
         register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)
         self.session = self.state.join(register, b"", 0.0)
         self.session.mapping = 0

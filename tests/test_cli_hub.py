@@ -232,7 +232,7 @@ def test_health_and_metrics_answer_on_loopback(serve):
 
 @pytest.mark.slow
 def test_without_an_endpoint_serve_and_top_meet(serve, tmp_path):
-    served = serve("--policy", "lru", XDG_RUNTIME_DIR=str(tmp_path))
+    served = serve("--arena-gib", "0.01", XDG_RUNTIME_DIR=str(tmp_path))
     assert served.rows["endpoint"] == f"ipc://{tmp_path}/blendhub/hub.sock"
     assert top(XDG_RUNTIME_DIR=str(tmp_path))["lookups"] == "0, hit rate -"
 

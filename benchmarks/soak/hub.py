@@ -61,7 +61,6 @@ def serve(endpoint: str, store: str, ready: Any) -> None:
         arena_gib=600 * SMALL.slot_bytes / 2**30,
         listen=(Listen(endpoint=endpoint),),
         store=StoreChoice(options={"path": store, "capacity_gib": 900 * SMALL.slot_bytes / 2**30}),
-        policy="s3fifo",
         write_lease_s=2.0,
         read_lease_s=5.0,
         silence_s=5.0,

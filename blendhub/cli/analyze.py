@@ -6,13 +6,12 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from blendhub.core.errors import BlendHubError, InvalidInput, OptionError
 from blendhub.framework.host import PluginHost
-from blendhub.hub.config import PolicyName
 
 if TYPE_CHECKING:
     from blendhub.tools.analysis.logs import Logs
@@ -41,7 +40,6 @@ def add_parser(commands: Any) -> None:
     add("--sample", type=float, default=1.0, metavar="SHARE", help="read so much of the lines, in even stretches")
     add("--arena-gib", default=ARENAS_GIB, metavar="LIST", help=f"sizes of the curve (default {ARENAS_GIB})")
     add("--kv-bytes-per-token", type=int, metavar="N", help="of your model; default: by the tokenizer's config.json")
-    add("--policy", choices=get_args(PolicyName), default="lru", help="which chunk is evicted (default lru)")
     add("--vllm-cache-tokens", type=int, metavar="N", help="of vLLM's own cache, as its log says; default: the largest")
     add("--prefill-ms-per-1k", type=float, metavar="MS", help="your prefill's time for 1,000 tokens, for times in ms")
     add("--token-costs", metavar="E,M", help="of exact and moved tokens on your server, relative to a computed one")
@@ -73,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     )
     separator = encoder.separator(_unescaped(arguments.separator)) if arguments.separator else None
     host = PluginHost.discover()
-    analyzer = Analyzer(host, sizes, arguments.policy, separator, _costs(arguments.token_costs))
+    analyzer = Analyzer(host, sizes, separator, _costs(arguments.token_costs))
     interruption = Interruption()
     with interruption.expected(), _progress(logs) as progress:
         seconds = play(logs, encoder, analyzer, interruption, progress)
@@ -86,7 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
         read_share=logs.position / logs.size if logs.size else None,
         sample=arguments.sample,
         late=logs.late,
-        policy=arguments.policy,
         kv_bytes=known or USUAL,
         kv_bytes_known=known is not None,
         vllm_cache_tokens=cache,

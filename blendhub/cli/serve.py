@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,7 +19,7 @@ from blendhub.contracts import Transport
 from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import parse_options
-from blendhub.hub.config import HubConfig, Listen, PolicyName, StoreChoice, as_toml, load_config
+from blendhub.hub.config import HubConfig, Listen, StoreChoice, as_toml, load_config
 from blendhub.system.default_paths import default_endpoint
 from blendhub.system.served_vllm import server_command
 
@@ -48,7 +48,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--store-option", metavar="KEY=VALUE", action="append", default=[], help="an option of the store; repeatable"
     )
-    parser.add_argument("--policy", choices=get_args(PolicyName), help="which chunk is evicted")
     parser.add_argument(
         "--show-text", action="store_true", help="the page shows the text of reused stretches, not counts alone"
     )
@@ -75,8 +74,6 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
         given["listen"] = [{"endpoint": arguments.endpoint}]
     if arguments.arena_gib is not None:
         given["arena_gib"] = arguments.arena_gib
-    if arguments.policy is not None:
-        given["policy"] = arguments.policy
     if arguments.show_text:
         given["show_text"] = True
     if arguments.store is not None or arguments.store_option:
@@ -167,7 +164,6 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
     rows = [
         *(("endpoint", endpoint) for endpoint in hub.endpoints),
         ("arena", f"{arena.size / 2**30:.2f} GiB, /dev/shm/{arena.segment}"),
-        ("policy", config.policy),
         ("store", _store(hub)),
         ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),

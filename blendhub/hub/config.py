@@ -13,7 +13,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.options import describe_options, parse_options
 
 Positive = Annotated[float, Meta(gt=0)]
-PolicyName: TypeAlias = Literal["lru", "s3fifo"]
 HubPlacement: TypeAlias = Literal["thread", "process"]
 """Where an embedded hub runs: in a thread of its owner, or in a child process."""
 
@@ -43,9 +42,6 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     arena_gib: Annotated[
         float, Meta(ge=0, le=2**20, description="shared memory for KV; 0: a quarter of the memory that is available")
     ] = 0.0
-    policy: Annotated[
-        PolicyName, Meta(description="which chunk is evicted: the least recently used, or by S3-FIFO")
-    ] = "lru"
     store: Annotated[
         StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")
     ] = None

@@ -20,9 +20,9 @@ from blendhub.hub.http.metrics import MetricsServer
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.shown_text import ShownText
 from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import NamespaceIndex
+from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.arena import Arena
-from blendhub.hub.memory.blended_share import BlendedShare
+from blendhub.hub.memory.cache import Cache
 from blendhub.hub.memory.default_size import default_arena_bytes
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
@@ -78,16 +78,14 @@ class Hub:
         resources.callback(arena.close)
         threads = MatchThreads(sys.maxsize)
         resources.callback(threads.close)
-        state = HubState(
-            arena,
-            BlendedShare(self.config.policy),
-            lambda namespace: NamespaceIndex(namespace, self._host, threads, keeps_tokens=self.shows_text),
-        )
-        tier = await self._open_store(state) if self.config.store else None
+        indexes = IndexTable(self._host, threads, keeps_tokens=self.shows_text)
+        cache = Cache(arena)
+        tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
+        state = HubState(cache, indexes, tier)
         # Until now no request could have waited.
         threads.inline_tokens = self.config.match_inline_tokens
         await asyncio.to_thread(self._load_default_matchers)
-        follower = self._follow(state, tier) if tier and isinstance(tier.store, SharedStore) else None
+        follower = self._follow(indexes, tier) if tier and tier.is_shared else None
         self.service = HubService(self.config, state, tier, time.monotonic, follower)
         resources.callback(self.service.close)
         private = (self._private_endpoint(self._private),) if self._private else ()
@@ -107,27 +105,23 @@ class Hub:
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)
 
-    async def _open_store(self, state: HubState) -> StoreTier:
+    async def _open_store(self, choice: PluginChoice, cache: Cache, indexes: IndexTable) -> StoreTier:
         """The configured store, with all that it holds already matchable, if no other hub uses it."""
-        choice = self.config.store
-        assert choice
         store = await asyncio.to_thread(self._host.create, "store", choice.name, choice.options)
-        tier = StoreTier(store, state.cache, state.indexes)
+        tier = StoreTier(store, cache, indexes)
         self._resources.push_async_callback(tier.close)
-        state.save = tier.save
         if isinstance(store, SharedStore):
-            arena = state.cache.arena
-            file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
-            await asyncio.to_thread(store.attach, file, arena.slot(0, arena.name.size))
+            name = cache.arena.name
+            file = ArenaFile(str(SHM / name.segment), HEADER_BYTES, name.size)
+            await asyncio.to_thread(store.attach, file, cache.arena.slot(0, name.size))
         else:
-            state.index_room.discard = tier.discard
             # No server runs yet, so no other thread touches the state.
-            self.restored_chunks = await asyncio.to_thread(tier.restore, state.index_for, state.new_run_id)
+            self.restored_chunks = await asyncio.to_thread(tier.restore)
         return tier
 
-    def _follow(self, state: HubState, tier: StoreTier) -> Follower:
+    def _follow(self, indexes: IndexTable, tier: StoreTier) -> Follower:
         """Begin to follow the shared store: the hub serves meanwhile, and finds more and more."""
-        follower = Follower(state, tier)
+        follower = Follower(indexes, tier)
         follower.start()
         self.follows = True
         self._resources.push_async_callback(follower.close)

@@ -18,9 +18,9 @@ from blendhub.hub.handlers.sessions import SessionHandlers
 from blendhub.hub.handlers.writes import WriteHandlers
 from blendhub.hub.http.stats import collect_stats
 from blendhub.hub.leases.sessions import ProcessWatcher, check_process
+from blendhub.hub.leases.table import Shares
 from blendhub.hub.limits import MOST_WAITING_BYTES, WAITING_REQUEST_BYTES
 from blendhub.hub.reports import ReportTable
-from blendhub.hub.shares import Shares
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier

@@ -2,65 +2,41 @@
 
 import itertools
 import secrets
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from blendhub.client.wire import Register
 from blendhub.contracts.transport import Peer
 from blendhub.core.errors import InvalidInput
-from blendhub.core.layout import Namespace, Variant
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, Origin, Run, Saved
-from blendhub.hub.index.room import IndexRoom
 from blendhub.hub.index.table import IndexTable
+from blendhub.hub.index_limit import IndexLimit
 from blendhub.hub.leases.read_leases import ReadLease, ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
 from blendhub.hub.leases.write_leases import WriteLease, WriteLeases
-from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache, slot_bytes
-from blendhub.hub.memory.eviction import EvictionPolicy
+from blendhub.hub.stores.store_tier import StoreTier
 from blendhub.system.processes import ProcessId
-
-SaveChunks = Callable[[Run, Tokens, Sequence[Chunk]], None]
 
 
 class HubState:
     """Namespaces, cache, sessions and leases, kept consistent with each other."""
 
-    def __init__(
-        self, arena: Arena, policy: EvictionPolicy[Chunk], index_of: Callable[[Namespace], NamespaceIndex]
-    ) -> None:
+    def __init__(self, cache: Cache, indexes: IndexTable, tier: StoreTier | None) -> None:
         self.sessions = SessionTable(secrets.randbits(62))
-        self.indexes = IndexTable()
-        self.cache = Cache(arena, policy)
-        self.reads = ReadLeases(self.cache)
-        self.writes = WriteLeases(self.cache, self._published)
-        self.save: SaveChunks | None = None
-        """Writes new chunks of a run to the store, if there is one; is given the run's tokens from position 0."""
-        self.index_room = IndexRoom(self.indexes, self.writes, self.drop)
+        self.indexes = indexes
+        self.cache = cache
+        self.reads = ReadLeases(cache)
+        self.writes = WriteLeases(cache, tier)
+        self.index_limit = IndexLimit(indexes, cache, tier)
         self.ended_but_mapped: dict[int, Session] = {}
         """Sessions that ended, by id, whose mappings of the arena last: a process may still write through them."""
-        self._make_index = index_of
         self._lease_numbers = itertools.count(1)
-        self._run_numbers = itertools.count()
 
     def next_lease_number(self) -> int:
         return next(self._lease_numbers)
-
-    def new_run_id(self) -> int:
-        """An id that no other run has, and that cannot be guessed, since the page finds text by it.
-
-        It has 53 bits, up to which numbers of JSON are exact.
-        """
-        return (next(self._run_numbers) % 2**24) << 29 | secrets.randbits(29)
-
-    def make_index(self, namespace: Namespace) -> NamespaceIndex:
-        """A new index. Slow: matchers may compile. Changes no state, so any thread may call it."""
-        return self._make_index(namespace)
-
-    def index_for(self, namespace: Namespace) -> NamespaceIndex:
-        """The index of a namespace, made if it is new."""
-        return self.indexes.get(namespace.digest) or self.indexes.add(self.make_index(namespace))
 
     def find_index(self, session: Session, variant: Variant) -> NamespaceIndex | None:
         """The index of a namespace of the session's engine; None if nothing is stored there."""
@@ -116,7 +92,7 @@ class HubState:
         The index may be new, or one that was dropped meanwhile because nothing was stored there. ``run`` is one that
         the tokens continue.
         """
-        self.index_room.make(index.base)
+        self.index_limit.make_room(index.base)
         index = self.indexes.add(index)
         if (
             run is None
@@ -124,9 +100,9 @@ class HubState:
             or run.end != span.start
             or run.origin != origin
             or run.foreign
-            or self.writes.is_growing(run)
+            or run in index.growing
         ):
-            run = Run(self.new_run_id(), index, span.start, origin)
+            run = Run(self.indexes.new_run_id(), index, span.start, origin)
         return self.writes.reserve(secrets.randbits(62), self.next_lease_number(), session, deadline, run, tokens, span)
 
     def abort(self, session: Session, lease: int) -> None:
@@ -191,20 +167,7 @@ class HubState:
             self.end_session(session, may_still_write=True)
         self._check_mappings(list(self.ended_but_mapped.values()))
         # Each value of vLLM's cache_salt makes a namespace.
-        self.indexes.drop_empty(self.writes.is_writing)
-
-    def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
-        """Drop chunks, except pinned ones and those that are gone already; returns those that the store has."""
-        in_store = []
-        for chunk in chunks:
-            if chunk.pins or chunk.run.chunks.get(chunk.span.start) is not chunk:
-                continue
-            if chunk.saved is Saved.YES:
-                in_store.append(chunk)
-            if chunk.offset is not None:
-                self.cache.remove(chunk)
-            chunk.run.index.drop(chunk)
-        return in_store
+        self.indexes.drop_empty()
 
     def _mapping_gone(self, session: Session) -> None:
         """Note that no process can write for this ended session any more."""
@@ -231,10 +194,6 @@ class HubState:
             for session in (*live, *ended)
             if session.mapping is not None and not lease.is_written_by(session.rank)
         ]
-
-    def _published(self, lease: WriteLease, chunks: list[Chunk]) -> None:
-        if self.save:
-            self.save(lease.run, lease.tokens, chunks)
 
     def check_integrity(self) -> None:
         """Assert that arena, indexes and leases agree, and that every byte of the arena has exactly one owner."""

@@ -109,14 +109,14 @@ def test_the_analyzer_adds_up_what_was_played():
     assert largest.reused == (total.exact, total.moved)
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
-def test_one_pass_gives_the_curve_that_a_pass_for_each_size_gives(policy):
+@pytest.mark.parametrize("only_beginnings", [False, True])
+def test_one_pass_gives_the_curve_that_a_pass_for_each_size_gives(only_beginnings):
     prompts = planted(5, n_documents=40, n_prompts=150, system=64, most_between=60)
     tokens = sum(map(len, prompts))
     sizes = (8, 16, 32, 64, 128)
-    together, _ = play(prompts, sizes, policy=policy)
+    together, _ = play(prompts, sizes, only_beginnings=only_beginnings)
     for arena in together.arenas:
-        alone = PlayedHub(HOST, DEFAULT_MATCHERS, [arena.slots], policy)
+        alone = PlayedHub(HOST, DEFAULT_MATCHERS, [arena.slots], only_beginnings)
         for number, prompt in enumerate(prompts, 1):
             alone.play(prompt, Place("log", number))
         (single,) = alone.arenas

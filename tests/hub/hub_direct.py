@@ -20,9 +20,9 @@ from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.config import HubConfig
 from blendhub.hub.index.match_queues import MatchThreads
-from blendhub.hub.index.namespace_index import NamespaceIndex
+from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.arena import Arena
-from blendhub.hub.memory.blended_share import BlendedShare
+from blendhub.hub.memory.cache import Cache
 from blendhub.hub.service import HubService
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
@@ -160,25 +160,22 @@ class DirectHub:
     def start(self) -> None:
         self.arena = Arena(self.n_slots * namespace().slot_bytes)
         self.threads = MatchThreads(self.config.match_inline_tokens)
-        self.state = HubState(
-            self.arena, BlendedShare(self.config.policy), lambda known: NamespaceIndex(known, HOST, self.threads)
-        )
+        cache, indexes = Cache(self.arena), IndexTable(HOST, self.threads)
         self.tier = None
         self.follower = None
         if self.store:
             store = self.store() if callable(self.store) else self._disk(self.store)
-            self.tier = StoreTier(store, self.state.cache, self.state.indexes)
-            self.state.save = self.tier.save
+            self.tier = StoreTier(store, cache, indexes)
             if isinstance(store, SharedStore):
                 size = self.arena.name.size
                 store.attach(
                     ArenaFile(str(SHM / self.arena.name.segment), HEADER_BYTES, size), self.arena.slot(0, size)
                 )
-                self.follower = Follower(self.state, self.tier)
+                self.follower = Follower(indexes, self.tier)
                 self.run(self._start_following())
             else:
-                self.state.index_room.discard = self.tier.discard
-                self.tier.restore(self.state.index_for, self.state.new_run_id)
+                self.tier.restore()
+        self.state = HubState(cache, indexes, self.tier)
         self.service = HubService(self.config, self.state, self.tier, lambda: self.now, self.follower)
 
     @staticmethod
@@ -208,7 +205,7 @@ class DirectHub:
 
     def settle(self) -> None:
         """Wait until no chunk waits to be saved or loaded."""
-        while self.tier and (self.tier.waiting or self.state.cache.filling):
+        while self.tier and (self.tier.writer.waiting or self.state.cache.filling):
             self.run(asyncio.sleep(0.001))
 
     def join(self, engine: str = "e", rank: int = 0, namespace: Namespace | None = None, **more: Any) -> Member:

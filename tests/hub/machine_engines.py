@@ -135,12 +135,10 @@ class Engine:
 class HubRules(RuleBasedStateMachine):
     """A hub with engines, whose rules are in subclasses."""
 
-    @initialize(policy=st.sampled_from(["lru", "s3fifo"]), stored=st.booleans(), n_slots=st.integers(8, 48))
-    def start(self, policy: str, stored: bool, n_slots: int) -> None:
+    @initialize(stored=st.booleans(), n_slots=st.integers(8, 48))
+    def start(self, stored: bool, n_slots: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        config = HubConfig(
-            policy=policy, read_lease_s=LEASE_S, write_lease_s=LEASE_S, silence_s=SILENCE_S, wait_for_store_s=0.2
-        )
+        config = HubConfig(read_lease_s=LEASE_S, write_lease_s=LEASE_S, silence_s=SILENCE_S, wait_for_store_s=0.2)
         self.hub = DirectHub(config, n_slots, Path(self.folder.name) / "store" if stored else None)
         self.hub.service._watch.watch = lambda process: None  # the processes are made up
         self.engines: list[Engine] = []
@@ -179,7 +177,7 @@ class HubRules(RuleBasedStateMachine):
         assert len(state.sessions) == len(state.reads.leases) == len(state.writes.leases) == 0
         assert not state.writes.quarantined and not state.ended_but_mapped
         for index in state.indexes:
-            state.drop(list(index.chunks()))
+            state.cache.drop(list(index.chunks()))
         assert state.cache.arena.extents.free_bytes == self.hub.arena.name.size, "slots leaked"
 
     def look_up_all(self) -> None:

@@ -22,7 +22,6 @@ config = HubConfig(
     write_lease_s=float(sys.argv[5]),
     listen=(Listen(endpoint=endpoint),),
     store=StoreChoice(options={"path": store, "capacity_gib": 0.05}) if store else None,
-    policy="s3fifo",
     metrics="",
 )
 

@@ -14,8 +14,8 @@ from blendhub.core.spans import Match, Span
 from blendhub.hub.leases import read_leases as reads
 from blendhub.hub.leases import sessions
 from blendhub.hub.leases import write_leases as writes
+from blendhub.hub.leases.table import Shares
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
-from blendhub.hub.shares import Shares
 
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
 
@@ -132,5 +132,5 @@ def test_one_holder_alone_has_half_of_what_all_share():
 
 def test_runs_have_different_ids_whatever_is_drawn(hub, monkeypatch):
     monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 1)
-    ids = [hub.state.new_run_id() for _ in range(1000)]
+    ids = [hub.state.indexes.new_run_id() for _ in range(1000)]
     assert len(set(ids)) == 1000 and max(ids) < 2**53

@@ -194,7 +194,7 @@ def test_a_pace_is_kept_and_what_waits_takes_little_of_the_arena(make_hub, share
     member, began = one.join(), time.monotonic()
     for seed in range(64):
         member.store(tokens(seed, CHUNK))
-    assert one.tier.waiting <= 16
+    assert one.tier.writer.waiting <= 16
     assert count(one, "store_skipped") >= 64 - 16 - 20 * (time.monotonic() - began + 1)
     one.settle()
     sent = count(one, "fleet_sent_bytes")
@@ -253,4 +253,4 @@ def test_a_lost_chunk_in_the_middle_can_come_again(fleet, two):
 
 
 async def save(hub, chunk):
-    hub.tier.save(chunk.run, TEXT, [chunk])
+    hub.tier.writer.offer(chunk.run, TEXT, [chunk])

@@ -8,7 +8,7 @@ from hub_direct import CHUNK, namespace, tokens
 from blendhub.core.errors import ArenaFull
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
-from blendhub.hub.index import room as index_room
+from blendhub.hub import index_limit
 
 ROOM = 2**22
 N_SALTS = 300
@@ -18,7 +18,7 @@ TEXT = tokens(1, CHUNK)
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch):
-    monkeypatch.setattr(index_room, "FREE_INDEX_BYTES", ROOM)
+    monkeypatch.setattr(index_limit, "FREE_INDEX_BYTES", ROOM)
 
 
 def salt(number: int) -> Variant:

@@ -17,10 +17,10 @@ LARGE = 64
 LARGE_LAYOUT = type(LAYOUT)(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=LARGE * CHUNK)
 
 
-@pytest.fixture(params=["lru", "s3fifo"])
+@pytest.fixture
 def full_hub(make_hub, request):
     """A hub full of small chunks, which were used in an order that has nothing to do with where they are."""
-    hub = make_hub(n_slots=SMALL, policy=request.param)
+    hub = make_hub(n_slots=SMALL)
     member = hub.join("small")
     member.store_all(tokens(1, SMALL * CHUNK))
     (index,) = hub.state.indexes

@@ -112,13 +112,13 @@ def test_a_reservation_that_waits_for_room_stores_even_if_its_index_was_dropped(
     hub = make_hub(n_slots=2, store=tmp_path / "store")
     member = hub.join()
     member.store(tokens(2, 64), variant=BOB)
-    wait = hub.tier.wait_for_a_save
+    wait = hub.tier.writer.wait_for_progress
 
     async def tick_and_wait(timeout):
         hub.service.tick()
         await wait(timeout)
 
-    monkeypatch.setattr(hub.tier, "wait_for_a_save", tick_and_wait)
+    monkeypatch.setattr(hub.tier.writer, "wait_for_progress", tick_and_wait)
     member.store(TEXT, variant=ANN)
     hub.settle()
     found = member.lookup(TEXT, variant=ANN, wait_s=5.0)
@@ -128,7 +128,7 @@ def test_a_reservation_that_waits_for_room_stores_even_if_its_index_was_dropped(
 
 def test_namespaces_that_store_nothing_have_no_matchers(hub, monkeypatch):
     member = hub.join()
-    monkeypatch.setattr(hub.state, "make_index", lambda namespace: 1 / 0)
+    monkeypatch.setattr(hub.state.indexes, "make", lambda namespace: 1 / 0)
     matches = [wire.Match(Span(0, 64), 1, 0, True)]
     assert member.lookup(TEXT, variant=ANN) == wire.Found()
     assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=ANN) == wire.Found()
@@ -138,9 +138,8 @@ def test_namespaces_that_store_nothing_have_no_matchers(hub, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
-def test_ten_thousand_salts_take_memory_for_what_is_stored_alone(make_hub, policy):
-    hub = make_hub(n_slots=8, policy=policy)
+def test_ten_thousand_salts_take_memory_for_what_is_stored_alone(make_hub):
+    hub = make_hub(n_slots=8)
     member = hub.join()
 
     def use(salts):

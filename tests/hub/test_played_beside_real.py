@@ -24,12 +24,11 @@ def prompts(seed, n):
         yield np.concatenate(parts)
 
 
-@pytest.mark.parametrize("policy", ["lru", "s3fifo"])
 @pytest.mark.parametrize("n_slots", [20, 40, 1000])
-def test_a_real_hub_finds_and_evicts_the_same(make_hub, policy, n_slots):
-    real = make_hub(n_slots=n_slots, policy=policy)
+def test_a_real_hub_finds_and_evicts_the_same(make_hub, n_slots):
+    real = make_hub(n_slots=n_slots)
     engine = real.join()
-    played = PlayedHub(HOST, MATCHERS, [n_slots], policy, chunk_tokens=CHUNK)
+    played = PlayedHub(HOST, MATCHERS, [n_slots], chunk_tokens=CHUNK)
     for number, prompt in enumerate(prompts(1, 60), 1):
         found = engine.lookup(prompt)
         _store(engine, prompt, found.matches)

@@ -169,7 +169,7 @@ def test_bytes_that_come_before_their_chunk_is_saved_are_saved_behind_it(make_hu
     hub = make_hub(store=tmp_path / "store")
     member = hub.join()
     run = member.store(TEXT).run
-    assert hub.tier.waiting
+    assert hub.tier.writer.waiting
     member.ask(wire.Learn, [BYTES.tobytes()], matches=matches(run))
     hub.settle()
     hub.stop()

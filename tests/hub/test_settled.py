@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from blendhub.hub.memory.blended_share import BLENDED_SHARE
 from hub_direct import BASE, CHUNK, namespace, tokens
 
 from blendhub.client import wire
@@ -9,8 +10,6 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
-from blendhub.hub.memory.blended_share import BLENDED_SHARE
-from blendhub.hub.memory.eviction import POLICIES
 
 PROMPT = tokens(1, 5 * CHUNK)
 EXACT, BLENDED, BEHIND = Span(0, 40), Span(40, 100), Span(100, 160)
@@ -123,11 +122,11 @@ def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
 def test_evicted_chunks_are_forgotten_one_by_one(hub, member):
     index = hub.state.indexes.get(namespace().digest)
     for chunk in [chunk for chunk in index.chunks() if chunk.run.origin.blended and chunk.span.start >= 64]:
-        hub.state.drop([chunk])
+        hub.state.cache.drop([chunk])
     hub.state.check_integrity()
     left = [(0, 40, "exact"), (40, 64, "settled"), (100, 160, "settled")]
     assert kinds(member.lookup(PROMPT, acquire=False, settled=0.0)) == left
-    hub.state.drop(list(index.chunks()))
+    hub.state.cache.drop(list(index.chunks()))
     hub.state.check_integrity()
     assert not member.lookup(PROMPT, settled=0.0).matches
 
@@ -136,9 +135,8 @@ def blended_chunks(hub):
     return sum(chunk.run.origin.blended for chunk in hub.state.indexes.get(namespace().digest).chunks())
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_a_burst_of_blended_prompts_does_not_evict_the_text_that_they_reuse(make_hub, policy):
-    hub = make_hub(16, policy=policy)
+def test_a_burst_of_blended_prompts_does_not_evict_the_text_that_they_reuse(make_hub):
+    hub = make_hub(16)
     member = hub.join()
     document = tokens(1, 8 * CHUNK)
     member.store(document)
@@ -150,9 +148,8 @@ def test_a_burst_of_blended_prompts_does_not_evict_the_text_that_they_reuse(make
     assert blended_chunks(hub) == 8
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_other_kv_evicts_blended_kv_down_to_a_share(make_hub, policy):
-    hub = make_hub(16, policy=policy)
+def test_other_kv_evicts_blended_kv_down_to_a_share(make_hub):
+    hub = make_hub(16)
     member = hub.join()
     for seed in range(8):
         member.store(tokens(seed, 2 * CHUNK), exact=False, blended=True, ratio=0.15)

@@ -228,5 +228,5 @@ def test_a_store_that_lists_chunks_that_no_hub_stores_is_restored_without_them(m
     bad = msgspec.structs.replace(bad, chunks=tuple(Span(*span) for span in spans))
     restored = make_hub(n_slots=8, store=tmp_path / "another")
     monkeypatch.setattr(restored.tier.store, "runs", lambda: iter([bad, good]))
-    assert restored.tier.restore(restored.state.index_for, restored.state.new_run_id) == 2
+    assert restored.tier.restore() == 2
     restored.state.check_integrity()

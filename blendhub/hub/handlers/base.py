@@ -1,10 +1,8 @@
 """The base of the groups of request handlers."""
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
@@ -17,7 +15,6 @@ from blendhub.hub.leases.sessions import Session
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
 
-T = TypeVar("T")
 Answer: TypeAlias = wire.Reply | Envelope
 Handler: TypeAlias = Callable[[Session, Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
 OpenHandler: TypeAlias = Callable[[Any, Sequence[Buffer]], Answer | Awaitable[Answer]]
@@ -63,7 +60,3 @@ class Handlers(ABC):
             raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
         size = session.engine.namespace.layout.shard_bytes
         return self.state.cache.arena.slot(slot + session.rank * size, size)
-
-
-async def run_in_thread(work: Callable[..., T], *arguments: Any) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, partial(work, *arguments))

@@ -1,11 +1,12 @@
 """Answers the requests that concern a session itself."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer, Peer
 from blendhub.core.errors import InvalidInput
-from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers, run_in_thread
+from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.leases.sessions import ProcessWatcher, Session
 
 PONG = wire.Pong()
@@ -25,7 +26,7 @@ class SessionHandlers(Handlers):
     async def register(self, peer: Peer, message: wire.Register, watcher: ProcessWatcher) -> Answer:
         if self.state.sessions.engine(message.engine) is None:
             # To refuse unknown matchers now, and to compile the others, which may take seconds, before the first store.
-            await run_in_thread(self.state.make_index, message.namespace)
+            await asyncio.to_thread(self.state.indexes.make, message.namespace)
         # Without an await in between: a process that dies after this has a session that its death ends.
         watcher.watch(message.process)
         session = self.state.join(message, peer, self.clock())

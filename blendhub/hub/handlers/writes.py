@@ -12,7 +12,7 @@ from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
-from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers, run_in_thread
+from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.write_leases import WriteLease, check_reservation
@@ -37,7 +37,7 @@ class WriteHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
-            index = await run_in_thread(self.state.make_index, namespace.with_variant(message.variant))
+            index = await asyncio.to_thread(self.state.indexes.make, namespace.with_variant(message.variant))
         else:
             named = index.runs.get(message.run) if message.run is not None else None
             examined = index.queue.ask(
@@ -82,9 +82,9 @@ class WriteHandlers(Handlers):
             if lease:
                 return lease
             left = give_up_at - self.clock()
-            if left <= 0 or not self.tier or not self.tier.waiting:
+            if left <= 0 or not self.tier or not self.tier.writer.waiting:
                 raise full
-            await self.tier.wait_for_a_save(left)
+            await self.tier.writer.wait_for_progress(left)
 
     def _commit(self, session: Session, message: wire.Commit, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
         lease = self.state.writes.leases.of_engine(message.lease, session.engine.name)
@@ -113,7 +113,7 @@ class WriteHandlers(Handlers):
         for index in self._indexes_to_clear(session, message.variant):
             chunks = list(index.chunks())
             for at in range(0, len(chunks), AT_ONCE):
-                in_store = self.state.drop(chunks[at : at + AT_ONCE])
+                in_store = self.state.cache.drop(chunks[at : at + AT_ONCE])
                 if self.tier and in_store:
                     self.tier.discard(in_store)
                 await asyncio.sleep(0)  # other requests have their turn

@@ -37,7 +37,7 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
         **{f"requests_{kind}": count for kind, count in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
-        "index_evictions": state.index_room.evictions,
+        "index_evictions": state.index_limit.evictions,
         "store_saves": tier.writer.saved if tier else 0,
         "store_loads": tier.reader.loaded if tier else 0,
         "store_skipped": tier.writer.skipped if tier else 0,
@@ -58,7 +58,7 @@ def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
         "read_leases": len(state.reads.leases),
         "write_leases": len(state.writes.leases),
         "store_bytes": tier.store.nbytes if tier else 0,
-        "store_waiting_chunks": tier.waiting if tier else 0,
+        "store_waiting_chunks": tier.writer.waiting if tier else 0,
         "store_later_chunks": tier.writer.later if tier else 0,
     }
 

@@ -163,8 +163,12 @@ class NamespaceIndex:
         *,
         keeps_tokens: bool = False,
         keeps_settled: bool = True,
+        changed: Callable[["NamespaceIndex"], None] | None = None,
     ) -> None:
-        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found."""
+        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found.
+
+        ``changed`` is called when something was stored or dropped.
+        """
         self.namespace = namespace
         self.digest = namespace.digest
         self.base = namespace.base.digest
@@ -175,8 +179,9 @@ class NamespaceIndex:
         self.n_chunks = self.n_tokens = 0
         self.sensitivity_bytes = 0
         """The memory that the chunks' sensitivity takes."""
-        self.changed: Callable[[NamespaceIndex], None] = _ignore
-        """Called when something was stored or dropped."""
+        self.growing: set[Run] = set()
+        """The runs that a write lease extends; each run has one such lease at a time."""
+        self._changed = changed or (lambda index: None)
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
         self._keeps_tokens = keeps_tokens
@@ -289,7 +294,7 @@ class NamespaceIndex:
                 chunk.tokens = tokens[chunk.span.start : chunk.span.end].copy()
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
-        self.changed(self)
+        self._changed(self)
 
     def drop(self, chunk: Chunk) -> None:
         """Forget a chunk that is neither in the arena nor in the store."""
@@ -306,14 +311,14 @@ class NamespaceIndex:
             self._by_key[run.key].remove(run)
             if not self._by_key[run.key]:
                 del self._by_key[run.key]
-        self.changed(self)
+        self._changed(self)
 
     def keep_sensitivity(self, chunk: Chunk, sensitivity: bytearray) -> None:
         """Keep one byte for each token of a chunk of which nothing was known."""
         assert chunk.sensitivity is None
         chunk.sensitivity = sensitivity
         self.sensitivity_bytes += len(sensitivity)
-        self.changed(self)
+        self._changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers_of(run.origin):
@@ -370,10 +375,6 @@ def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
 def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
     """The spans of the prompt that the matches cover; neighbours are joined."""
     return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
-
-
-def _ignore(index: "NamespaceIndex") -> None:
-    """Do nothing; the callback of indexes that are in no table yet."""
 
 
 def content_of(digest: str, tokens: Tokens, span: Span) -> int:

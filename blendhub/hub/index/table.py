@@ -1,16 +1,24 @@
 """The indexes of all namespaces that store something. Namespaces that are only looked up have none."""
 
+import itertools
+import secrets
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from blendhub.core.layout import Variant
+from blendhub.core.layout import Namespace, Variant
+from blendhub.framework.host import PluginHost
+from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex
 
 
 class IndexTable:
     """Indexes by namespace, and by the base namespace of an engine and the variant of a request."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: PluginHost, threads: MatchThreads, *, keeps_tokens: bool = False) -> None:
+        self._host = host
+        self._threads = threads
+        self._keeps_tokens = keeps_tokens
+        self._run_numbers = itertools.count()
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
         self._sums: dict[str, Counter[str]] = {}
@@ -38,6 +46,21 @@ class IndexTable:
         variants = self._by_base.get(base)
         return variants.get(variant) if variants else None
 
+    def make(self, namespace: Namespace) -> NamespaceIndex:
+        """A new index, not added yet. Slow: matchers may compile. Changes no state, so any thread may call it."""
+        return NamespaceIndex(namespace, self._host, self._threads, keeps_tokens=self._keeps_tokens, changed=self._note)
+
+    def get_or_make(self, namespace: Namespace) -> NamespaceIndex:
+        """The index of a namespace, made if it is new."""
+        return self.get(namespace.digest) or self.add(self.make(namespace))
+
+    def new_run_id(self) -> int:
+        """An id that no other run has, and that cannot be guessed, since the page finds text by it.
+
+        It has 53 bits, up to which numbers of JSON are exact.
+        """
+        return (next(self._run_numbers) % 2**24) << 29 | secrets.randbits(29)
+
     def of_base(self, base: str) -> list[NamespaceIndex]:
         """The indexes of all variants of a base namespace."""
         return list(self._by_base.get(base, {}).values())
@@ -47,7 +70,6 @@ class IndexTable:
         known = self._by_digest.setdefault(index.digest, index)
         if known is index:
             self._by_base.setdefault(index.base, {})[index.namespace.variant] = index
-            index.changed = self._note
             self._note(index)
         return known
 
@@ -85,12 +107,12 @@ class IndexTable:
         """Put the index behind the other costly indexes of its base namespace."""
         self._costly[index.base][index] = self._costly[index.base].pop(index)
 
-    def drop_empty(self, is_in_use: Callable[[NamespaceIndex], bool]) -> None:
-        """Drop the indexes without runs, except those in use. A later request makes a new index if necessary."""
+    def drop_empty(self) -> None:
+        """Drop the indexes in which nothing is stored or being written. A later request makes a new index if necessary."""
         for index in list(self._maybe_empty):
             if index.runs:
                 del self._maybe_empty[index]
-            elif not is_in_use(index):
+            elif not index.growing:
                 self.remove(index)
 
     def remove(self, index: NamespaceIndex) -> None:

@@ -2,12 +2,11 @@
 
 import itertools
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 from blendhub.core.errors import Busy, LeaseError
 from blendhub.hub.leases.sessions import Session
-from blendhub.hub.shares import Shares
 
 T = TypeVar("T", bound="Lease")
 
@@ -25,6 +24,33 @@ class Lease:
         self.peer = session.peer
         self.engine = session.engine.name
         self.deadline = deadline
+
+
+class Shares:
+    """The shares of a limit of the whole hub. A holder may have as much as is left: alone half at most, so that some is
+    always left. Nobody needs to know how many holders there are.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+        self._held: Counter[Hashable] = Counter()
+
+    def held_by(self, holder: Hashable) -> int:
+        return self._held[holder]
+
+    def have_room(self, holder: Hashable, more: int, most: int) -> bool:
+        """Whether a holder may have more, where all holders together may have ``most``."""
+        return self._held[holder] + more <= most - self.total - more
+
+    def take(self, holder: Hashable, more: int) -> None:
+        self.total += more
+        self._held[holder] += more
+
+    def give_back(self, holder: Hashable, less: int) -> None:
+        self.total -= less
+        self._held[holder] -= less
+        if not self._held[holder]:
+            del self._held[holder]
 
 
 class Leases(Generic[T]):

@@ -2,18 +2,19 @@
 reused while any process may still write into it."""
 
 from asyncio import Future
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 from functools import partial
 
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, content_of
+from blendhub.hub.index.namespace_index import Chunk, Run, content_of
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
 from blendhub.hub.memory.cache import Cache
+from blendhub.hub.stores.store_tier import StoreTier
 
 
 class WriteLease(Lease):
@@ -92,13 +93,11 @@ class Quarantine:
 class WriteLeases:
     """The write leases that hold, and the slots of those that were revoked."""
 
-    def __init__(self, cache: Cache, published: Callable[[WriteLease, list[Chunk]], None]) -> None:
+    def __init__(self, cache: Cache, tier: StoreTier | None) -> None:
         self.leases: Leases[WriteLease] = Leases()
         self.quarantined: dict[int, Quarantine] = {}
-        self._growing: dict[NamespaceIndex, set[Run]] = {}
-        """The runs that the leases extend, by index; each run has one lease at a time."""
         self._cache = cache
-        self._published = published
+        self._tier = tier
 
     def reserve(
         self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
@@ -128,15 +127,8 @@ class WriteLeases:
             kept = as_tokens(kept.copy())
         lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
         self.leases.add(lease)
-        self._growing.setdefault(run.index, set()).add(run)
+        run.index.growing.add(run)
         return lease
-
-    def is_growing(self, run: Run) -> bool:
-        return run in self._growing.get(run.index, ())
-
-    def is_writing(self, index: NamespaceIndex) -> bool:
-        """Whether a lease is going to publish chunks in this index."""
-        return index in self._growing
 
     def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
         """Note that the hub copies a rank's shard into the slot that begins at a position, until ``copy`` is done."""
@@ -177,10 +169,7 @@ class WriteLeases:
 
     def _end(self, lease: WriteLease) -> None:
         self.leases.end(lease)
-        growing = self._growing[lease.run.index]
-        growing.remove(lease.run)
-        if not growing:
-            del self._growing[lease.run.index]
+        lease.run.index.growing.remove(lease.run)
 
     def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
         del lease.copies[copy]
@@ -201,7 +190,8 @@ class WriteLeases:
         lease.published += len(ready)
         for chunk, slot in zip(chunks, ready, strict=True):
             self._cache.insert(chunk, slot.slot)
-        self._published(lease, chunks)
+        if self._tier:
+            self._tier.writer.offer(run, lease.tokens, chunks)
         if lease.published == len(lease.slots):
             self._end(lease)
 

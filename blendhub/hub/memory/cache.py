@@ -1,17 +1,19 @@
 """The chunks in the arena: allocates their slots, and evicts chunks to make room."""
 
+from collections.abc import Iterable
+
 from blendhub.hub.index.namespace_index import Chunk, Saved
 from blendhub.hub.limits import MOST_TRIES
 from blendhub.hub.memory.arena import Arena
-from blendhub.hub.memory.eviction import EvictionPolicy
+from blendhub.hub.memory.eviction import EvictionOrder
 
 
 class Cache:
-    """Chunks in the arena. Every chunk here has a slot, is matchable, and is known to the eviction policy."""
+    """Chunks in the arena. Every chunk here has a slot, is matchable, and is in the order of eviction."""
 
-    def __init__(self, arena: Arena, policy: EvictionPolicy[Chunk]) -> None:
+    def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.policy = policy
+        self.policy = EvictionOrder()
         self.filling: dict[Chunk, int] = {}
         """The chunks that the store is being read into, and the offsets of their slots."""
         self.evictions = 0
@@ -72,10 +74,21 @@ class Cache:
         if chunk.pins:
             self.policy.hold(chunk)
 
-    def remove(self, chunk: Chunk) -> None:
-        """Remove a chunk from the arena; the caller removes it from the index."""
-        self.policy.remove(chunk)
-        self._free(chunk)
+    def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
+        """Drop chunks from arena and index, except pinned ones and those that are gone already; returns those that the
+        store has.
+        """
+        in_store = []
+        for chunk in chunks:
+            if chunk.pins or chunk.run.chunks.get(chunk.span.start) is not chunk:
+                continue
+            if chunk.saved is Saved.YES:
+                in_store.append(chunk)
+            if chunk.offset is not None:
+                self.policy.remove(chunk)
+                self._free(chunk)
+            chunk.run.index.drop(chunk)
+        return in_store
 
     def _chunks_in_the_way(self, size: int) -> list[Chunk]:
         """Chunks whose eviction frees ``size`` bytes in one piece, if there are any; the policy knows them no longer.

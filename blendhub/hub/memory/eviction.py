@@ -1,96 +1,24 @@
-"""Eviction policies: which chunk to evict. They know keys, not bytes."""
+"""Which chunk is evicted: S3-FIFO, with a share for blended KV."""
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from blendhub.hub.config import PolicyName
+from blendhub.hub.index.namespace_index import Chunk
 
 K = TypeVar("K", bound=Hashable)
+BLENDED_SHARE = 0.25
+"""A share of a full arena's chunks. Blended KV serves repetitions of one whole prompt; other KV serves any prompt."""
 
 
-class EvictionPolicy(ABC, Generic[K]):
-    """An order of eviction over a set of keys.
-
-    A key that is held is not evicted. It leaves the order meanwhile, so that held keys, however many, cost an eviction
-    nothing.
-    """
-
-    @abstractmethod
-    def insert(self, key: K, content: int) -> None:
-        """Add a key. ``content`` is a hash of its tokens, so that a policy recognises a key that was evicted before."""
-
-    @abstractmethod
-    def touch(self, key: K) -> None:
-        """Note that the key, held or not, was used."""
-
-    @abstractmethod
-    def hold(self, key: K) -> None:
-        """Keep the key from eviction until it is released."""
-
-    @abstractmethod
-    def release(self, key: K) -> None:
-        """Let a held key be evicted again."""
-
-    @abstractmethod
-    def remove(self, key: K) -> None:
-        """Forget a key, held or not, that was removed for another reason than eviction."""
-
-    @abstractmethod
-    def evict(self) -> K | None:
-        """Remove and return the key to evict, which is not held; None if all keys are."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __contains__(self, key: K) -> bool: ...
-
-
-class LRU(EvictionPolicy[K]):
-    """The least recently used key is evicted first."""
-
-    def __init__(self) -> None:
-        self._longest_unused_first: OrderedDict[K, None] = OrderedDict()
-        self._held: set[K] = set()
-
-    def insert(self, key: K, content: int) -> None:
-        self._longest_unused_first[key] = None
-
-    def touch(self, key: K) -> None:
-        if key not in self._held:
-            self._longest_unused_first.move_to_end(key)
-
-    def hold(self, key: K) -> None:
-        del self._longest_unused_first[key]
-        self._held.add(key)
-
-    def release(self, key: K) -> None:
-        self._held.remove(key)
-        self._longest_unused_first[key] = None
-
-    def remove(self, key: K) -> None:
-        if key in self._held:
-            self._held.remove(key)
-        else:
-            del self._longest_unused_first[key]
-
-    def evict(self) -> K | None:
-        return self._longest_unused_first.popitem(last=False)[0] if self._longest_unused_first else None
-
-    def __len__(self) -> int:
-        return len(self._longest_unused_first) + len(self._held)
-
-    def __contains__(self, key: K) -> bool:
-        return key in self._longest_unused_first or key in self._held
-
-
-class S3FIFO(EvictionPolicy[K]):
+class S3FIFO(Generic[K]):
     """New keys enter a small queue; only keys that are used again there enter the main queue.
 
     A scan of keys used once passes through the small queue and leaves the main queue alone. Keys evicted from the
     small queue are remembered as ghosts: a key that is stored again soon enters the main queue directly.
+
+    A key that is held is not evicted. It leaves the order meanwhile, so that held keys, however many, cost an eviction
+    nothing.
     """
 
     SMALL = 0.1
@@ -105,6 +33,7 @@ class S3FIFO(EvictionPolicy[K]):
         self._ghosts: OrderedDict[int, None] = OrderedDict()
 
     def insert(self, key: K, content: int) -> None:
+        """Add a key. ``content`` is a hash of its tokens, by which a key is recognised that was evicted before."""
         if content in self._ghosts:
             del self._ghosts[content]
             self._main[key] = 0
@@ -113,6 +42,7 @@ class S3FIFO(EvictionPolicy[K]):
         self._contents[key] = content
 
     def touch(self, key: K) -> None:
+        """Note that the key, held or not, was used."""
         if key in self._held:
             queue, uses = self._held[key]
             self._held[key] = queue, min(uses + 1, self.MOST_USES)
@@ -129,11 +59,13 @@ class S3FIFO(EvictionPolicy[K]):
         queue[key] = uses
 
     def remove(self, key: K) -> None:
+        """Forget a key, held or not, that was removed for another reason than eviction."""
         del self._contents[key]
         for keys in (self._small, self._main, self._held):
             keys.pop(key, None)
 
     def evict(self) -> K | None:
+        """Remove and return the key to evict, which is not held; None if all keys are."""
         queues = [self._evict_small, self._evict_main]
         if len(self._small) < self.SMALL * len(self):
             queues.reverse()
@@ -175,4 +107,43 @@ class S3FIFO(EvictionPolicy[K]):
         return key in self._contents
 
 
-POLICIES: dict[PolicyName, type[EvictionPolicy]] = {"lru": LRU, "s3fifo": S3FIFO}  # type: ignore[type-arg]
+class EvictionOrder:
+    """The order in which a hub evicts: blended KV makes room before other KV does, once it takes more than its share.
+
+    Each prompt that is blended is stored anew, so that in a single order a burst of such prompts would evict the text
+    that all of them reuse.
+    """
+
+    def __init__(self) -> None:
+        self._blended: S3FIFO[Chunk] = S3FIFO()
+        self._others: S3FIFO[Chunk] = S3FIFO()
+
+    def insert(self, key: Chunk, content: int) -> None:
+        self._order_of(key).insert(key, content)
+
+    def touch(self, key: Chunk) -> None:
+        self._order_of(key).touch(key)
+
+    def hold(self, key: Chunk) -> None:
+        self._order_of(key).hold(key)
+
+    def release(self, key: Chunk) -> None:
+        self._order_of(key).release(key)
+
+    def remove(self, key: Chunk) -> None:
+        self._order_of(key).remove(key)
+
+    def evict(self) -> Chunk | None:
+        orders = [self._others, self._blended]
+        if len(self._blended) > BLENDED_SHARE * len(self):
+            orders.reverse()
+        return next((key for order in orders if (key := order.evict()) is not None), None)
+
+    def __len__(self) -> int:
+        return len(self._blended) + len(self._others)
+
+    def __contains__(self, key: Chunk) -> bool:
+        return key in self._order_of(key)
+
+    def _order_of(self, key: Chunk) -> S3FIFO[Chunk]:
+        return self._blended if key.run.origin.blended else self._others

@@ -18,9 +18,8 @@ from blendhub.core.errors import BlendHubError, Busy, CursorLost
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, Saved, content_of
+from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import CHUNKS_A_PIECE
-from blendhub.hub.pools import run_in
-from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier, described
 from blendhub.hub.stores.store_writer import RunDescription
 from blendhub.system.recurring import RecurringWarnings
@@ -46,7 +45,7 @@ class Arrival(NamedTuple):
 class Follower:
     """Keeps the hub's index in step with a shared store. Counters are for the loop's thread."""
 
-    def __init__(self, state: HubState, tier: StoreTier) -> None:
+    def __init__(self, indexes: IndexTable, tier: StoreTier) -> None:
         self.published = self.dropped = self.snapshots = self.failures = self.refused = 0
         """Chunks of others that came and went, snapshots taken, calls that failed, and runs that were not as a hub
         stores them."""
@@ -56,7 +55,7 @@ class Follower:
         assert isinstance(tier.store, SharedStore)
         self._store = tier.store
         self._warnings = RecurringWarnings(log)
-        self._state = state
+        self._indexes = indexes
         self._tier = tier
         self._generation = 0
         self._slice_began = 0.0
@@ -71,7 +70,7 @@ class Follower:
 
     async def close(self) -> None:
         self._stopping.set()
-        await run_in(None, self._thread.join)
+        await asyncio.to_thread(self._thread.join)
 
     def figures(self) -> dict[str, float]:
         """Counters by name, with those of the store."""
@@ -176,9 +175,9 @@ class Follower:
 
     async def _add(self, arrival: Arrival) -> None:
         stored, namespace = arrival.stored, arrival.about.namespace
-        index = self._state.indexes.get(namespace.digest)
+        index = self._indexes.get(namespace.digest)
         if index is None:
-            index = await run_in(None, self._state.make_index, namespace)
+            index = await asyncio.to_thread(self._indexes.make, namespace)
         new = []
         for span in stored.chunks:
             known = index.find(stored.key, span)
@@ -189,7 +188,7 @@ class Follower:
         self.published += len(new)
         for piece in _pieces(new):
             # It may have been dropped meanwhile: it was empty.
-            index = self._state.indexes.add(index)
+            index = self._indexes.add(index)
             self._publish(index, arrival, piece)
             await self._let_others_work(index)
 
@@ -199,7 +198,7 @@ class Follower:
         named = index.named(stored.key)
         run = next((one for one in named if one.end == spans[0].start and one.foreign), None)
         if run is None:
-            run = Run(self._state.new_run_id(), index, spans[0].start, arrival.about.origin, stored.key, foreign=True)
+            run = Run(self._indexes.new_run_id(), index, spans[0].start, arrival.about.origin, stored.key, foreign=True)
         run.listed = self._generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:
@@ -223,7 +222,7 @@ class Follower:
         self._tier.writer.generation = self._generation
 
     def _note_listed(self, stored: StoredRun) -> None:
-        index = self._state.indexes.get(stored.key.namespace)
+        index = self._indexes.get(stored.key.namespace)
         if index:
             listed = set(stored.chunks)
             for run in list(index.named(stored.key)):
@@ -232,7 +231,7 @@ class Follower:
                     self._forget_saved(run, listed)
 
     async def _end_snapshot(self) -> None:
-        for index in list(self._state.indexes):
+        for index in list(self._indexes):
             for run in list(index.runs.values()):
                 if run.listed != self._generation:
                     self._forget_saved(run, set())

@@ -1,9 +1,8 @@
 """Writes what is known of chunks' sensitivity to the store, in the background, and reads it back."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 from blendhub.contracts import Store
 from blendhub.hub.index.namespace_index import Chunk, Saved
@@ -13,12 +12,10 @@ from blendhub.hub.limits import MOST_WAITING_NOTES
 class Notes:
     """The queue of notes. A chunk whose bytes change again while it waits is written once. For the loop's thread."""
 
-    def __init__(
-        self, store: Store, in_saver: Callable[..., Awaitable[Any]], failed: Callable[[str, Exception], None]
-    ) -> None:
-        """``in_saver`` runs a function in the thread that saves chunks, so that no note comes before its chunk."""
+    def __init__(self, store: Store, saver: ThreadPoolExecutor, failed: Callable[[str, Exception], None]) -> None:
+        """``saver`` is the thread that saves chunks, so that no note comes before its chunk."""
         self._store = store
-        self._in_saver = in_saver
+        self._saver = saver
         self._failed = failed
         self._waiting: dict[Chunk, None] = {}
         self._writing: asyncio.Task[None] | None = None
@@ -54,9 +51,11 @@ class Notes:
             chunk = next(iter(self._waiting))
             del self._waiting[chunk]
             if chunk.sensitivity and chunk.saved is Saved.YES:
-                write = partial(self._store.save_note, chunk.run.key, chunk.span, bytes(chunk.sensitivity))
+                note = bytes(chunk.sensitivity)
                 try:
-                    await self._in_saver(write)
+                    await asyncio.get_running_loop().run_in_executor(
+                        self._saver, self._store.save_note, chunk.run.key, chunk.span, note
+                    )
                 except Exception as error:
                     self._failed("keep the sensitivity of", error)
         self._writing = None

@@ -14,7 +14,6 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import Chunk, Saved
 from blendhub.hub.memory.cache import Cache
-from blendhub.hub.pools import run_in
 from blendhub.hub.stores.notes import Notes
 
 READERS = 2
@@ -86,7 +85,7 @@ class StoreReader:
         notes: Sequence[bytes | None] = [None] * len(batch)
         answered = False
         try:
-            found, notes = await run_in(self._pool, self._read, batch)
+            found, notes = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
             answered = True
         except Exception as error:
             # The store may still have the chunks, so they stay matchable.

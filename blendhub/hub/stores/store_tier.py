@@ -5,20 +5,18 @@ All state is changed on the event loop; only the store's methods run in threads.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 
 import msgspec
 
-from blendhub.contracts import RunKey, Store, StoredRun
+from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import BlendHubError, StoreFailed
-from blendhub.core.layout import Namespace
 from blendhub.core.spans import Span
-from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Run, Saved, content_of
+from blendhub.core.tokens import as_tokens
+from blendhub.hub.index.namespace_index import Chunk, Run, Saved, content_of
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.cache import Cache
-from blendhub.hub.pools import run_in
 from blendhub.hub.stores.notes import Notes
 from blendhub.hub.stores.store_reader import StoreReader
 from blendhub.hub.stores.store_writer import RunDescription, StoreWriter
@@ -32,47 +30,37 @@ class StoreTier:
 
     def __init__(self, store: Store, cache: Cache, indexes: IndexTable) -> None:
         self.store = store
+        self.is_shared = isinstance(store, SharedStore)
+        """Whether other hubs use the store too."""
         self.failures = 0
         self._cache = cache
         self._indexes = indexes
         self._warnings = RecurringWarnings(log)
-        self.writer = StoreWriter(store, cache, self._failed, self.forget)
-        self.notes = Notes(store, partial(run_in, self.writer.pool), self._failed)
-        self.writer.on_saved = self.notes.write_soon
+        self._saver = ThreadPoolExecutor(1, "blendhub-save")
+        """The thread that writes, so that a run's tokens are there before its chunks, and these before their notes."""
+        self.notes = Notes(store, self._saver, self._failed)
+        self.writer = StoreWriter(store, cache, self._saver, self.notes, self._failed, self.forget)
         self.reader = StoreReader(store, cache, self.notes, self._failed)
 
-    @property
-    def waiting(self) -> int:
-        """Chunks that are being saved, or wait for it."""
-        return self.writer.waiting
-
-    def restore(self, index_of: Callable[[Namespace], NamespaceIndex], new_run_id: Callable[[], int]) -> int:
+    def restore(self) -> int:
         """Make everything in the store matchable; blocks. Returns the number of chunks."""
         restored = 0
         for stored in self.store.runs():
             try:
                 about = described(stored)
-                restored += self._restore_run(stored, about, index_of(about.namespace), new_run_id())
+                restored += self._restore_run(stored, about)
             except (msgspec.MsgspecError, BlendHubError) as error:
                 log.warning("the hub skips %s of the store: %s", stored.key, error)
         return restored
-
-    def save(self, run: Run, tokens: Tokens, chunks: Sequence[Chunk]) -> None:
-        """Save new chunks of a run in the background. ``tokens`` are the run's tokens from position 0."""
-        self.writer.offer(run, tokens, chunks)
 
     def load(self, chunk: Chunk) -> "asyncio.Future[None]":
         """Load a chunk in the background. Afterwards it is in the arena, or dropped, or the arena was full."""
         return self.reader.begin(chunk)
 
-    async def wait_for_a_save(self, timeout: float) -> None:
-        """Wait until some of the waiting chunks have been saved."""
-        await self.writer.wait_for_progress(timeout)
-
     def discard(self, chunks: Iterable[Chunk]) -> None:
         """Discard chunks in the background."""
         entries = [(chunk.run.key, chunk.span) for chunk in chunks]
-        self.writer.pool.submit(self._quietly, lambda: [self.store.discard(*entry) for entry in entries])
+        self._saver.submit(self._discard, entries)
 
     def forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
         """Note that the store no longer has these chunks."""
@@ -93,12 +81,12 @@ class StoreTier:
         """Finish what is being saved, and close the store."""
         await asyncio.gather(self.reader.close(), self.writer.close())
         await self.notes.finish()
-        self.writer.pool.shutdown()
+        self._saver.shutdown()
         self.store.close()
 
-    def _restore_run(self, stored: StoredRun, about: RunDescription, index: NamespaceIndex, id: int) -> int:
-        tokens = as_tokens(stored.tokens)
-        run = Run(id, index, stored.chunks[0].start, about.origin, stored.key)
+    def _restore_run(self, stored: StoredRun, about: RunDescription) -> int:
+        tokens, index = as_tokens(stored.tokens), self._indexes.get_or_make(about.namespace)
+        run = Run(self._indexes.new_run_id(), index, stored.chunks[0].start, about.origin, stored.key)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.saved = Saved.YES
@@ -111,9 +99,10 @@ class StoreTier:
         kind = (doing, type(error), getattr(error.__cause__, "errno", None))
         self._warnings.warn(kind, f"the store could not {doing} a chunk: {error}", error)
 
-    def _quietly(self, work: Callable[[], object]) -> None:
+    def _discard(self, entries: Iterable[tuple[RunKey, Span]]) -> None:
         try:
-            work()
+            for entry in entries:
+                self.store.discard(*entry)
         except Exception as error:
             self._failed("discard", error)
 

@@ -22,7 +22,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
-from blendhub.hub.pools import run_in
+from blendhub.hub.stores.notes import Notes
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
@@ -48,15 +48,21 @@ class StoreWriter:
     """The chunks that wait to be saved; they stay in the arena until then."""
 
     def __init__(
-        self, store: Store, cache: Cache, failed: Callable[[str, Exception], None], forget: Callable[[Gone], None]
+        self,
+        store: Store,
+        cache: Cache,
+        saver: ThreadPoolExecutor,
+        notes: Notes,
+        failed: Callable[[str, Exception], None],
+        forget: Callable[[Gone], None],
     ) -> None:
-        self.pool = ThreadPoolExecutor(1, "blendhub-save")
         self.saved = self.skipped = 0
         self.generation = 0
         """The number of the last snapshot of a shared store; see :attr:`Run.listed`."""
-        self.on_saved: Callable[[list[Chunk]], None] = lambda chunks: None
         self._store = store
         self._cache = cache
+        self._saver = saver
+        self._notes = notes
         self._failed = failed
         self._forget = forget
         shared = store if isinstance(store, SharedStore) else None
@@ -148,7 +154,7 @@ class StoreWriter:
             self._take_up()
             if kept:
                 batch[0].run.listed = self.generation
-            self.on_saved([chunk for chunk in batch if chunk in kept])
+            self._notes.write_soon([chunk for chunk in batch if chunk in kept])
             self._progress.set()
             self._progress = asyncio.Event()
             if self._pace:
@@ -237,7 +243,8 @@ class StoreWriter:
         """
         run = batch[0].run
         try:
-            gone = await run_in(self.pool, self._write, run, [(one.span, self._cache.shards(one)) for one in batch])
+            chunks = [(one.span, self._cache.shards(one)) for one in batch]
+            gone = await asyncio.get_running_loop().run_in_executor(self._saver, self._write, run, chunks)
         except StoreAway as error:
             self._failed("save", error)
             raise

@@ -17,7 +17,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Match
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
-from blendhub.hub.config import PolicyName
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import BrokenLine, Place
 from blendhub.tools.analysis.logs import Logs
@@ -119,16 +118,13 @@ class Analyzer:
         self,
         host: PluginHost,
         sizes: Sizes,
-        policy: PolicyName = "lru",
         separator: Sequence[int] | None = None,
         costs: Costs = MEASURED,
     ) -> None:
         slots = sorted({*(size for size in sizes.arenas if size < MOST_SLOTS), MOST_SLOTS})
         cache = min(sizes.vllm_cache or MOST_SLOTS, MOST_SLOTS)
-        self.hub = PlayedHub(host, DEFAULT_MATCHERS, slots, policy)
-        self.prefix_cache = PlayedHub(
-            host, (PluginChoice("prefix"),), {*slots, cache}, policy="lru", only_beginnings=True
-        )
+        self.hub = PlayedHub(host, DEFAULT_MATCHERS, slots)
+        self.prefix_cache = PlayedHub(host, (PluginChoice("prefix"),), {*slots, cache}, only_beginnings=True)
         """Prefix caches of these sizes, which show what an engine's own cache would reuse."""
         self.total = Share()
         self.days = Groups()

@@ -103,7 +103,6 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     sample: float
     late: int
     """The number of prompts that were played after later ones."""
-    policy: str
     kv_bytes: int
     """The KV of one token, in bytes."""
     kv_bytes_known: bool

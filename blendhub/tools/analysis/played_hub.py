@@ -6,6 +6,7 @@ the chunk comes back into that arena. Settled KV is not played: what stands behi
 """
 
 import itertools
+from collections import OrderedDict
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
@@ -15,11 +16,10 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Match, Span, gaps
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
-from blendhub.hub.config import PolicyName
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex, Origin, Run, content_of
 from blendhub.hub.limits import MOST_SLOTS_OF_AN_ARENA
-from blendhub.hub.memory.eviction import POLICIES, EvictionPolicy
+from blendhub.hub.memory.eviction import S3FIFO
 from blendhub.tools.analysis.lines import Place
 
 CHUNK_TOKENS = 256
@@ -68,15 +68,53 @@ class Piece(NamedTuple):
     moved: int
 
 
+class LRU:
+    """The order of vLLM's prefix cache: the least recently used chunk is evicted first."""
+
+    def __init__(self) -> None:
+        self._longest_unused_first: OrderedDict[PlayedChunk, None] = OrderedDict()
+        self._held: set[PlayedChunk] = set()
+
+    def insert(self, key: PlayedChunk, content: int) -> None:
+        self._longest_unused_first[key] = None
+
+    def touch(self, key: PlayedChunk) -> None:
+        if key not in self._held:
+            self._longest_unused_first.move_to_end(key)
+
+    def hold(self, key: PlayedChunk) -> None:
+        del self._longest_unused_first[key]
+        self._held.add(key)
+
+    def release(self, key: PlayedChunk) -> None:
+        self._held.remove(key)
+        self._longest_unused_first[key] = None
+
+    def remove(self, key: PlayedChunk) -> None:
+        if key in self._held:
+            self._held.remove(key)
+        else:
+            del self._longest_unused_first[key]
+
+    def evict(self) -> PlayedChunk | None:
+        return self._longest_unused_first.popitem(last=False)[0] if self._longest_unused_first else None
+
+    def __len__(self) -> int:
+        return len(self._longest_unused_first) + len(self._held)
+
+    def __contains__(self, key: PlayedChunk) -> bool:
+        return key in self._longest_unused_first or key in self._held
+
+
 class PlayedArena:
     """An arena of one size: the chunks in it, and how much they were reused."""
 
-    def __init__(self, number: int, slots: int, policy: PolicyName) -> None:
+    def __init__(self, number: int, slots: int, policy: LRU | S3FIFO[PlayedChunk]) -> None:
         self.slots = slots
         self.reused = Reused(0, 0)
         self.evictions = 0
         self._bit = 1 << number
-        self._policy: EvictionPolicy[PlayedChunk] = POLICIES[policy]()
+        self._policy = policy
         self._held: list[PlayedChunk] = []
 
     def __contains__(self, chunk: PlayedChunk) -> bool:
@@ -162,15 +200,19 @@ class PlayedHub:
         host: PluginHost,
         matchers: tuple[PluginChoice, ...],
         slots: Iterable[int],
-        policy: PolicyName = "lru",
         only_beginnings: bool = False,
         chunk_tokens: int = CHUNK_TOKENS,
     ) -> None:
-        """``only_beginnings``: text counts up to the first token that an arena lacks, as a prefix cache reuses it."""
+        """``only_beginnings``: text counts up to the first token that an arena lacks, as a prefix cache reuses it, and
+        arenas evict the least recently used chunk, as vLLM does.
+        """
         self._layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=chunk_tokens)
         namespace = Namespace(model="played", layout=self._layout, matchers=matchers)
         self._index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0), keeps_settled=False)
-        self.arenas = [PlayedArena(number, size, policy) for number, size in enumerate(sorted(slots))]
+        self.arenas = [
+            PlayedArena(number, size, LRU() if only_beginnings else S3FIFO())
+            for number, size in enumerate(sorted(slots))
+        ]
         self._only_beginnings = only_beginnings
         self.places: dict[int, Place] = {}
         """Where in the logs each run in the index was computed."""

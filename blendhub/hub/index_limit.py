@@ -1,38 +1,33 @@
-"""Room for indexes: what they take beyond the KV that they index is bounded, and charged to the engines that store it.
+"""The limit on what indexes take beyond the KV that they index, charged to the engines that store it.
 
 A namespace costs some memory however little it stores, and so do tokens that are kept for a chunk behind a prefix that
 is not stored. Clients choose both: each value of vLLM's cache_salt makes a namespace.
 """
 
 import logging
-from collections.abc import Callable, Iterable
 from itertools import islice
 
 from blendhub.core.errors import ArenaFull
-from blendhub.hub.index.namespace_index import Chunk, NamespaceIndex
+from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.index.table import IndexTable
-from blendhub.hub.leases.write_leases import WriteLeases
 from blendhub.hub.limits import FREE_INDEX_BYTES, MOST_CHUNKS, MOST_TRIES
+from blendhub.hub.memory.cache import Cache
+from blendhub.hub.stores.store_tier import StoreTier
 
 log = logging.getLogger(__name__)
 
 
-class IndexRoom:
-    """Makes room for the index of what is stored next."""
+class IndexLimit:
+    """Makes room for the index of what is stored next, within the limit on the memory of all indexes."""
 
-    def __init__(
-        self, indexes: IndexTable, writes: WriteLeases, drop: Callable[[Iterable[Chunk]], list[Chunk]]
-    ) -> None:
-        """``drop`` drops chunks that are not pinned, and returns those of them that the store has."""
+    def __init__(self, indexes: IndexTable, cache: Cache, tier: StoreTier | None) -> None:
         self.evictions = 0
         """The number of chunks that were dropped."""
-        self.discard: Callable[[Iterable[Chunk]], None] | None = None
-        """Discards chunks from a store that only this hub uses. In a shared store, other hubs use them."""
         self._indexes = indexes
-        self._writes = writes
-        self._drop = drop
+        self._cache = cache
+        self._tier = tier
 
-    def make(self, base: str) -> None:
+    def make_room(self, base: str) -> None:
         """Drop the oldest text of the engine whose indexes take the most, then of the next, while all take too much.
 
         Raises ArenaFull where too little can be dropped and the asking engine, of namespace ``base``, takes more than
@@ -58,10 +53,11 @@ class IndexRoom:
         if run is None or not index.queue.is_idle:
             return 0
         before = index.n_chunks
-        in_store = self._drop(list(islice(run.chunks.values(), MOST_CHUNKS)))
-        if in_store and self.discard:
-            self.discard(in_store)
-        if not index.runs and not self._writes.is_writing(index):
+        in_store = self._cache.drop(list(islice(run.chunks.values(), MOST_CHUNKS)))
+        # In a shared store, other hubs use them.
+        if in_store and self._tier and not self._tier.is_shared:
+            self._tier.discard(in_store)
+        if not index.runs and not index.growing:
             self._indexes.remove(index)
         return before - index.n_chunks
 
