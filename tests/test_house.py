@@ -13,6 +13,7 @@ from tests import size
 ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
 LONGEST_FILE, LONGEST_MEDIAN = 400, 150
+MOST_MODULES = 13
 
 LINES = {
     file.relative_to(ROOT): len(file.read_text(encoding="utf-8").splitlines())
@@ -71,6 +72,32 @@ def test_imports_have_no_circles():
         list(TopologicalSorter(all_imports()).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def room_of(name: str, house: str) -> str:
+    """The room of a house that a module is in; a module beside the rooms is a room of its own."""
+    return ".".join(name.split(".")[: house.count(".") + 2])
+
+
+def test_rooms_of_the_hub_import_each_other_without_circles():
+    rooms: dict[str, set[str]] = {}
+    for name in MODULES:
+        if is_in(name, "blendhub.hub"):
+            room = room_of(name, "blendhub.hub")
+            used = {room_of(one, "blendhub.hub") for one in IMPORTS[name] if is_in(one, "blendhub.hub")}
+            rooms.setdefault(room, set()).update(used - {room})
+    try:
+        list(TopologicalSorter(rooms).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_rooms_hold_about_a_dozen_modules_and_say_what_belongs_there():
+    folders = {file.parent for name, file in MODULES.items() if is_in(name, "blendhub.hub")}
+    for folder in folders:
+        assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= MOST_MODULES
+        docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
+        assert len(docstring.split()) >= 12, f"{folder} should say what lives there and what may not"
 
 
 def test_contracts_import_only_the_vocabulary():

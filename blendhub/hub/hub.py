@@ -16,8 +16,8 @@ from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
-from blendhub.hub.http.metrics import MetricsServer
 from blendhub.hub.http.routes import Routes
+from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.http.shown_text import ShownText
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
@@ -95,7 +95,7 @@ class Hub:
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
             text = ShownText(state.indexes, self.service.reports) if self.shows_text else None
-            metrics = MetricsServer(Routes(self.service.stats, self.service.reports, text).get)
+            metrics = MetricsServer(Routes(self.service.stats, self.service.counters, self.service.reports, text).get)
             self.metrics_address = await metrics.start(self.config.metrics)
             if text:
                 log.warning(

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from blendhub.client import wire
 from blendhub.core.errors import ProtocolError
-from blendhub.hub import audits
-from blendhub.hub.audits import RECENT, AuditTable
-from blendhub.hub.http.metrics import exposition
+from blendhub.hub import counters
+from blendhub.hub.counters import RECENT, AuditTable
+from blendhub.hub.http.stats import exposition
 from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
 
 counts = st.integers(0, RECENT + 9)
@@ -53,8 +53,11 @@ def test_audits_are_counted_by_the_engine_s_namespace_whether_something_is_store
     member.ask(wire.Audited, agreed=2, disagreed=0)
     ((base, numbers),) = hub.service.stats().namespaces.items()
     assert (numbers["audits"], numbers["recent_audits"], numbers["tokens"]) == (6, 6, CHUNK)
-    page = exposition(hub.service.stats())
-    assert f'blendhub_namespace_audits{{namespace="{base}"}} 6' in page.splitlines()
+    page = exposition(hub.service.stats(), hub.service.counters).decode()
+    assert f'blendhub_namespace_audits{{namespace="{base}"}} 6.0' in page.splitlines()
+    for line in ("# HELP blendhub_chunks Matchable chunks", "# TYPE blendhub_requests_audited_total counter"):
+        assert line in page.splitlines()
+    assert 'blendhub_request_seconds_bucket{kind="audited",le="+Inf"} 2.0' in page.splitlines()
 
 
 def test_one_report_is_bounded(hub):
@@ -63,4 +66,4 @@ def test_one_report_is_bounded(hub):
         with pytest.raises(ProtocolError, match="agreed"):
             member.ask(wire.Audited, agreed=agreed, disagreed=disagreed)
     assert hub.service.stats().namespaces == {}
-    assert audits.RECENT < wire.MOST_AUDITS
+    assert counters.RECENT < wire.MOST_AUDITS

@@ -62,8 +62,7 @@ def test_what_is_read_is_not_evicted(make_hub):
         member.store(tokens(seed, 64))
     member.check(acquired, text)
     member.ask(wire.Release, lease=acquired.lease)
-    for seed in range(6, 9):
-        member.store(tokens(seed, 64))
+    member.store(tokens(6, 4 * 32))
     assert not member.lookup(text).matches, "an evicted chunk is matched"
     hub.state.check_integrity()
 

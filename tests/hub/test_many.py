@@ -9,8 +9,9 @@ from hub_direct import CHUNK, tokens
 
 from blendhub.client import wire
 from blendhub.core.layout import Variant
-from blendhub.hub.http.metrics import MetricsServer
+from blendhub.hub.counters import Counters
 from blendhub.hub.http.routes import Routes
+from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.index.namespace_index import NamespaceIndex
 from blendhub.hub.reports import ReportTable
 
@@ -58,7 +59,7 @@ def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypa
 
 
 async def metrics_server(stats):
-    server = MetricsServer(Routes(stats, ReportTable()).get)
+    server = MetricsServer(Routes(stats, Counters(), ReportTable()).get)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     return server, host, int(port)
 

@@ -18,8 +18,8 @@ from blendhub.core.layout import Namespace, Variant
 from blendhub.core.spans import Match, Span
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
-from blendhub.hub.http.metrics import MetricsServer
 from blendhub.hub.http.routes import PAGE_LASTS_S, Routes, is_address
+from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.fates import Fate
@@ -198,7 +198,7 @@ def answers(hub: DirectHub, *requests: str) -> list[tuple[str, str]]:
     """Heads and bodies of what the metrics port answers."""
 
     async def ask() -> list[tuple[str, str]]:
-        server = MetricsServer(Routes(hub.service.stats, hub.service.reports).get)
+        server = MetricsServer(Routes(hub.service.stats, hub.service.counters, hub.service.reports).get)
         host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
         got = []
         for request in requests:
@@ -269,7 +269,7 @@ def test_the_page_s_json_is_made_once_for_all_who_ask_for_it_at_a_time(hub: Dire
         made.append(now[0])
         return hub.service.stats()
 
-    pages = Routes(stats, hub.service.reports, clock=lambda: now[0])
+    pages = Routes(stats, hub.service.counters, hub.service.reports, clock=lambda: now[0])
     member = hub.join("e")
 
     def asked() -> int:

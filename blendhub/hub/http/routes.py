@@ -11,8 +11,10 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from blendhub.client.wire import HubStats
-from blendhub.hub.http.metrics import TEXT, Page, exposition
+from blendhub.hub.counters import Counters
+from blendhub.hub.http.server import TEXT, Page
 from blendhub.hub.http.shown_text import ShownText
+from blendhub.hub.http.stats import exposition
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.fates import COLOURS, WHY, Fate
 from blendhub.outcome.reasons import SENTENCES
@@ -43,6 +45,7 @@ class Routes:
     def __init__(
         self,
         stats: Callable[[], HubStats],
+        counters: Counters,
         reports: ReportTable,
         text: ShownText | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -52,6 +55,7 @@ class Routes:
         self._made: dict[str, _Cached] = {}
         """The pages that were made, by engine."""
         self._stats = stats
+        self._counters = counters
         self._reports = reports
         self._text = text
 
@@ -59,7 +63,7 @@ class Routes:
         """The answer for a path with its query, and the Host that the client asked for."""
         path, query = urlsplit(target).path, urlsplit(target).query
         if path == "/metrics":
-            return Page("200 OK", TEXT, exposition(self._stats()).encode())
+            return Page("200 OK", TEXT, exposition(self._stats(), self._counters))
         if path == "/healthz":
             return Page("200 OK", TEXT, b"ok\n")
         if path not in (*STATIC, "/page.json", "/text.json"):

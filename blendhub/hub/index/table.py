@@ -108,7 +108,7 @@ class IndexTable:
         self._costly[index.base][index] = self._costly[index.base].pop(index)
 
     def drop_empty(self) -> None:
-        """Drop the indexes in which nothing is stored or being written. A later request makes a new index if necessary."""
+        """Drop the indexes in which nothing is stored or written. A later request makes a new index if necessary."""
         for index in list(self._maybe_empty):
             if index.runs:
                 del self._maybe_empty[index]

@@ -85,10 +85,14 @@ class Cache:
             if chunk.saved is Saved.YES:
                 in_store.append(chunk)
             if chunk.offset is not None:
-                self.policy.remove(chunk)
-                self._free(chunk)
+                self.remove(chunk)
             chunk.run.index.drop(chunk)
         return in_store
+
+    def remove(self, chunk: Chunk) -> None:
+        """Remove a chunk from the arena alone."""
+        self.policy.remove(chunk)
+        self._free(chunk)
 
     def _chunks_in_the_way(self, size: int) -> list[Chunk]:
         """Chunks whose eviction frees ``size`` bytes in one piece, if there are any; the policy knows them no longer.

@@ -1,32 +1,15 @@
-"""A small HTTP server on loopback, and the text of ``/metrics`` for Prometheus."""
+"""A small HTTP server on loopback."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
-from blendhub.client.wire import HubStats
 from blendhub.core.errors import HubError, OptionError
 from blendhub.hub.limits import MOST_METRICS_CONNECTIONS, MOST_METRICS_REQUEST_BYTES
 
 READ_TIMEOUT_S = 5.0
-PREFIX = "blendhub_"
 SLICE_BYTES, PAUSE_S = 2**16, 0.002
 """The JSON of the page has MBs. Each reader gets 30 MB a second, so that those who ask without a pause take no core."""
-
-
-def exposition(stats: HubStats) -> str:
-    """The numbers in Prometheus' text format."""
-    lines: list[str] = []
-    for name, value in sorted(stats.counters.items()):
-        lines += [f"# TYPE {PREFIX}{name}_total counter", f"{PREFIX}{name}_total {value}"]
-    for name, value in sorted(stats.gauges.items()):
-        lines += [f"# TYPE {PREFIX}{name} gauge", f"{PREFIX}{name} {value}"]
-    names = sorted({name for of_namespace in stats.namespaces.values() for name in of_namespace})
-    for name in names:
-        lines.append(f"# TYPE {PREFIX}namespace_{name} gauge")
-        for digest, of_namespace in sorted(stats.namespaces.items()):
-            lines.append(f'{PREFIX}namespace_{name}{{namespace="{digest}"}} {of_namespace[name]}')
-    return "\n".join(lines) + "\n"
 
 
 TEXT = "text/plain; version=0.0.4"
