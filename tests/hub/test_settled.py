@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from blendhub.hub.memory.blended_share import BLENDED_SHARE
 from hub_direct import BASE, CHUNK, namespace, tokens
 
 from blendhub.client import wire
@@ -10,6 +9,7 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
+from blendhub.hub.memory.eviction import BLENDED_SHARE
 
 PROMPT = tokens(1, 5 * CHUNK)
 EXACT, BLENDED, BEHIND = Span(0, 40), Span(40, 100), Span(100, 160)
