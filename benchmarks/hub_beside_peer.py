@@ -101,7 +101,7 @@ class _Worker:
     def retrieve(self, text: Tokens) -> None:
         found = self._client.lookup(text, acquire=False)
         with self._client.reading(self._client.acquire(found.matches)) as pieces:
-            segments = [Segment(one.span, one.slot, one.slot_token, one.source_start) for one in pieces]
+            segments = [Segment(one.span, one.shard, one.row, one.source_start) for one in pieces]
             assert sum(len(one.span) for one in segments) == TOKENS
             self._device.load(segments, self._brought_to).wait()
 
@@ -117,7 +117,7 @@ class _Worker:
         with self._client.reading(self._client.acquire(found.matches)) as pieces:
             assert len(pieces) == CHUNKS
             for piece in pieces:
-                np.copyto(self._bytes[1], self._client.shard(piece.slot))
+                np.copyto(self._bytes[1], self._client.shard(piece.shard))
 
     def close(self) -> None:
         self._device.close()

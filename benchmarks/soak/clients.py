@@ -79,8 +79,8 @@ def read(client: HubClient, prompt: Array, counted: Counter[str]) -> float:
     try:
         with client.reading(client.acquire(found.matches)) as pieces:
             for piece in pieces:
-                rows = _rows(client, piece.slot)
-                copies.append((piece.span, rows[:, piece.slot_token : piece.slot_token + len(piece.span)].copy()))
+                rows = _rows(client, piece.shard)
+                copies.append((piece.span, rows[:, piece.row : piece.row + len(piece.span)].copy()))
     except LeaseError:
         counted["leases that ran out"] += 1
         return seconds

@@ -118,7 +118,7 @@ class Hostile:
             return self.chance.choice(self.learned)
         return self.chance.choice(IDS)
 
-    def _ids(self) -> dict[str, int]:
+    def _ids(self) -> dict[str, Any]:
         epoch = self._epoch if self.chance.random() < 0.98 else self.chance.choice(IDS)
         return {"session": self._id(self.sessions), "epoch": epoch}
 
@@ -189,7 +189,7 @@ class Hostile:
         return tuple(matches)
 
     def _acquire(self) -> Request:
-        return wire.Acquire(**self._ids(), variant=self._variant(), matches=self._matches()), []
+        return wire.Lookup(**self._ids(), variant=self._variant(), matches=self._matches()), []
 
     def _learn(self) -> Request:
         matches = self._matches()
@@ -227,7 +227,9 @@ class Hostile:
         return wire.Release(**self._ids(), lease=self._id(self.leases)), []
 
     def _fetch(self) -> Request:
-        return wire.Fetch(**self._ids(), lease=self._id(self.leases)), []
+        return wire.Fetch(
+            **self._ids(), lease=self._id(self.leases), slots=(0,) * self.chance.choice((0, 1, 2, 4096))
+        ), []
 
     def _put(self) -> Request:
         shard = bytes(self.chance.choice((0, 1, 1024, 65_536)))

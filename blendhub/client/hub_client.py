@@ -11,6 +11,7 @@ import numpy.typing as npt
 from blendhub.client import wire
 from blendhub.client.session import HubSession, PendingReply
 from blendhub.client.write_rights import WriteRight
+from blendhub.contracts import Segment
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import BlendHubError, Busy, HubError
 from blendhub.core.layout import Variant
@@ -98,21 +99,10 @@ class HubClient(HubSession):
         message = wire.Prefetch(**self._ids(), variant=variant, skip_prefix_n_tokens=skip_prefix)
         return self._call(wire.Found, message, [as_tokens(tokens).data])
 
-    def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Acquired:
-        """A read lease on matches that a lookup found, and their slots; evicted chunks are left out."""
-        return self.submit_acquire(matches, variant, skip_prefix=skip_prefix).result()
-
-    def submit_acquire(
-        self,
-        matches: Sequence[Match],
-        variant: Variant = BASE,
-        *,
-        skip_prefix: int = 0,
-        timeout: float | None = None,
-    ) -> PendingReply[wire.Acquired]:
-        """Send the request of ``acquire`` without waiting for the reply."""
-        message = wire.Acquire(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
-        return self._submit(wire.Acquired, message, (), timeout)
+    def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
+        """A read lease on matches that a lookup found; evicted chunks are left out."""
+        message = wire.Lookup(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
+        return self._call(wire.Found, message)
 
     def learn(self, matches: Sequence[Match], measured: Buffer, variant: Variant = BASE) -> None:
         """Have the hub take note of how sensitive the tokens of matches are.
@@ -130,22 +120,22 @@ class HubClient(HubSession):
         return self._submit(wire.Done, wire.Release(**self._ids(), lease=lease), (), timeout)
 
     @contextlib.contextmanager
-    def reading(self, acquired: wire.Acquired) -> Iterator[tuple[wire.Piece, ...]]:
+    def reading(self, found: wire.Found) -> Iterator[tuple[Segment, ...]]:
         """The pieces of a lease, which is released at the end of the block.
 
         Use what was read only after the block ended without an error: a lease that expired meanwhile raises
         LeaseError at the end of the block, and the bytes may be another chunk's.
         """
-        if acquired.lease is None:
+        if found.lease is None:
             yield ()
             return
         try:
-            yield acquired.pieces
+            yield found.pieces
         except BaseException:
             with contextlib.suppress(BlendHubError):
-                self.release(acquired.lease)
+                self.release(found.lease)
             raise
-        self.release(acquired.lease)
+        self.release(found.lease)
 
     def shard(self, slot: int) -> Bytes:
         """This rank's part of a slot, in place."""
@@ -157,13 +147,15 @@ class HubClient(HubSession):
         """Where in the arena this rank's part of a slot begins."""
         return slot + self._rank * self.namespace.layout.shard_bytes
 
-    def fetch(self, lease: int) -> list[Buffer]:
-        """This rank's shards of a lease's pieces, through the transport; for hubs on other machines."""
-        return list(self.submit_fetch(lease).payload())
+    def fetch(self, lease: int, slots: Sequence[int]) -> list[Buffer]:
+        """This rank's shards of slots of a lease, through the transport; for hubs on other machines."""
+        return list(self.submit_fetch(lease, slots).payload())
 
-    def submit_fetch(self, lease: int, *, timeout: float | None = None) -> PendingReply[wire.Bytes]:
+    def submit_fetch(
+        self, lease: int, slots: Sequence[int], *, timeout: float | None = None
+    ) -> PendingReply[wire.Bytes]:
         """Send the request of ``fetch`` without waiting for the reply."""
-        return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease), (), timeout)
+        return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
 
     # Writing.
 

@@ -119,6 +119,8 @@ class HubSession:
         self.arena_trouble = ""
         """Why the last attempt to map the arena failed."""
         self.registrations = 0
+        self.kept_leases: set[int] = set()
+        """Read leases under which copies are under way: pings keep them."""
 
     def register(self, engine: str, namespace: Namespace, rank: int = -1) -> None:
         """Join an engine, whose requests without LoRA and salt have this namespace.
@@ -219,7 +221,7 @@ class HubSession:
         assert self._register
         return self._register.rank
 
-    def _ids(self) -> dict[str, int]:
+    def _ids(self) -> dict[str, Any]:
         session = self._session
         return {"session": session.session, "epoch": session.epoch}
 
@@ -257,7 +259,8 @@ class HubSession:
 
     def _ping(self) -> None:
         ended = self._rights.to_acknowledge()
-        answer = self._submit(wire.Pong, wire.Ping(**self._ids(), acknowledged=ended), probing=True).result()
+        ping = wire.Ping(**self._ids(), acknowledged=ended, reading=tuple(self.kept_leases.copy()))
+        answer = self._submit(wire.Pong, ping, probing=True).result()
         self._rights.acknowledged(ended)
         self._rights.revoke(answer.revoked)
 

@@ -3,8 +3,8 @@
 Token ids are a request's first payload, raw uint32, sent once. Whatever comes from a peer is decoded into these
 structs, which bound every field; the hub checks the rest before it uses it. A session belongs to one engine; requests
 name one of the engine's namespaces by its ``Variant``, so they cannot name another engine's. Lookups answer with
-matches; only acquires and reserves answer with slots, by their offset in the arena. KV travels in payloads only
-between machines.
+matches and, under a read lease, with the places of their KV in the arena; reserves answer with slots. KV travels in
+payloads only between machines.
 """
 
 from typing import Annotated, TypeAlias
@@ -13,13 +13,14 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.client.arena_view import ArenaName, MappingId
+from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
 from blendhub.core.spans import Id, Match, Position, Span
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 4
+WIRE_VERSION = 5
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -32,20 +33,6 @@ MOST_AUDITS = 2**12
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, tag_field="is"):
     """Base of requests and replies."""
-
-
-class Piece(msgspec.Struct, frozen=True, array_like=True):
-    """The part ``span`` of a match that lies in one chunk, and where its KV is in the arena."""
-
-    span: Span
-    run: Id
-    source_start: Position
-    """The position in the run of the span's first token; its keys are rotated for this position."""
-    slot: Position
-    """Offset of the chunk's slot in the arena."""
-    slot_token: Position
-    """Which row of the slot holds the span's first token."""
-    exact: bool
 
 
 class Slot(msgspec.Struct, frozen=True, array_like=True):
@@ -95,6 +82,8 @@ class Ping(FromSession, frozen=True):
 
     acknowledged: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
     """Revoked write leases under which this process will not write again."""
+    reading: Annotated[tuple[Id, ...], Meta(max_length=MOST_ITEMS)] = ()
+    """Read leases of this session under which copies are under way: they hold for another term from now on."""
 
 
 class Mapped(FromSession, frozen=True):
@@ -108,7 +97,8 @@ class Mapped(FromSession, frozen=True):
 class Lookup(InNamespace, frozen=True):
     """Find what is stored of these tokens. With ``acquire``, take a read lease on what is in the arena.
 
-    What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``.
+    What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``. A lookup that names
+    ``matches``, which an earlier one found, brings no tokens: it leases what is still in the arena of them.
     """
 
     acquire: bool = True
@@ -118,18 +108,12 @@ class Lookup(InNamespace, frozen=True):
     """Answer with what is known of the sensitivity of the matches' tokens, too."""
     settled: Ratio | None = None
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
+    matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)] | None = None
 
 
 class Prefetch(InNamespace, frozen=True, kw_only=True):
     """Fetch what is stored of these tokens into the arena; the reply does not wait for it."""
 
-    skip_prefix_n_tokens: Position = 0
-
-
-class Acquire(InNamespace, frozen=True, kw_only=True):
-    """Take a read lease on matches that a lookup found, and learn their slots; evicted chunks are left out."""
-
-    matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)]
     skip_prefix_n_tokens: Position = 0
 
 
@@ -144,7 +128,7 @@ class Learn(InNamespace, frozen=True, kw_only=True):
 
 
 class Release(FromSession, frozen=True):
-    """End a read lease. If it had ended before, data read under it must not be used."""
+    """End a read lease of the session's engine. If it had ended before, data read under it must not be used."""
 
     lease: Id
 
@@ -221,9 +205,11 @@ class Stats(Message, frozen=True):
 
 
 class Fetch(FromSession, frozen=True):
-    """Ask for this rank's shards of a read lease's pieces, as payloads; for clients on other machines."""
+    """Ask for this rank's shards of slots of a read lease, as payloads; for clients on other machines."""
 
     lease: Id
+    slots: Annotated[tuple[Position, ...], Meta(max_length=MOST_MATCHES)]
+    """The offsets of the slots, each of which the lease covers."""
 
 
 class Put(FromSession, frozen=True):
@@ -240,7 +226,6 @@ Request: TypeAlias = (
     | Mapped
     | Lookup
     | Prefetch
-    | Acquire
     | Learn
     | Release
     | Reserve
@@ -284,7 +269,7 @@ class Pong(Message, frozen=True):
 
 
 class Found(Message, frozen=True):
-    """``matches`` are in the arena: ascending, disjoint, and covered by the lease if there is one.
+    """``matches`` are in the arena: ascending and disjoint. A lease covers all of them, in ``pieces``.
 
     If the lookup asked for sensitivity and any is known, a payload has one byte for each position of the prompt up to
     where the last match ends, 0 where nothing is known.
@@ -293,18 +278,12 @@ class Found(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     lease: Id | None = None
     expires_s: Seconds = 0.0
+    pieces: tuple[Segment, ...] = ()
+    """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
     on_the_way_tokens: Position = 0
     """Tokens that only the store has; they are being fetched, and no match covers them yet."""
     on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
     """The spans of the prompt in which ``on_the_way_tokens`` stand."""
-
-
-class Acquired(Message, frozen=True):
-    """The pieces that the lease covers, ascending; no lease if no piece is left."""
-
-    pieces: tuple[Piece, ...] = ()
-    lease: Id | None = None
-    expires_s: Seconds = 0.0
 
 
 class Reserved(Message, frozen=True):
@@ -350,9 +329,7 @@ class Bytes(Message, frozen=True):
     """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = (
-    Registered | MayWrite | Done | Pong | Found | Acquired | Reserved | Explained | Previewed | HubStats | Bytes
-)
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Bytes
 
 
 def hub_codec() -> Codec:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.core.layout import ITEM_SIZES, KVLayout
-from blendhub.core.spans import Span
+from blendhub.core.spans import Position, Span
 
 if TYPE_CHECKING:
     import torch
@@ -57,11 +57,11 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """Tokens ``span`` of a prompt, and the place of their KV in the arena."""
 
     span: Span
-    shard: int
+    shard: Position
     """Byte offset in the arena of this rank's shard of the chunk, a multiple of the item size."""
-    row: int
+    row: Position
     """The row of the shard that holds the span's first token."""
-    source_start: int
+    source_start: Position
     """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
 
 

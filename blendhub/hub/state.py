@@ -73,7 +73,7 @@ class HubState:
         return self.reads.grant(secrets.randbits(62), session, deadline, chunk_matches)
 
     def release(self, session: Session, lease: int) -> None:
-        self.reads.end(self.reads.leases.of_session(lease, session.id))
+        self.reads.end(self.reads.leases.of_engine(lease, session.engine.name))
 
     # Writing.
 

@@ -1,11 +1,13 @@
 """The decision about the reuse of one request."""
 
 import math
+from collections.abc import Sequence
 
 import msgspec
 
+from blendhub.contracts import Segment
 from blendhub.core.spans import Match, Span, gaps
-from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.spans import clipped, overlaps, total
 
 
 class Allowed(msgspec.Struct, frozen=True):
@@ -55,6 +57,12 @@ class Decision(msgspec.Struct, frozen=True):
         """How many tokens are computed to blend what is loaded; the selector may choose a few more or less."""
         return total(self.holes) + ratio * total(self.moved)
 
+    def pieces_of(self, found: Sequence[Segment]) -> tuple[Segment, ...]:
+        """The parts to load of the pieces that a lookup has found."""
+        spans = [match.span for match in self.matches]
+        cut = overlaps(spans, [piece.span for piece in found])
+        return tuple(_part(found[at], span) for _, at, span in cut)
+
     @property
     def _claimed(self) -> Span:
         return Span(self.start, self.end)
@@ -81,3 +89,8 @@ class Decision(msgspec.Struct, frozen=True):
     def first_approximate(self) -> int | None:
         """The first position whose KV is not what the model alone would compute; None if there is no such position."""
         return min((span.start for span in [*self.moved, *self.settled]), default=None)
+
+
+def _part(piece: Segment, span: Span) -> Segment:
+    behind = span.start - piece.span.start
+    return Segment(span, piece.shard, piece.row + behind, piece.source_start + behind)

@@ -12,14 +12,13 @@ from typing import TypeAlias, TypeVar
 
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
-from blendhub.client.wire import Acquired, Found
+from blendhub.client.wire import Found
 from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import HubPlace
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-LeaseReply: TypeAlias = PendingReply[Found] | PendingReply[Acquired]
 RunCall: TypeAlias = Callable[[Callable[[HubClient], None]], "Future[None]"]
 """The type of ``HubExecutor.run``, for callers that need no answer."""
 
@@ -48,7 +47,7 @@ class HubExecutor:
         self._rank = rank
         self._host = host
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        self._late: list[tuple[HubClient, LeaseReply]] = []
+        self._late: list[tuple[HubClient, PendingReply[Found]]] = []
         self._lock = threading.Lock()
         """Guards the next two fields; never held during a call."""
         self._client: HubClient | None = None
@@ -108,7 +107,7 @@ class HubExecutor:
         """Run a function that does not raise."""
         self._work.put(work)
 
-    def release_late(self, client: HubClient, reply: LeaseReply) -> None:
+    def release_late(self, client: HubClient, reply: PendingReply[Found]) -> None:
         """End the lease that this answer brings, if it still arrives."""
         self._work.put(partial(self._late.append, (client, reply)))
 
@@ -216,7 +215,7 @@ class HubExecutor:
         return client
 
 
-def _is_released(client: HubClient, reply: LeaseReply) -> bool:
+def _is_released(client: HubClient, reply: PendingReply[Found]) -> bool:
     if not reply.done():
         return False
     with contextlib.suppress(BlendHubError):

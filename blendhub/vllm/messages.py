@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
+from blendhub.contracts import Segment
 from blendhub.core.layout import Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Match, Span
@@ -64,6 +65,12 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: npt.NDArray[np.int64]
     decision: Decision
+    lease: int = 0
+    """The lease of the lookup. The scheduler's session keeps it; the workers release it once all ranks have copied."""
+    epoch: int = 0
+    """The epoch of the hub that gave the lease."""
+    pieces: tuple[Segment, ...] = ()
+    """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
     sensitivity: bytes = b""
     """The sensitivity that the hub knows: a byte for each token up to where the last match ends, or nothing."""
     adapter: Adapter | None = None

@@ -93,10 +93,9 @@ class Member:
     def lookup(self, prompt: Tokens, **more: Any) -> wire.Found:
         return self.ask(wire.Lookup, [prompt.tobytes()], **more)
 
-    def read(self, prompt: Tokens, variant: Variant = BASE, **more: Any) -> wire.Acquired:
+    def read(self, prompt: Tokens, variant: Variant = BASE, **more: Any) -> wire.Found:
         """Look up, and take a lease on what is found."""
-        found = self.lookup(prompt, variant=variant, acquire=False, **more)
-        return self.ask(wire.Acquire, matches=found.matches, variant=variant)
+        return self.lookup(prompt, variant=variant, **more)
 
     def reserve(self, text: Tokens, span: Span | None = None, **more: Any) -> wire.Reserved:
         return self.ask(wire.Reserve, [text.tobytes()], span=span or Span(0, len(text)), **more)
@@ -131,16 +130,21 @@ class Member:
         assert run is not None
         return run
 
-    def check(self, acquired: wire.Acquired, prompt: Tokens) -> None:
+    def check(self, acquired: wire.Found, prompt: Tokens) -> None:
         """Every piece holds the bytes that were written for these tokens at the positions it names."""
         for piece in acquired.pieces:
-            rows = self.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
+            rows = self.shard(piece.shard).view(np.uint32)[piece.row : piece.row + len(piece.span)]
             expected = prompt[piece.span.start : piece.span.end] ^ np.uint32(self.rank + 1)
             assert np.array_equal(rows, expected), "a piece holds other tokens' KV"
 
 
-def spans_of(acquired: wire.Acquired) -> list[tuple[int, int, bool]]:
-    return [(piece.span.start, piece.span.end, piece.exact) for piece in acquired.pieces]
+def spans_of(acquired: wire.Found) -> list[tuple[int, int, bool]]:
+    """The pieces that were found, and whether each is exact."""
+    exact = [match.span for match in acquired.matches if match.exact]
+    return [
+        (piece.span.start, piece.span.end, any(span.start <= piece.span.start < span.end for span in exact))
+        for piece in acquired.pieces
+    ]
 
 
 def marks(text: Tokens, span: Span, rank: int) -> np.ndarray:

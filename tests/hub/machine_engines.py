@@ -46,7 +46,7 @@ class Job:
 class Read(NamedTuple):
     """A lease on what was found of a prompt."""
 
-    acquired: wire.Acquired
+    acquired: wire.Found
     prompt: np.ndarray
     variant: Variant
 

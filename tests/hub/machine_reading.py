@@ -22,6 +22,7 @@ from machine_engines import (
 )
 
 from blendhub.client import wire
+from blendhub.contracts import Segment
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
@@ -91,7 +92,7 @@ class ReadingRules(HubRules):
         with contextlib.suppress(BlendHubError):
             found = client.lookup(PROMPTS[prompt], variant, acquire=False)
             if another != variant:
-                assert client.acquire(found.matches, another) == wire.Acquired()
+                assert client.acquire(found.matches, another) == wire.Found()
 
     @rule(which=WHICH, prompt=PROMPT, variant=VARIANT, another=VARIANT, byte=st.integers(0, 255))
     def learn(self, which: int, prompt: int, variant: Variant, another: Variant, byte: int) -> None:
@@ -131,13 +132,13 @@ def check_order(spans: list[Span], skip: int) -> None:
         at = span.end
 
 
-def copied(worker: Process, piece: wire.Piece) -> np.ndarray:
-    return worker.client.shard(piece.slot).copy()
+def copied(worker: Process, piece: Segment) -> np.ndarray:
+    return worker.client.shard(piece.shard).copy()
 
 
-def check(worker: Process, copies: list[tuple[wire.Piece, np.ndarray]], prompt: np.ndarray, variant: Variant) -> None:
+def check(worker: Process, copies: list[tuple[Segment, np.ndarray]], prompt: np.ndarray, variant: Variant) -> None:
     """Every piece holds the bytes that were written for these tokens at the positions it names."""
     for piece, shard in copies:
-        rows = shard.view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
+        rows = shard.view(np.uint32)[piece.row : piece.row + len(piece.span)]
         expected = prompt[piece.span.start : piece.span.end] ^ worker.mark(variant)
         assert np.array_equal(rows, expected), "a piece holds other KV than was stored"

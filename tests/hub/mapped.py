@@ -23,7 +23,7 @@ def check(client: HubClient, text: np.ndarray, wait_s: float = 0.0) -> int:
     copies = []
     with client.reading(client.acquire(found.matches)) as pieces:
         for piece in pieces:
-            rows = client.shard(piece.slot).view(np.uint32)[piece.slot_token : piece.slot_token + len(piece.span)]
+            rows = client.shard(piece.shard).view(np.uint32)[piece.row : piece.row + len(piece.span)]
             copies.append((piece.span, rows.copy()))
     for span, rows in copies:
         assert np.array_equal(rows, text[span.start : span.end] ^ np.uint32(1))

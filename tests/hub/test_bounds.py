@@ -27,11 +27,11 @@ def test_an_acquire_of_many_matches_over_many_chunks_takes_a_bounded_lease(make_
     long = 2000 * CHUNK
     matches = [Match(Span(at * long, (at + 1) * long), run, 0, False) for at in range(4000)]
     begun = time.perf_counter()
-    acquired = member.ask(wire.Acquire, matches=matches)
+    acquired = member.ask(wire.Lookup, matches=matches)
     assert time.perf_counter() - begun < 1.0
     assert len(acquired.pieces) == MOST_CHUNKS
     with pytest.raises(ProtocolError, match="length <= 4096"):
-        member.ask(wire.Acquire, matches=[Match(Span(at, at + 1), run, 0, False) for at in range(4097)])
+        member.ask(wire.Lookup, matches=[Match(Span(at, at + 1), run, 0, False) for at in range(4097)])
 
 
 def test_a_lookup_answers_with_a_bounded_beginning(make_hub):

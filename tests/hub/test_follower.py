@@ -42,7 +42,7 @@ def test_what_one_hub_stores_is_found_and_read_on_the_other(fleet, two):
     fleet.until_each_knows(3)
     member = other.join()
     assert read(member) == len(TEXT)
-    assert all(piece.exact for piece in member.read(TEXT).pieces)
+    assert all(match.exact for match in member.read(TEXT).matches)
     assert count(other, "fleet_fetched_bytes") == count(one, "fleet_sent_bytes") == 3 * namespace().slot_bytes
     assert count(other, "fleet_published_chunks") == 3 and count(one, "fleet_published_chunks") == 0
 
@@ -55,7 +55,7 @@ def test_it_is_found_at_another_place_of_a_prompt(fleet, two):
     prompt = np.concatenate([tokens(2, 40), TEXT])
     found = member.read(prompt, wait_s=10.0)
     assert sum(len(piece.span) for piece in found.pieces) == len(TEXT)
-    assert not any(piece.exact for piece in found.pieces)
+    assert not any(match.exact for match in found.matches)
 
 
 def test_a_late_hub_finds_everything(fleet):

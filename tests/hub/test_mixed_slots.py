@@ -49,7 +49,7 @@ def test_chunks_that_are_read_are_left_where_they_are(full_hub):
     matches = small.lookup(text, acquire=False).matches
     part = matches[0].part
     leased = [part(at * CHUNK, (at + 1) * CHUNK) for at in range(0, SMALL, 100)]
-    acquired = small.ask(wire.Acquire, matches=leased)
+    acquired = small.ask(wire.Lookup, matches=leased)
     large = full_hub.join("large", namespace=namespace("large", layout=LARGE_LAYOUT))
     for seed in range(2, 30):
         large.store(tokens(seed, LARGE * CHUNK))
@@ -62,7 +62,7 @@ def test_room_that_is_not_there_is_looked_for_once(full_hub, monkeypatch):
     small = full_hub.join("other small")
     (match,) = small.lookup(tokens(1, SMALL * CHUNK), acquire=False).matches
     middle = SMALL // 2 * CHUNK
-    small.ask(wire.Acquire, matches=[match.part(middle, middle + CHUNK)])
+    small.ask(wire.Lookup, matches=[match.part(middle, middle + CHUNK)])
     layout = msgspec.structs.replace(LAYOUT, layers=LAYOUT.layers * (SMALL // 2 + 2))
     large = full_hub.join("large", namespace=namespace("large", layout=layout))
     extents, looked_at = full_hub.arena.extents, []

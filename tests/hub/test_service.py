@@ -14,7 +14,7 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
     member.store(text)
     found = member.lookup(text, acquire=False)
     member.lookup(tokens(2, 96))
-    member.ask(wire.Acquire, matches=found.matches)
+    member.ask(wire.Lookup, matches=found.matches)
     member.ask(wire.Prefetch, [text.tobytes()])
     counters = hub.ask(wire.Stats()).counters
     assert counters["requests_lookup"] == 2 and counters["lookups_that_found"] == 1
@@ -35,7 +35,7 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
         (wire.Release, {"lease": 7}, [], LeaseError, "does not hold"),
         (wire.Commit, {"lease": 7, "upto": 1}, [], LeaseError, "does not hold"),
         (wire.Abort, {"lease": 7}, [], LeaseError, "does not hold"),
-        (wire.Fetch, {"lease": 7}, [], LeaseError, "does not hold"),
+        (wire.Fetch, {"lease": 7, "slots": ()}, [], LeaseError, "does not hold"),
         (wire.Put, {"lease": 7, "position": 0}, [], LeaseError, "does not hold"),
         (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
         (wire.Lookup, {"wait_s": 1e9}, [b""], ProtocolError, "does not decode"),

@@ -62,7 +62,7 @@ def test_what_only_the_store_has_is_left_out_of_a_match(small_hub):
     assert [match.span for match in found.matches] == [Span(0, CHUNK), Span(2 * CHUNK, 3 * CHUNK)]
     assert [match.source_start for match in found.matches] == [0, 2 * CHUNK]
     assert found.on_the_way_tokens == CHUNK
-    acquired = member.ask(wire.Acquire, matches=found.matches)
+    acquired = member.ask(wire.Lookup, matches=found.matches)
     assert [piece.span for piece in acquired.pieces] == [match.span for match in found.matches]
     member.check(acquired, text)
 
@@ -106,10 +106,10 @@ def test_everything_stored_is_matchable_after_a_restart(make_hub, tmp_path):
     for text in [*TEXTS, grown]:
         found = member.read(text, wait_s=5.0)
         assert sum(len(piece.span) for piece in found.pieces) == len(text)
-        assert all(piece.exact for piece in found.pieces)
+        assert all(match.exact for match in found.matches)
         member.check(found, text)
     blended = member.read(tokens(51, 50), wait_s=5.0)
-    assert blended.pieces and not any(piece.exact for piece in blended.pieces)
+    assert blended.pieces and not any(match.exact for match in blended.matches)
 
 
 def test_a_run_with_a_lost_chunk_is_restored_around_it(make_hub, tmp_path):

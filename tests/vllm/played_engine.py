@@ -132,6 +132,8 @@ class PlayedEngine:
         self.side.allocated(request, list(range(1, 1 - (-(local + n_external) // BLOCK))), n_external)
         if n_external:
             self.step()
+            for job in self.loads:
+                self.client.release(job.lease)
             self.side.process_report(WorkerReport({request.request_id: LoadResult(error=error, audit=outcome)}))
         return local if error else local + n_external
 

@@ -1,7 +1,7 @@
 """Stops the hub's process at a certain moment of an engine's life, which calls ``arrange`` before its start.
 
-The environment's ``STOP_THE_HUB`` names a file; when a test writes "Acquire sent 1234" into it, process 1234 is stopped
-just before the next message of that name is sent; "Acquire answered 1234": just after its answer was read.
+The environment's ``STOP_THE_HUB`` names a file; when a test writes "Release sent 1234" into it, process 1234 is stopped
+just before the next message of that name is sent; "Release answered 1234": just after its answer was read.
 """
 
 import os

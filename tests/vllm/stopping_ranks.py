@@ -21,7 +21,6 @@ from tests.vllm import forked_ranks
 def arrange(place: str) -> None:
     forked_ranks.arrange()
     moments = [
-        (HubClient, "submit_acquire", "acquire"),
         (CpuDevice, "load", "copy"),
         (EngineModel, "forward", "recompute"),
         (HubClient, "submit_release", "release"),

@@ -16,10 +16,12 @@ from blendhub import Span
 from blendhub.client.arena_view import SHM
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import PeerGone
+from blendhub.core.layout import Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
-from blendhub.vllm.messages import HubAddress, SaveJob
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.messages import HubAddress, LoadJob, SaveJob
 from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
@@ -75,11 +77,14 @@ def save(carrier, client, reserved, start, end):
         job = delivery.rest
 
 
+def job_of(found):
+    return LoadJob("r", Variant(), TOKENS, TO, Decision(0, 96, found.matches, 0.0), found.lease, 0, found.pieces)
+
+
 def load(carrier, client):
-    acquired = client.acquire(client.lookup(TOKENS, acquire=False).matches)
-    transfer = carrier.load(client, acquired, TO, 0)
-    transfer.wait()
-    client.release(acquired.lease)
+    found = client.lookup(TOKENS)
+    carrier.load(client, job_of(found), TO).wait()
+    client.release(found.lease)
 
 
 @pytest.mark.parametrize("n_slots", [2, 8], ids=["in several rounds", "at once"])
@@ -137,8 +142,7 @@ def test_a_copy_that_cannot_begin_takes_no_room(client, model, monkeypatch):
 def test_a_hub_that_stops_answering_fails_the_load_at_once(client, model):
     carrier = carrier_of(model, 8)
     save(carrier, client, client.reserve(TOKENS, Span(0, 96)), 0, 96)
-    acquired = client.acquire(client.lookup(TOKENS, acquire=False).matches)
-    transfer = carrier.load(client, acquired, TO, 0)
+    transfer = carrier.load(client, job_of(client.lookup(TOKENS)), TO)
     transfer._reply = SimpleNamespace(done=lambda: False)  # as if the answer were lost
     assert not transfer.done()
     client._down.set()

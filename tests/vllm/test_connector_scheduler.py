@@ -9,6 +9,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.v1.core.sched.output import SchedulerOutput
 
+from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.stats import BlendHubStats
 from tests.vllm.played_engine import BLOCK, NAMESPACE, played_engine, text
 
@@ -84,7 +85,10 @@ def test_an_aborted_load_is_cancelled(engine):
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert plan.cancelled == {"b"} and not plan.loads
     engine.settle()
-    assert engine.gauge("read_leases") == 0
+    client = engine.side.executor.registered
+    assert engine.gauge("read_leases") == 1 and client.kept_leases, "the workers may still copy"
+    engine.side.process_report(WorkerReport({"b": LoadResult(error="aborted")}))
+    assert not client.kept_leases
 
 
 def test_the_debug_log_has_each_report_in_a_line_of_json(engine, caplog):

@@ -3,6 +3,7 @@
 import time
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -10,13 +11,15 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from blendhub_cpu.device import CpuDevice
 from blendhub_cpu.options import CpuOptions
+from vllm.v1.core.sched.output import SchedulerOutput
 
+from blendhub import Span
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.testing.devices.slow_registration import SlowRegistration
-from blendhub.vllm.messages import Adapter, HubAddress
+from blendhub.vllm.messages import Adapter, HubAddress, StepPlan
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.hub.processes import HubProcess
-from tests.vllm.played_engine import PlayedEngine, text
+from tests.vllm.played_engine import NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import NotingDevice, SideDevice, played_worker, worker_of
 
 
@@ -125,32 +128,72 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     assert worker.worker.take_bad_blocks() == set()
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["is loaded again", "is computed the second time"])
-def test_a_load_whose_lease_expires_before_its_copy_has_ended(device, monkeypatch, times):
-    begun: list[None] = []
-
-    def load(*given):
-        device.is_held = len(begun) < times
-        begun.append(None)
-        return SideDevice.load(device, *given)
-
-    monkeypatch.setattr(device, "load", load)
-    with played_worker(device, text(0, 96), read_lease_s=0.2) as worker:
+@pytest.mark.parametrize("expires", [False, True], ids=["is kept", "is not kept"])
+def test_a_load_that_takes_longer_than_its_lease_and_others_that_fill_the_arena(device, expires):
+    """The scheduler's session keeps the lease, and nothing that it covers is evicted. Where it ends all the same, what
+    was copied proves nothing, and vLLM computes the tokens."""
+    with played_worker(device, text(0, 96), read_lease_s=0.5, arena_gib=0.0005) as worker:
         worker.start()
+        device.is_held = True
         request = worker.arrive("r", text(0, 96) + text(1, 32))
-        until = time.monotonic() + 20
+        engine, scheduler = worker.engine, worker.engine.side.executor.registered
+        until = time.monotonic() + 1.5
+        with engine.hub.connect() as writer:
+            writer.register("other", NAMESPACE, 0)
+            numbers = iter(range(10**9, 2 * 10**9, 96))
+            while time.monotonic() < until:
+                assert not worker.step()
+                if expires:  # as if the scheduler's process stood still
+                    scheduler.kept_leases.clear()
+                for _ in range(20):
+                    tokens = np.arange(96, dtype=np.uint32) + next(numbers)
+                    reserved = writer.reserve(tokens, Span(0, 96))
+                    for slot in reserved.slots:
+                        writer.shard(slot.slot)[:] = 2
+                    writer.commit(reserved.right, reserved.span.end)
+            assert writer.stats().counters["evictions"] > 0
+        found = engine.client.lookup(np.asarray(text(0, 96), np.uint32), acquire=False).matches
+        assert bool(found) is not expires and engine.gauge("read_leases") == (not expires)
+        device.is_held = False
         while not worker.step():
-            assert time.monotonic() < until
-            if not worker.engine.gauge("read_leases"):
-                device.is_held = False
-            time.sleep(0.01)
-        report = worker.engine.side._requests[request.request_id].report()
-        assert len(begun) == 2
-        if times == 1:
-            assert report["exact_tokens"] == 96 and worker.model.kv[1:7].all() and not worker.worker.take_bad_blocks()
-        else:
-            assert report["exact_tokens"] == 0 and worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6}
+            assert time.monotonic() < until + 20
+        report = engine.side._requests[request.request_id].report()
+        assert engine.gauge("read_leases") == 0 and not scheduler.kept_leases
+        assert report["exact_tokens"] == (0 if expires else 96)
+        assert worker.worker.take_bad_blocks() == ({1, 2, 3, 4, 5, 6} if expires else set())
+        if expires:
             assert "LeaseError" in report["reason"]
+
+
+def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(device, tmp_path):
+    hub = HubProcess(tmp_path)
+    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")))
+    engine.serve("a", text(0, 96))
+    engine.client.close()  # its place as rank 0 is the worker's
+    with worker_of(engine, device) as worker:
+        plan_of = engine.side.plan
+        request = worker.arrive("r", text(0, 96) + text(1, 32))
+        scheduler, before = engine.side.executor.registered, engine.side.executor.registered.epoch
+        hub.kill()
+        hub.start()
+        until = time.monotonic() + 30
+        while not scheduler.is_up or scheduler.epoch == before:
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        plan = plan_of(SchedulerOutput.make_empty())
+        loaded: set[str] = set()
+        while "r" not in loaded:
+            assert time.monotonic() < until
+            worker.worker.begin_step(plan)
+            worker.worker.load(plan)
+            loaded = worker.worker.finished()[1]
+            plan = StepPlan()
+            time.sleep(0.01)
+        engine.side.process_report(worker.worker.take_report())
+        assert worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6} and not worker.model.kv.any()
+        assert "StaleEpoch" in engine.side._requests[request.request_id].report()["reason"]
+    engine.side.close()
+    hub.kill()
 
 
 def test_the_arena_is_pinned_before_the_first_request(device):

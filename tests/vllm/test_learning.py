@@ -117,5 +117,5 @@ def test_reports_that_wait_are_bounded(hub, learning, has_arrived):
 
 def test_a_job_s_bytes_are_as_many_as_its_tokens():
     for given in (b"", bytes([3, 4]), bytes(range(1, 31))):
-        job = LoadJob("r", Variant(), TOKENS, np.arange(4), JOB.decision, given)
+        job = LoadJob("r", Variant(), TOKENS, np.arange(4), JOB.decision, sensitivity=given)
         assert job.known_sensitivity.tobytes() == given + bytes(30 - len(given))

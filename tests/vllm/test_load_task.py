@@ -1,4 +1,4 @@
-"""A load on one rank, with a real hub that may stand still, and copies that end when a test says."""
+"""A load on the ranks, with a real hub that may stand still, and copies that end when a test says."""
 
 import time
 from concurrent.futures import Future
@@ -8,10 +8,10 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub import Match, PluginHost, Span
+from blendhub import PluginHost, Span
 from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Transfer
-from blendhub.core.errors import DeadlineExceeded, HubError, PeerGone
+from blendhub.core.errors import DeadlineExceeded, HubError, LeaseError, PeerGone, StaleEpoch
 from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig
@@ -23,7 +23,7 @@ from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
-SPACE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),))
+SPACE = Namespace(model="m", layout=LAYOUT, matchers=(PluginChoice("prefix"),), world_size=2)
 SALTED = Variant(cache_salt="salt")
 TOKENS = np.arange(96, dtype=np.uint32)
 PATIENCE_S = 0.4
@@ -41,23 +41,17 @@ class Copy(Transfer):
         self.ended.result()
 
 
-class Stage:
-    """One load: its hub, its copy, and what it gave to be released late."""
+class Rank:
+    """One rank's load, and its copy."""
 
-    def __init__(self, client: HubClient, run: int, start: int = 0) -> None:
+    def __init__(self, client: HubClient, job: LoadJob, number: int) -> None:
         self.client: HubClient | None = client
         self.copy = Copy()
-        self.found = None
-        self.late = []
-        decision = Decision(start, 96, (Match(Span(0, 96), run, 0, True),), 0.0)
-        job = LoadJob("r", SALTED, TOKENS, np.arange(6), decision)
-        self.loading = LoadTask(job, self.open, self.begin, lambda *late: self.late.append(late), PATIENCE_S)
+        self.copies: list[HubClient] = []
+        self.loading = LoadTask(job, lambda: self.client, self.begin, PATIENCE_S, releases=number == 0)
 
-    def open(self) -> HubClient | None:
-        return self.client
-
-    def begin(self, client, found):
-        self.found = found
+    def begin(self, client: HubClient) -> Copy:
+        self.copies.append(client)
         return self.copy
 
     def until(self, arrival: Arrival) -> None:
@@ -71,130 +65,123 @@ class Stage:
         assert self.loading.arrival is arrival
 
 
-class Hub:
-    def __init__(self, hub: HubInThread, client: HubClient, run: int) -> None:
+class Scene:
+    """Two ranks and the scheduler, which has looked up a prompt of which vLLM has a beginning cached."""
+
+    def __init__(self, hub: HubInThread, clients: list[HubClient], scheduler: HubClient) -> None:
         self.hub = hub
-        self.client = client
-        self.run = run
+        self.clients = clients
+        found = scheduler.lookup(TOKENS, SALTED)
+        decision = Decision(40, 96, tuple(match.part(40, 96) for match in found.matches), 0.0)
+        pieces = decision.pieces_of(found.pieces)
+        assert found.lease
+        self.job = LoadJob("r", SALTED, TOKENS, np.arange(6), decision, found.lease, scheduler.epoch, pieces)
+        self.ranks = [Rank(client, self.job, number) for number, client in enumerate(clients)]
 
-    def read_leases(self) -> float:
-        return self.client.stats().gauges["read_leases"]
+    def begin(self) -> Rank:
+        for rank in self.ranks:
+            rank.loading.advance()
+            assert rank.loading.is_copying
+        return self.ranks[0]
+
+    def leases(self) -> float:
+        return self.clients[0].stats().gauges["read_leases"]
 
 
 @pytest.fixture
-def hub():
-    with HubInThread(HubConfig(arena_gib=0.001, metrics=""), HOST) as served, served.connect() as client:
-        client.register("engine", SPACE, 0)
-        reserved = client.reserve(TOKENS, Span(0, 96), SALTED)
-        client.commit(reserved.right, 96)
-        yield Hub(served, client, client.lookup(TOKENS, SALTED, acquire=False).matches[0].run)
+def scene():
+    with (
+        HubInThread(HubConfig(arena_gib=0.001, metrics=""), HOST) as hub,
+        hub.connect() as one,
+        hub.connect() as other,
+        hub.connect() as scheduler,
+    ):
+        scheduler.register("engine", SPACE)
+        for rank, client in enumerate((one, other)):
+            client.register("engine", SPACE, rank)
+        reserved = one.reserve(TOKENS, Span(0, 96), SALTED)
+        for client in (one, other):
+            client.commit(reserved.right, 96)
+        yield Scene(hub, [one, other], scheduler)
 
 
-@pytest.fixture
-def stage(hub):
-    return Stage(hub.client, hub.run)
+def test_one_lease_serves_both_ranks_and_is_released_after_the_last_copy(scene):
+    first, second = scene.ranks
+    scene.begin()
+    assert [(piece.span, piece.row) for piece in scene.job.pieces] == [(Span(40, 64), 8), (Span(64, 96), 0)]
+    first.copy.ended.set_result(None)
+    first.until(Arrival.COPIED)
+    assert scene.leases() == 1, "the other rank still copies"
+    second.copy.ended.set_result(None)
+    second.until(Arrival.PROVEN)
+    for rank in scene.ranks:
+        rank.loading.release()
+    first.until(Arrival.PROVEN)
+    assert scene.leases() == 0
 
 
-def test_a_load_is_proven_when_its_lease_held_until_the_copy_had_ended(hub, stage):
-    stage.until(Arrival.PENDING)
-    while stage.found is None:
-        stage.loading.advance()
-    assert hub.read_leases() == 1 and stage.loading.is_copying
-    stage.copy.ended.set_result(None)
-    stage.until(Arrival.PROVEN)
-    assert hub.read_leases() == 0
+def test_a_lease_that_ended_before_the_copy_proves_nothing(scene):
+    first = scene.begin()
+    scene.clients[1].release(scene.job.lease)
+    first.copy.ended.set_result(None)
+    first.until(Arrival.COPIED)
+    first.loading.release()
+    first.until(Arrival.FAILED)
+    assert isinstance(first.loading.error, LeaseError)
 
 
-def test_the_hub_is_asked_for_nothing_that_vllm_has_cached(hub):
-    stage = Stage(hub.client, hub.run, start=40)
-    while stage.found is None:
-        stage.loading.advance()
-    assert [piece.span for piece in stage.found.pieces] == [Span(40, 64), Span(64, 96)]
-    stage.copy.ended.set_result(None)
-    stage.until(Arrival.PROVEN)
-
-
-def test_a_lease_that_ended_before_the_copy_proves_nothing(hub, stage):
-    while stage.found is None:
-        stage.loading.advance()
-    hub.client.release(stage.found.lease)
-    stage.copy.ended.set_result(None)
-    stage.until(Arrival.LOST)
-
-
-def test_a_load_that_was_not_asked_for_in_time_is_not_asked_for_at_all(hub):
-    """The hub would seem to be silent, and no other request would be loaded until it has answered a ping."""
-    stage = Stage(hub.client, hub.run)
-    time.sleep(PATIENCE_S)
-    stage.until(Arrival.FAILED)
-    assert isinstance(stage.loading.error, DeadlineExceeded) and hub.client.is_up
-
-
-def test_a_copy_that_does_not_end_is_said_once(stage, caplog):
-    stage.loading._warn_at = 0.0
-    while stage.found is None:
-        stage.loading.advance()
+def test_a_copy_that_does_not_end_is_said_once(scene, caplog):
+    first = scene.begin()
+    first.loading._warn_at = 0.0
     for _ in range(3):
-        stage.loading.advance()
+        first.loading.advance()
     assert caplog.text.count("the copy of request r has not ended") == 1
 
 
-def test_a_session_that_is_not_open_yet_is_waited_for_but_not_for_ever(hub):
-    stage = Stage(hub.client, hub.run)
-    stage.client = None
-    stage.loading.advance()
-    stage.client = hub.client
-    stage.copy.ended.set_result(None)
-    stage.until(Arrival.PROVEN)
-    never = Stage(hub.client, hub.run)
-    never.client = None
-    never.until(Arrival.FAILED)
-    assert isinstance(never.loading.error, DeadlineExceeded)
+def test_a_session_that_is_not_open_yet_is_waited_for_but_not_for_ever(scene):
+    first, second = scene.ranks
+    first.client = second.client = None
+    first.loading.advance()
+    first.client = scene.clients[0]
+    first.copy.ended.set_result(None)
+    first.until(Arrival.COPIED)
+    second.until(Arrival.FAILED)
+    assert isinstance(second.loading.error, DeadlineExceeded)
 
 
-def test_a_hub_that_stands_still_before_the_lease_fails_the_load_in_time(hub, stage):
-    with standing_still(hub.hub):
+def test_nothing_is_copied_of_a_hub_that_was_restarted_since_the_lookup(scene):
+    first = scene.ranks[0]
+    scene.clients[0]._registered = type(scene.clients[0]._session)(
+        session=1, epoch=scene.job.epoch + 1, arena=scene.clients[0].arena_name, ping_every_s=1.0
+    )
+    first.until(Arrival.FAILED)
+    assert isinstance(first.loading.error, StaleEpoch) and not first.copies
+
+
+def test_a_hub_that_stands_still_after_the_copy_fails_the_load_in_time(scene):
+    first = scene.begin()
+    with standing_still(scene.hub):
+        first.copy.ended.set_result(None)
         started = time.monotonic()
-        stage.until(Arrival.FAILED)
+        first.until(Arrival.COPIED)
+        assert 0 < first.loading.seconds < PATIENCE_S
+        first.loading.release()
+        first.until(Arrival.FAILED)
         assert time.monotonic() - started < PATIENCE_S
-    assert isinstance(stage.loading.error, DeadlineExceeded | PeerGone)
+    assert isinstance(first.loading.error, DeadlineExceeded | PeerGone)
 
 
-def test_a_hub_that_stands_still_after_the_copy_fails_the_load_in_time(hub, stage):
-    while stage.found is None:
-        stage.loading.advance()
-    with standing_still(hub.hub):
-        stage.copy.ended.set_result(None)
-        started = time.monotonic()
-        stage.until(Arrival.COPIED)
-        assert 0 < stage.loading.seconds < PATIENCE_S
-        stage.until(Arrival.FAILED)
-        assert time.monotonic() - started < PATIENCE_S
-
-
-def test_a_copy_that_fails_fails_the_load_and_ends_its_lease(hub, stage):
-    while stage.found is None:
-        stage.loading.advance()
-    stage.copy.ended.set_exception(RuntimeError("the device is lost"))
-    stage.until(Arrival.FAILED)
-    assert hub.read_leases() == 0
-
-
-def test_a_load_that_is_called_off_keeps_its_blocks_until_its_copy_has_ended(hub, stage):
-    while stage.found is None:
-        stage.loading.advance()
-    stage.loading.cancel()
-    stage.loading.advance()
-    assert stage.loading.arrival is Arrival.PENDING
-    stage.copy.ended.set_result(None)
-    stage.until(Arrival.FAILED)
-    assert stage.loading.is_cancelled and isinstance(stage.loading.error, HubError)
-    assert hub.read_leases() == 0
-
-
-def test_the_lease_that_a_called_off_load_may_still_get_is_given_to_be_released(hub, stage):
-    stage.loading.advance()
-    stage.loading.cancel()
-    ((client, reply),) = stage.late
-    assert client is hub.client and reply.result().lease is not None
-    assert stage.loading.arrival is Arrival.FAILED
+@pytest.mark.parametrize("error", [RuntimeError("the device is lost"), None], ids=["fails", "is called off"])
+def test_a_load_that_fails_keeps_its_blocks_until_its_copy_has_ended_and_then_ends_the_lease(scene, error):
+    first = scene.begin()
+    if error:
+        first.copy.ended.set_exception(error)
+    else:
+        first.loading.cancel()
+        first.loading.advance()
+        assert first.loading.arrival is Arrival.PENDING and first.loading.is_cancelled
+        first.copy.ended.set_result(None)
+    first.until(Arrival.FAILED)
+    assert isinstance(first.loading.error, type(error) if error else HubError)
+    first.loading.release()
+    assert scene.leases() == 0

@@ -12,6 +12,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from blendhub import Match, Span
 from blendhub.client.wire import Slot
 from blendhub.client.write_rights import WriteRight
+from blendhub.contracts import Segment
 from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
@@ -74,7 +75,9 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     space = Namespace(model="m", layout=LAYOUT)
     plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"linger_s": 1.0})), space), budget=64)
     tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
-    plan.loads.append(LoadJob("r", variant, tokens, blocks, decision, b"\3\2\1"))
+    plan.loads.append(
+        LoadJob("r", variant, tokens, blocks, decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),), b"\3\2\1")
+    )
     plan.copies.append(CopiesJob("c", variant, tokens, decision.matches))
     right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
     plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
@@ -83,6 +86,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     given = pickle.loads(pickle.dumps(plan))
     assert (given.hub, given.budget, given.cancelled, given.ending) == (plan.hub, 64, {"gone"}, {"done"})
     (load,), (save,) = given.loads, given.saves
+    assert (load.lease, load.epoch, load.pieces) == (7, 8, plan.loads[0].pieces)
     assert load.variant == variant and load.sensitivity == b"\3\2\1"
     (copies,) = given.copies
     assert (copies.request, copies.variant, copies.earlier) == ("c", variant, decision.matches)

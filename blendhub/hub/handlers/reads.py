@@ -23,7 +23,6 @@ class ReadHandlers(Handlers):
         return {
             wire.Lookup: self._look,
             wire.Prefetch: self._look,
-            wire.Acquire: self._acquire,
             wire.Learn: self._learn,
             wire.Release: self._release,
             wire.Fetch: self._fetch,
@@ -32,10 +31,17 @@ class ReadHandlers(Handlers):
     def _look(
         self, session: Session, message: wire.Lookup | wire.Prefetch, payload: Sequence[Buffer]
     ) -> Answer | Awaitable[Answer]:
-        tokens = self.read_tokens(payload)
+        named = message.matches if isinstance(message, wire.Lookup) else None
+        if named is not None:
+            check_tiling(max((match.span.end for match in named), default=0), named)
+        tokens = self.read_tokens(payload) if named is None else None
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
+        if tokens is None:
+            chunk_matches = index.cut_at_chunks(named or (), message.skip_prefix_n_tokens)
+            ready = [found for found in chunk_matches if found.chunk.offset is not None]
+            return self._on_the_way(ready, self._grant(session, ready))
         settled = message.settled if isinstance(message, wire.Lookup) else None
         matches = index.queue.ask(partial(index.match, tokens, settled), len(tokens))
         if isinstance(matches, asyncio.Future):
@@ -126,18 +132,10 @@ class ReadHandlers(Handlers):
             matches=tuple(whole_matches(ready)),
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
+            pieces=lease.pieces if lease else (),
             on_the_way_tokens=tokens_of(missing),
             on_the_way=spans_of(missing),
         )
-
-    def _acquire(self, session: Session, message: wire.Acquire, payload: Sequence[Buffer]) -> Answer:
-        check_tiling(max((match.span.end for match in message.matches), default=0), message.matches)
-        index = self.state.find_index(session, message.variant)
-        chunk_matches = index.cut_at_chunks(message.matches, message.skip_prefix_n_tokens) if index else []
-        lease = self._grant(session, [found for found in chunk_matches if found.chunk.offset is not None])
-        if lease is None:
-            return wire.Acquired()
-        return wire.Acquired(pieces=lease.pieces, lease=lease.id, expires_s=self.config.read_lease_s)
 
     def _learn(self, session: Session, message: wire.Learn, payload: Sequence[Buffer]) -> Answer:
         end = message.matches[-1].span.end
@@ -162,7 +160,9 @@ class ReadHandlers(Handlers):
 
     def _fetch(self, session: Session, message: wire.Fetch, payload: Sequence[Buffer]) -> Answer:
         lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
-        return Envelope(wire.Bytes(), [self.shard(session, piece.slot) for piece in lease.pieces])
+        if len(message.slots) > len(lease.chunks) or not {chunk.offset for chunk in lease.chunks} >= set(message.slots):
+            raise InvalidInput(f"lease {lease.id} covers {len(lease.chunks)} slots; fetch each of them once")
+        return Envelope(wire.Bytes(), [self.shard(session, slot) for slot in message.slots])
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""

@@ -1,8 +1,8 @@
 """Read leases: chunks that stay in their slots while an engine copies them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from blendhub.client.wire import Piece
+from blendhub.contracts import Segment
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import ChunkMatch
 from blendhub.hub.leases.sessions import Session
@@ -20,7 +20,7 @@ class ReadLease(Lease):
         self.chunks = list(dict.fromkeys(found.chunk for found in chunk_matches))
 
     @property
-    def pieces(self) -> tuple[Piece, ...]:
+    def pieces(self) -> tuple[Segment, ...]:
         """The pieces of the arena that the lease covers."""
         return tuple(map(_piece, self._chunk_matches))
 
@@ -46,15 +46,19 @@ class ReadLeases:
         self.leases.add(lease)
         return lease
 
+    def extend(self, session: Session, leases: Iterable[int], deadline: float) -> None:
+        """Extend leases of the session that hold; it copies under them, for longer than it was expected."""
+        for lease in leases:
+            self.leases.extend(lease, session.id, deadline)
+
     def end(self, lease: ReadLease) -> None:
         self.leases.end(lease)
         for chunk in lease.chunks:
             self._cache.unpin(chunk)
 
 
-def _piece(found: ChunkMatch) -> Piece:
-    match, chunk = found.match, found.chunk
-    at = found.slot_token
+def _piece(found: ChunkMatch) -> Segment:
+    chunk, at = found.chunk, found.slot_token
     # A leased chunk stays in its slot.
     assert chunk.offset is not None
-    return Piece(Span(found.start, found.end), match.run, chunk.span.start + at, chunk.offset, at, match.exact)
+    return Segment(Span(found.start, found.end), chunk.offset, at, chunk.span.start + at)

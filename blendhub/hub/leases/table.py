@@ -89,12 +89,13 @@ class Leases(Generic[T]):
         self._numbers[lease.session] += 1
         self._costs.take(lease.peer, lease.cost)
 
-    def of_session(self, id: int, session: int) -> T:
-        """The lease, if that session holds it."""
-        lease = self._found(id)
-        if lease.session != session:
-            raise LeaseError(f"lease {id} belongs to another session; only its own session may end it")
-        return lease
+    def extend(self, id: int, session: int, deadline: float) -> None:
+        """Extend a lease of the session; nothing to do if it has ended."""
+        lease = self._by_id.get(id)
+        if lease and lease.session == session:
+            # Moved to the end, where the leases are that hold longest.
+            self._by_id[id] = self._by_id.pop(id)
+            lease.deadline = deadline
 
     def of_engine(self, id: int, engine: str) -> T:
         """The lease, if a session of that engine holds it."""

@@ -106,14 +106,13 @@ def _stored(client: HubClient, reserved: Reservation, kv: Chunks) -> float:
 
 def _found(client: HubClient, prompt: Tokens, start: int, kv: Chunks) -> float:
     """Look the chunks up, and read them; returns the bytes a second. Raises HubError unless all are as written."""
-    found = client.lookup(prompt, acquire=False)
+    found = client.lookup(prompt)
     wanted = Span(start, start + kv.shape[0] * LAYOUT.chunk_tokens)
     if not _covers(found.matches, wanted):
         raise HubError(f"stored tokens {wanted} were not found; found {found.matches}")
     read = np.empty_like(kv)
-    acquired = client.acquire(found.matches)
-    with client.reading(acquired) as pieces:
-        slots = list(dict.fromkeys(piece.slot for piece in pieces))
+    with client.reading(found) as pieces:
+        slots = list(dict.fromkeys(piece.shard for piece in pieces))
         if len(slots) != len(kv):
             raise HubError(f"the hub gave {len(slots)} slots to read for {len(kv)} chunks")
 

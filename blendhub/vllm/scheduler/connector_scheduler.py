@@ -25,6 +25,7 @@ from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, Loa
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
+from blendhub.vllm.scheduler.lookup import Reading
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.prompt_reports import PromptReports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
@@ -86,6 +87,8 @@ class ConnectorScheduler:
         self._begun_tokens: int | None = None
         """The result of ``_begun`` in this step, once a request has asked for it."""
         self._loads: list[LoadJob] = []
+        self._reading: dict[str, Reading] = {}
+        """The leases that workers copy under, by request; a request may have been aborted meanwhile."""
         self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
         self._logged: set[str] = set()
@@ -160,6 +163,8 @@ class ConnectorScheduler:
                 self._refuse(state, Refusal("other_connector", "another connector of MultiConnector loads its KV"))
             return
         decision, was_approximate_from = state.decision, state.first_approximate
+        assert state.lookup
+        reading = self._reading[state.id] = state.lookup.begin_reading()
         state.begin_load()
         if decision.audit:
             self.audits.begun(state)
@@ -173,6 +178,9 @@ class ConnectorScheduler:
                 state.tokens(),
                 blocks_here,
                 decision,
+                reading.lease,
+                reading.epoch,
+                decision.pieces_of(reading.pieces),
                 state.sensitivity,
                 state.terms.adapter,
             )
@@ -220,6 +228,8 @@ class ConnectorScheduler:
         for stored in self.saves.settle(report.settled):
             self._compare_copies(stored)
         for name, result in report.loads.items():
+            if reading := self._reading.pop(name, None):
+                reading.end()
             state = self._requests.get(name)
             if state and state.stage is Stage.LOADING:
                 state.end_load(result)

@@ -16,6 +16,21 @@ STORE_SHARE = 0.8
 """The share of the timeout that the hub may spend on reading matches from its store."""
 
 
+class Reading:
+    """The lease of a lookup while workers copy what it covers. The session with the hub extends it until ``end``."""
+
+    def __init__(self, client: HubClient, found: Found, epoch: int) -> None:
+        assert found.lease is not None
+        self.lease = found.lease
+        self.epoch = epoch
+        self.pieces = found.pieces
+        self._client = client
+        client.kept_leases.add(self.lease)
+
+    def end(self) -> None:
+        self._client.kept_leases.discard(self.lease)
+
+
 class Lookup:
     """A lookup, sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
 
@@ -52,6 +67,7 @@ class Lookup:
         self._timeout_s = timeout_s
         self._begun_at = self.sent_at = time.monotonic()
         self._client: HubClient | None = None
+        self._epoch = 0
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
         self.sensitivity = b""
@@ -66,7 +82,7 @@ class Lookup:
         try:
             client = self._executor.client()
             if client:
-                self._client, self.sent_at = client, time.monotonic()
+                self._client, self._epoch, self.sent_at = client, client.epoch, time.monotonic()
                 self._reply = self._submit(client)
         except BlendHubError as error:
             self._error = error
@@ -126,6 +142,12 @@ class Lookup:
             self.answer()
         found = self._found
         return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s / 2
+
+    def begin_reading(self) -> Reading:
+        """Leave the lease to the workers, which release it; it holds until then, or until ``end``."""
+        assert self._client and self._found and self._found.lease is not None
+        self._reply = None
+        return Reading(self._client, self._found, self._epoch)
 
     def close(self) -> None:
         """End the lease that the answer brought, or still brings."""

@@ -1,8 +1,8 @@
 """KV to and from a hub whose memory this machine cannot map: through the transport, and memory of the worker's."""
 
+import contextlib
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,11 +11,11 @@ from msgspec.structs import replace
 
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
-from blendhub.client.wire import Acquired, Bytes
+from blendhub.client.wire import Bytes
 from blendhub.contracts import Device, Segment, Transfer
 from blendhub.contracts.transport import Buffer
 from blendhub.core.spans import Span
-from blendhub.vllm.messages import SaveJob
+from blendhub.vllm.messages import LoadJob, SaveJob
 
 Blocks = npt.NDArray[np.int64]
 SLOWEST_BYTES_PER_S = 50 * 2**20
@@ -50,22 +50,19 @@ class Carrier:
 
     # Loads.
 
-    def load(self, client: HubClient, acquired: Acquired, blocks: Blocks, skip_prefix: int) -> Transfer:
-        """Fetch the pieces of a lease, and copy them to the blocks."""
-        assert acquired.lease is not None
-        nbytes = len(acquired.pieces) * self._shard_bytes
-        reply = client.submit_fetch(acquired.lease, timeout=max(LEAST_FETCH_S, nbytes / SLOWEST_BYTES_PER_S))
-        segments = [Segment(one.span, 0, one.slot_token, one.source_start) for one in acquired.pieces]
-        return _Fetch(self, client, reply, segments, lambda placed: self._copy_in(placed, blocks, skip_prefix))
+    def load(self, client: HubClient, job: LoadJob, blocks: Blocks) -> Transfer:
+        """Fetch the pieces of a job, and copy them to the blocks."""
+        slots = list(dict.fromkeys(piece.shard for piece in job.pieces))
+        timeout = max(LEAST_FETCH_S, len(slots) * self._shard_bytes / SLOWEST_BYTES_PER_S)
+        reply = client.submit_fetch(job.lease, slots, timeout=timeout)
+        return _Fetch(self, client, reply, slots, job, blocks)
 
-    def place(self, segments: Sequence[Segment], shards: Sequence[Buffer]) -> list[Segment]:
+    def place(self, segments: Sequence[Segment], shards: Mapping[int, Buffer]) -> list[Segment]:
         """Put as many shards as there is room for into the memory; returns their segments."""
         placed = []
-        for segment, shard in zip(segments, shards, strict=True):
-            if not self._for_loads:
-                break
+        for segment in segments[: len(self._for_loads)]:
             at = self._for_loads.pop()
-            self._at(at)[:] = np.frombuffer(shard, np.uint8)
+            self._at(at)[:] = np.frombuffer(shards[segment.shard], np.uint8)
             placed.append(replace(segment, shard=at))
         self._count(len(placed))
         return placed
@@ -74,7 +71,7 @@ class Carrier:
         """Free the memory of these segments, which are copied."""
         self._for_loads += [segment.shard for segment in placed]
 
-    def _copy_in(self, placed: Sequence[Segment], blocks: Blocks, skip_prefix: int) -> Transfer:
+    def copy_in(self, placed: Sequence[Segment], blocks: Blocks, skip_prefix: int) -> Transfer:
         transfer = self._device.load(placed, blocks, skip_prefix)
         if not self._device.overlaps_compute:
             transfer.wait()
@@ -158,17 +155,20 @@ class _Fetch(Transfer):
         carrier: Carrier,
         client: HubClient,
         reply: PendingReply[Bytes],
-        segments: list[Segment],
-        copy: Callable[[Sequence[Segment]], Transfer],
+        slots: Sequence[int],
+        job: LoadJob,
+        blocks: Blocks,
     ) -> None:
         self._carrier = carrier
         self._client = client
         self._reply = reply
-        self._copy = copy
-        self._segments = segments
-        """The segments that are not copied yet."""
-        self._shards: Sequence[Buffer] | None = None
-        """The shards of ``_segments``; None while the hub has not answered."""
+        self._slots = slots
+        self._blocks = blocks
+        self._skip_prefix = job.decision.start
+        self._left: Sequence[Segment] = job.pieces
+        """The pieces that are not copied yet."""
+        self._shards: dict[int, Buffer] | None = None
+        """The shards, by slot; None while the hub has not answered."""
         self._placed: list[Segment] = []
         self._copying: Transfer | None = None
         self._error: Exception | None = None
@@ -182,7 +182,11 @@ class _Fetch(Transfer):
 
     def wait(self) -> None:
         while not self.done():
-            time.sleep(0.001)
+            # What failed, ``done`` notices.
+            with contextlib.suppress(Exception):
+                self._reply.result()
+                if self._copying:
+                    self._copying.wait()
         if self._error:
             raise self._error
 
@@ -192,20 +196,20 @@ class _Fetch(Transfer):
             if not self._reply.done():
                 self._client.check_up()
                 return False
-            self._shards = self._reply.payload()
+            self._shards = dict(zip(self._slots, self._reply.payload(), strict=True))
         if self._copying:
             if not self._copying.done():
                 return False
             copied, self._copying = self._copying, None
             self._carrier.free(self._placed)
             copied.wait()
-        if not self._segments:
+        if not self._left:
             return True
-        placed = self._carrier.place(self._segments, self._shards)
-        self._segments, self._shards = self._segments[len(placed) :], self._shards[len(placed) :]
+        placed = self._carrier.place(self._left, self._shards)
+        self._left = self._left[len(placed) :]
         if placed:
             try:
-                self._copying, self._placed = self._copy(placed), placed
+                self._copying, self._placed = self._carrier.copy_in(placed, self._blocks, self._skip_prefix), placed
             except BaseException:
                 self._carrier.free(placed)
                 raise

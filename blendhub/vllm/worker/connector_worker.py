@@ -12,14 +12,12 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from blendhub.client.hub_client import HubClient
-from blendhub.client.session import PendingReply
-from blendhub.client.wire import Acquired
 from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.learning import Learning
@@ -43,10 +41,9 @@ class ConnectorWorker:
     """One rank. All methods are called by the worker's own thread, and none waits for the hub but ``close``.
 
     A step of vLLM calls ``begin_step``, launches its forward, and calls ``load``, ``save`` and ``finished``; in some
-    runners ``load`` comes before the forward. ``begin_step`` asks the hub for the new loads' leases, ``load`` begins
-    the copies. The device has them run beside the step's forward and not after it. That is safe: blocks that vLLM
-    gives to a load are used by no forward that is still to come, and by none under way, because its scheduler keeps
-    freed blocks until those have ended.
+    runners ``load`` comes before the forward. ``begin_step`` begins the copies of new loads. The device has them run
+    beside the step's forward and not after it. That is safe: blocks that vLLM gives to a load are used by no forward
+    that is still to come, and by none under way, because its scheduler keeps freed blocks until those have ended.
     """
 
     def __init__(self, context: BlendContext, host: PluginHost, engine_id: str, timeout_s: float) -> None:
@@ -92,7 +89,9 @@ class ConnectorWorker:
         for request in plan.cancelled & set(self._loading):
             self._loading[request].cancel()
         for job in plan.loads:
-            self._start_load(job)
+            copy = partial(self._begin_copy, job)
+            is_first = self._ranks.number == 0
+            self._loading[job.request] = LoadTask(job, self._client, copy, self._timeout_s, releases=is_first)
         self._advance()
 
     def load(self, plan: StepPlan) -> None:
@@ -154,12 +153,6 @@ class ConnectorWorker:
 
     # Loading.
 
-    def _start_load(self, job: LoadJob) -> LoadTask:
-        copy = partial(self._begin_load, job)
-        task = LoadTask(job, self._client, copy, self._release_late, self._timeout_s)
-        self._loading[job.request] = task
-        return task
-
     def _advance(self) -> None:
         for loading in self._loading.values():
             try:
@@ -174,25 +167,16 @@ class ConnectorWorker:
         if not loads:
             return
         for loading, arrival in zip(loads, self._ranks.least([loading.arrival for loading in loads]), strict=True):
-            if arrival == Arrival.LOST and not (loading.is_second or loading.is_cancelled):
-                self._load_again(loading)
+            if arrival == Arrival.PENDING:
                 continue
-            if arrival in (Arrival.FAILED, Arrival.LOST):
+            loading.release()
+            if arrival == Arrival.FAILED:
                 self._fail(loading)
                 continue
-            if arrival >= Arrival.COPIED and not loading.blend:
-                loading.blend = Blend(self._context, loading.job)
-            if arrival == Arrival.PROVEN and loading.blend and loading.blend.result:
+            loading.blend = loading.blend or Blend(self._context, loading.job)
+            if arrival == Arrival.PROVEN and loading.blend.result:
                 self._finish(loading, replace(loading.blend.result, load_seconds=loading.seconds))
                 self._learn(loading, loading.blend)
-
-    def _load_again(self, loading: LoadTask) -> None:
-        """Load again if a rank's process was stopped for the length of a lease: KV that the hub has is not computed."""
-        loading.fail(HubError("the lease of another rank ended"))
-        log.info("request %s is loaded again: %s", loading.job.request, loading.error)
-        again = self._start_load(loading.job)
-        again.is_second = True
-        again.advance()
 
     def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""
@@ -212,25 +196,14 @@ class ConnectorWorker:
     def _learn(self, loading: LoadTask, blend: Blend) -> None:
         """Report what recomputation measured, once for all ranks, which have measured the same."""
         if blend.comparisons and self._ranks.number == 0:
-            assert loading.epoch is not None
-            self._learning.add(loading.job, blend.comparisons, loading.epoch)
+            self._learning.add(loading.job, blend.comparisons)
 
-    def _begin_load(self, job: LoadJob, client: HubClient, acquired: Acquired) -> Transfer:
-        segments = [
-            Segment(piece.span, client.shard_at(piece.slot), piece.slot_token, piece.source_start)
-            for piece in acquired.pieces
-        ]
-        decision = job.decision
-        expected = total([*decision.exact, *decision.settled, *decision.moved])
-        given = sum(min(s.span.end, decision.end) - max(s.span.start, decision.start) for s in segments)
-        if given != expected:
-            raise HubError(f"of {expected} tokens that were found, the hub still has {given}")
-        if not self._pin(client):
-            raise HubError("the hub was restarted, and its new arena is not in use yet")
+    def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
         pages = self._context.model.pages(job.blocks)
         if self._carrier:
-            return self._carrier.load(client, acquired, pages, decision.start)
-        transfer = self._device.load(segments, pages, decision.start)
+            return self._carrier.load(client, job, pages)
+        segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
+        transfer = self._device.load(segments, pages, job.decision.start)
         self._wait_unless_overlapping(transfer)
         return transfer
 
@@ -341,10 +314,6 @@ class ConnectorWorker:
         if not self._device.overlaps_compute:
             with contextlib.suppress(Exception):  # ``done`` and ``wait`` raise it again for the load or save
                 transfer.wait()
-
-    def _release_late(self, client: HubClient, reply: PendingReply[Acquired]) -> None:
-        assert self._executor
-        self._executor.release_late(client, reply)
 
     def _run_later(self, work: Callable[[], None]) -> None:
         assert self._executor

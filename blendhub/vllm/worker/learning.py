@@ -22,8 +22,6 @@ MOST_WAITING = 64
 class _Report(NamedTuple):
     job: LoadJob
     comparisons: list[ComparedTokens]
-    epoch: int
-    """The epoch of the hub that the KV came from: in another epoch the same names mean other runs."""
 
     @property
     def n_tokens(self) -> int:
@@ -42,9 +40,9 @@ class Learning:
         self._learned = self._unlearned = 0
         self._logged = False
 
-    def add(self, job: LoadJob, comparisons: list[ComparedTokens], epoch: int) -> None:
+    def add(self, job: LoadJob, comparisons: list[ComparedTokens]) -> None:
         """Report the comparisons of a load that has succeeded."""
-        report = _Report(job, comparisons, epoch)
+        report = _Report(job, comparisons)
         with self._state:
             is_full = len(self._arriving) + self._sending >= MOST_WAITING
         if is_full:
@@ -93,7 +91,8 @@ class Learning:
 
 
 def _send(report: _Report, client: HubClient) -> None:
-    if client.epoch != report.epoch:
+    # In another epoch the same names mean other runs.
+    if client.epoch != report.job.epoch:
         raise StaleEpoch("the hub was restarted since the tokens were loaded")
     matches = [match for match in report.job.decision.matches if match.moved]
     measured = np.zeros(matches[-1].span.end, np.uint8)

@@ -18,8 +18,7 @@ import torch
 
 from blendhub.client.arena_view import ArenaView
 from blendhub.client.hub_client import HubClient
-from blendhub.client.wire import Piece
-from blendhub.contracts import Rotation
+from blendhub.contracts import Rotation, Segment
 from blendhub.core.errors import HubError
 from blendhub.core.spans import Span
 from blendhub.vllm.messages import CopiesJob
@@ -90,7 +89,7 @@ class StoredCopies:
                 client.learn(matches, measured[: matches[-1].span.end].data, job.variant)
         return int(np.count_nonzero(measured))
 
-    def _bytes(self, arena: ArenaView, ranks: int, one: Piece, other: Piece, span: Span) -> npt.NDArray[np.uint8]:
+    def _bytes(self, arena: ArenaView, ranks: int, one: Segment, other: Segment, span: Span) -> npt.NDArray[np.uint8]:
         """The bytes of the tokens of a span of the prompt that two pieces hold."""
         old, new = (self._stored(arena, ranks, piece, span) for piece in (one, other))
         moved_from, moved_to = (span.start + piece.source_start - piece.span.start for piece in (one, other))
@@ -99,13 +98,13 @@ class StoredCopies:
             found: npt.NDArray[np.uint8] = as_bytes(squares(new, (keys, old[1])), self._compared.least).numpy()
         return found
 
-    def _stored(self, arena: ArenaView, ranks: int, piece: Piece, span: Span) -> Tensors:
+    def _stored(self, arena: ArenaView, ranks: int, piece: Segment, span: Span) -> Tensors:
         """Keys and values at the compared layer, with the heads of all ranks."""
         layout, layer = self._compared.layout, self._compared.index
-        first, n = piece.slot_token + span.start - piece.span.start, len(span)
+        first, n = piece.row + span.start - piece.span.start, len(span)
 
         def rows(part_at: int, row_bytes: int) -> torch.Tensor:
-            shards = [piece.slot + rank * layout.shard_bytes + part_at + first * row_bytes for rank in range(ranks)]
+            shards = [piece.shard + rank * layout.shard_bytes + part_at + first * row_bytes for rank in range(ranks)]
             parts = [torch.from_numpy(arena.slot(at, n * row_bytes)) for at in shards]
             heads = [part.view(TORCH_DTYPES[layout.dtype]).view(n, layout.kv_heads, -1).float() for part in parts]
             return torch.cat(heads, 1)
@@ -116,7 +115,7 @@ class StoredCopies:
         return keys, rows(layout.values_at(layer), layout.value_row_bytes)
 
 
-def _pairs(some: Sequence[Piece], others: Sequence[Piece]) -> Iterator[tuple[Piece, Piece, Span]]:
+def _pairs(some: Sequence[Segment], others: Sequence[Segment]) -> Iterator[tuple[Segment, Segment, Span]]:
     """The pieces of ascending ones that hold the same tokens of the prompt, and the tokens."""
     held = ([piece.span for piece in pieces] for pieces in (some, others))
     for one, other, span in overlaps(*held):
