@@ -7,8 +7,8 @@ honest prompt needs.
 from blendhub.client.wire import MOST_MATCHES
 
 MOST_CHUNKS = MOST_MATCHES
-"""4096: chunks that one lookup or acquire concerns: a million tokens in chunks of 256. A longer one is answered with as
-much of its beginning."""
+"""4096: chunks that one lookup concerns: a million tokens in chunks of 256. A longer one is answered with as much of
+its beginning."""
 
 MOST_SLOTS = 1024
 """The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. Clients then reserve more."""

@@ -30,7 +30,7 @@ def test_a_lease_ends_once_and_only_for_its_owner(hub):
     member, other, text = hub.join(), hub.join("other"), tokens(1, 64)
     member.store(text)
     found = member.lookup(text)
-    with pytest.raises(LeaseError, match="another session"):
+    with pytest.raises(LeaseError, match="another engine"):
         other.ask(wire.Release, lease=found.lease)
     member.ask(wire.Release, lease=found.lease)
     with pytest.raises(LeaseError, match="does not hold"):
@@ -38,6 +38,21 @@ def test_a_lease_ends_once_and_only_for_its_owner(hub):
     reserved = member.reserve(tokens(2, 64))
     with pytest.raises(LeaseError, match="another engine"):
         other.commit(reserved)
+
+
+def test_a_session_keeps_its_read_leases_with_its_pings_and_no_other_s(make_hub):
+    hub = make_hub(read_lease_s=10, silence_s=1000)
+    member, other, text = hub.join(), hub.join("other"), tokens(1, 64)
+    member.store(text)
+    kept, left = member.lookup(text), member.lookup(text)
+    hub.now += 6
+    member.ask(wire.Ping, reading=(kept.lease, 7))
+    other.ask(wire.Ping, reading=(left.lease,))
+    hub.now += 6
+    hub.service.tick()
+    member.ask(wire.Release, lease=kept.lease)
+    with pytest.raises(LeaseError, match="does not hold"):
+        member.ask(wire.Release, lease=left.lease)
 
 
 def test_expired_leases_end(make_hub):
