@@ -173,7 +173,7 @@ def played_engine(
     ``rank`` is that of its client: 0 for the worker that it plays, -1 if there is a real worker. ``audits``: whether
     the model's predictions can be had.
     """
-    with HubInThread(HubConfig(arena_gib=0.01, metrics="", **config), HOST) as hub:
+    with HubInThread(HubConfig(**{"arena_gib": 0.01, "metrics": "", **config}), HOST) as hub:
         engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits)
         yield engine
         engine.close()

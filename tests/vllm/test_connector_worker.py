@@ -14,12 +14,13 @@ from blendhub_cpu.options import CpuOptions
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span
+from blendhub.client.hub_client import HubClient
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.testing.devices.slow_registration import SlowRegistration
 from blendhub.vllm.messages import Adapter, HubAddress, StepPlan
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.hub.processes import HubProcess
-from tests.vllm.played_engine import NAMESPACE, PlayedEngine, text
+from tests.vllm.played_engine import HOST, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import NotingDevice, SideDevice, played_worker, worker_of
 
 
@@ -167,20 +168,22 @@ def test_a_load_that_takes_longer_than_its_lease_and_others_that_fill_the_arena(
 
 def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(device, tmp_path):
     hub = HubProcess(tmp_path)
-    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")))
-    engine.serve("a", text(0, 96))
-    engine.client.close()  # its place as rank 0 is the worker's
+    engine = PlayedEngine(None, HubAddress(hub.endpoint, PluginChoice("zmq")), rank=-1)
+    with HubClient(hub.endpoint, host=HOST) as writer:
+        writer.register("engine", NAMESPACE, 0)
+        writer.commit(writer.reserve(np.asarray(text(0, 96), np.uint32), Span(0, 96)).right, 96)
     with worker_of(engine, device) as worker:
-        plan_of = engine.side.plan
+        worker.start()
         request = worker.arrive("r", text(0, 96) + text(1, 32))
-        scheduler, before = engine.side.executor.registered, engine.side.executor.registered.epoch
+        clients = [engine.side.executor.client(), worker.worker._executor.client()]
+        before = engine.client.epoch
         hub.kill()
         hub.start()
         until = time.monotonic() + 30
-        while not scheduler.is_up or scheduler.epoch == before:
+        while any(client.epoch == before or not client.is_up for client in clients):
             assert time.monotonic() < until
             time.sleep(0.01)
-        plan = plan_of(SchedulerOutput.make_empty())
+        plan = engine.side.plan(SchedulerOutput.make_empty())
         loaded: set[str] = set()
         while "r" not in loaded:
             assert time.monotonic() < until
@@ -192,7 +195,7 @@ def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(de
         engine.side.process_report(worker.worker.take_report())
         assert worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6} and not worker.model.kv.any()
         assert "StaleEpoch" in engine.side._requests[request.request_id].report()["reason"]
-    engine.side.close()
+    engine.close()
     hub.kill()
 
 

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
@@ -16,7 +17,7 @@ from blendhub.vllm.worker.learning import MOST_WAITING, Learning
 
 EXACT, MOVED = Match(Span(0, 10), 1, 0, True), Match(Span(12, 20), 2, 40, False)
 TOKENS = np.zeros(30, np.uint32)
-JOB = LoadJob("r", Variant(cache_salt="s"), TOKENS, np.arange(4), Decision(0, 20, (EXACT, MOVED), 0.5))
+JOB = LoadJob("r", Variant(cache_salt="s"), TOKENS, np.arange(4), Decision(0, 20, (EXACT, MOVED), 0.5), epoch=7)
 
 
 class Compared:
@@ -72,7 +73,7 @@ def learning(hub):
 
 
 def test_a_byte_for_each_position_is_sent_with_the_moved_matches(hub, learning):
-    learning.add(JOB, [Compared()], epoch=7)
+    learning.add(JOB, [Compared()])
     assert learning.take_numbers() == (0, 0)
     hub.answer()
     measured = bytes(13) + bytes([9, 1, 0, 0, 255, 0, 0])
@@ -82,7 +83,7 @@ def test_a_byte_for_each_position_is_sent_with_the_moved_matches(hub, learning):
 
 def test_what_is_still_on_the_device_is_sent_when_it_has_come(hub, learning):
     late = Compared(has_arrived=False)
-    learning.add(JOB, [Compared(), late], epoch=7)
+    learning.add(JOB, [Compared(), late])
     learning.advance()
     assert hub.answer() == 0
     late.has_arrived = True
@@ -92,7 +93,7 @@ def test_what_is_still_on_the_device_is_sent_when_it_has_come(hub, learning):
 
 def test_what_comes_from_a_hub_that_was_restarted_is_not_sent(hub, learning, caplog):
     """Another hub gives other runs the same names."""
-    learning.add(JOB, [Compared()], epoch=6)
+    learning.add(replace(JOB, epoch=6), [Compared()])
     hub.answer()
     assert hub.learned == [] and learning.take_numbers() == (0, 3)
     assert "tokens of request r are" in caplog.text and "restarted" in caplog.text
@@ -101,7 +102,7 @@ def test_what_comes_from_a_hub_that_was_restarted_is_not_sent(hub, learning, cap
 def test_failures_are_counted_and_logged_once(hub, learning, caplog):
     hub.error = PeerGone("the hub is gone")
     for _ in range(3):
-        learning.add(JOB, [Compared()], epoch=7)
+        learning.add(JOB, [Compared()])
         hub.answer()
     assert learning.take_numbers() == (0, 9)
     assert caplog.text.count("the hub is gone") == 1
@@ -110,7 +111,7 @@ def test_failures_are_counted_and_logged_once(hub, learning, caplog):
 @pytest.mark.parametrize("has_arrived", [True, False], ids=["the hub is slow", "the device is slow"])
 def test_reports_that_wait_are_bounded(hub, learning, has_arrived):
     for _ in range(MOST_WAITING + 5):
-        learning.add(JOB, [Compared(has_arrived)], epoch=7)
+        learning.add(JOB, [Compared(has_arrived)])
     assert learning.take_numbers() == (0, 15)
     assert hub.answer() == (MOST_WAITING if has_arrived else 0)
 
