@@ -37,7 +37,7 @@ STAGES = {
     "in the save": "Reserve answered",
     "at the save's end": "Commit sent",
 }
-IN_EVERY_RUN = ("before the lookup is answered", "in the load", "in the save")
+IN_EVERY_RUN = ("before the lookup is answered", "at the load's end", "in the save")
 
 
 def stoppable_engine(model, hub: HubProcess) -> Engine:
