@@ -59,8 +59,8 @@ def measure(chunks: int, repeats: int) -> dict[str, list[float]]:
 
 
 def make_bench(chunks: int, format: PageFormat = "packed_heads") -> Bench:
+    from blendhub_cuda import CudaOptions
     from blendhub_cuda.device import CudaDevice
-    from blendhub_cuda.options import CudaOptions
 
     return Bench(CudaDevice(CudaOptions()), chunks, format, BLOCK)
 

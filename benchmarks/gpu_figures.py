@@ -98,8 +98,8 @@ def _rotation_error(dtype: str) -> float:
 
 def _moved_keys(place: torch.device, dtype: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys that were saved, and loaded ``MOVED`` positions further on, beside those of a model there."""
+    from blendhub_cuda import CudaOptions
     from blendhub_cuda.device import CudaDevice
-    from blendhub_cuda.options import CudaOptions
 
     n, block = 256, 16
     kind = {"bfloat16": torch.bfloat16, "float8_e4m3": torch.float8_e4m3fn}[dtype]

@@ -4,12 +4,13 @@ from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover, Slice
 from blendhub.devices.block_spans import BLOCK_SPAN_RECORD, after_prefix, split_at_blocks
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena
-from blendhub.devices.pages import check_pages, count_blocks, count_positions, planes_of
+from blendhub.devices.pages import TENSOR_TYPES, check_pages, count_blocks, count_positions, planes_of
 from blendhub.devices.runtime import Runtime
 from blendhub.devices.stream_device import StreamDevice
 
 __all__ = [
     "BLOCK_SPAN_RECORD",
+    "TENSOR_TYPES",
     "BatchGroup",
     "BatchPlanner",
     "Bounds",

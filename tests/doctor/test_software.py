@@ -26,7 +26,7 @@ WRONG = DEVICE.format(
     code="""
     def make():
         from blendhub_cpu.device import CpuDevice
-        from blendhub_cpu.options import CpuOptions
+        from blendhub_cpu import CpuOptions
 
         class Odd(CpuDevice):
             def load(self, segments, *rest):

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import msgspec
 import torch
+from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
-from blendhub_cpu.options import CpuOptions
 from msgspec import Meta
 from vllm.distributed.parallel_state import get_tp_group
 

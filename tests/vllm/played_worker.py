@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
-from blendhub_cpu.options import CpuOptions
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
@@ -50,7 +50,7 @@ class SideDevice(CpuDevice):
     overlaps_compute = True
 
     def __init__(self, runtime: DeferredRuntime | None = None) -> None:
-        super().__init__(CpuOptions(threads=1))
+        super().__init__(CpuOptions())
         self.runtime = runtime or DeferredRuntime()
         self.runtime.set_device()
         self.is_held = False
@@ -78,7 +78,7 @@ class NotingDevice(CpuDevice):
     """Notes of each load where its first segment begins, and what it was told to skip."""
 
     def __init__(self) -> None:
-        super().__init__(CpuOptions(threads=1))
+        super().__init__(CpuOptions())
         self.noted: list[tuple[int, int]] = []
 
     def load(self, segments: Sequence[Segment], blocks: np.ndarray, skip_prefix_n_tokens: int) -> Transfer:

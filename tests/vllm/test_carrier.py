@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 import torch
+from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
-from blendhub_cpu.options import CpuOptions
 
 from blendhub import Span
 from blendhub.client.arena_view import SHM
@@ -59,7 +59,7 @@ def model():
 
 
 def carrier_of(model, n_slots):
-    device = CpuDevice(CpuOptions(threads=1))
+    device = CpuDevice(CpuOptions())
     device.attach([paged_layer(model, 0)], BLOCK, LAYOUT)
     return Carrier(device, LAYOUT.shard_bytes, n_slots)
 

@@ -1,6 +1,6 @@
 """What other implementations of reuse with holes got wrong, as far as the adapter decides it.
 
-Loads themselves are tested with the devices (``plugins/ascend/tests/test_holes.py``), and whole engines in
+Loads themselves are tested with the devices (by their conformance suite), and whole engines in
 ``tests/vllm/ascend``.
 """
 

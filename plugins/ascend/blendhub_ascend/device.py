@@ -7,11 +7,11 @@ import torch
 from blendhub.contracts import PagedLayer
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Runtime, StreamDevice
+from blendhub_ascend import AscendOptions
 from blendhub_ascend.batches import TokenPlanner
 from blendhub_ascend.chips import chip_of
 from blendhub_ascend.fast_ops import choose
 from blendhub_ascend.mover import PageMover
-from blendhub_ascend.options import AscendOptions
 from blendhub_ascend.pages import FORMATS, TYPES, Pages, read_pages
 
 

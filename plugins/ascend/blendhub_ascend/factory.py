@@ -5,8 +5,8 @@ from importlib import import_module
 import torch
 
 from blendhub.core.errors import Unsupported
+from blendhub_ascend import AscendOptions
 from blendhub_ascend.device import AscendDevice
-from blendhub_ascend.options import AscendOptions
 from blendhub_ascend.runtime import AscendRuntime
 
 

@@ -10,8 +10,8 @@ from importlib.util import find_spec
 
 import pytest
 import torch
+from blendhub_ascend import AscendOptions
 from blendhub_ascend.device import AscendDevice
-from blendhub_ascend.options import AscendOptions
 from blendhub_ascend.runtime import AscendRuntime
 
 from blendhub.testing.devices.deferred import DeferredRuntime

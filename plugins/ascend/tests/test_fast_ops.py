@@ -107,57 +107,6 @@ def test_an_operator_that_fails_in_the_trial_is_not_used(monkeypatch):
     assert f"{RESHAPE} failed in a trial: error 561002" in choose(A2).reasons[0]
 
 
-def harness_of(soc_version, monkeypatch, operator, mutant):
-    """A device with a wrong call of the operator, which was not tried before."""
-    monkeypatch.setattr(fast_ops, "_problem", lambda chip, operator, *_: None if operator else "none")
-    monkeypatch.setitem(fast_ops.OPERATORS, operator, mutant)
-    return DeviceHarness(device_on_npu_runtime(soc_version), "cpu", SETUP)
-
-
-def call(keys, values, key_pages, value_pages, slots, **more):
-    torch.ops.npu.npu_scatter_pa_kv_cache(keys, values, key_pages, value_pages, slots, **more)
-
-
-SCATTER_MUTANTS = {
-    "the default cache_mode": (lambda *a: call(*a), "want cache_mode='Norm'"),
-    "cache_mode PA_NZ": (lambda *a: call(*a, cache_mode="PA_NZ"), "want cache_mode='Norm'"),
-    "a misspelt argument": (lambda *a: call(*a, cachemode="Norm"), "cachemode"),
-    "floats as slots": (lambda *a: call(*a[:4], a[4].float(), cache_mode="Norm"), "slots are int32 or int64"),
-    "a slot too many": (lambda *a: call(*a[:4], a[4].repeat(2), cache_mode="Norm"), "one slot for each token"),
-    "a slot out of range": (lambda *a: call(*a[:4], a[4] + 10**6, cache_mode="Norm"), "a slot is beyond the cache"),
-    "another dtype": (lambda *a: call(a[0].half(), *a[1:], cache_mode="Norm"), "one dtype"),
-}
-
-
-@pytest.mark.parametrize("name", SCATTER_MUTANTS)
-def test_a_wrong_call_on_an_a5_is_caught(monkeypatch, name):
-    mutant, message = SCATTER_MUTANTS[name]
-    harness = harness_of(A5, monkeypatch, SCATTER, mutant)
-    with pytest.raises((RuntimeError, TypeError), match=message):
-        harness.load(harness.chunks(0, 60))
-
-
-def reshape(*arguments):
-    torch.ops.atb._npu_reshape_and_cache(*arguments)
-
-
-RESHAPE_MUTANTS = {
-    "slots of int64": (lambda *a: reshape(*a[:4], a[4].long()), "ATB wants slots of int32"),
-    "slots with gaps": (lambda *a: reshape(*a[:4], a[4].repeat_interleave(2)[::2]), "ATB wants slots of int32"),
-    "a slot out of range": (lambda *a: reshape(*a[:4], a[4] + 10**6), "a slot is beyond the cache"),
-    "a slot twice": (lambda *a: reshape(*a[:4], a[4] // 2), "a slot is named twice"),
-    "rows with gaps": (lambda *a: reshape(a[0].repeat(1, 1, 2)[..., :16], *a[1:]), "no tensors with gaps"),
-}
-
-
-@pytest.mark.parametrize("name", RESHAPE_MUTANTS)
-def test_a_wrong_call_on_an_a2_is_caught(monkeypatch, name):
-    mutant, message = RESHAPE_MUTANTS[name]
-    harness = harness_of(A2, monkeypatch, RESHAPE, mutant)
-    with pytest.raises(RuntimeError, match=message):
-        harness.load(harness.chunks(0, 60))
-
-
 def test_a_save_from_the_middle_of_a_block_does_not_trust_seq_offset(monkeypatch):
     """The operator rounds an offset down to whole blocks, so such a save reads with torch."""
     calls = []

@@ -1,8 +1,8 @@
 """On an NPU: the conformance suite of devices, and pages that an engine reads and a load must not change meanwhile."""
 
 import pytest
+from blendhub_ascend import AscendOptions
 from blendhub_ascend.factory import create
-from blendhub_ascend.options import AscendOptions
 from npu_stand_ins import HAS_NPU, Wide
 
 from blendhub.contracts import Device

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import blendhub_ascend
 import pytest
-from blendhub_ascend import availability, factory, schemas
-from blendhub_ascend.options import AscendOptions
+from blendhub_ascend import AscendOptions, availability, factory, schemas
 from npu_stand_ins import A5, NEEDS_STAND_INS, StandInTorchNpu
 
 from blendhub.core.errors import Unsupported

@@ -1,17 +1,23 @@
 """The CPU device of BlendHub. The entry point names this module, so it imports nothing heavy."""
 
 from importlib.util import find_spec
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from blendhub.contracts import Device
 from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
-from blendhub_cpu.options import CpuOptions
+
+
+class CpuOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    block_tokens: Annotated[
+        int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
+    ] = 16
 
 
 def _probe() -> Unavailable | None:
-    for module, wanted in (("torch", "torch>=2.4"), ("numba", "numba>=0.61")):
-        if not find_spec(module):
-            return Unavailable(f"{module} is not installed", f"pip install '{wanted}'")
-    return None
+    return None if find_spec("torch") else Unavailable("torch is not installed", "pip install 'torch>=2.4'")
 
 
 @hookimpl
@@ -20,7 +26,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
         PluginSpec(
             name="cpu",
             api=3,
-            summary="copies and rotates KV in host memory, on its own threads",
+            summary="copies and rotates KV in host memory, with the engine's threads",
             factory="blendhub_cpu.device:CpuDevice",
             options=CpuOptions,
             probe=_probe,

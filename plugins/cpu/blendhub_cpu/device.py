@@ -1,52 +1,79 @@
-"""The CPU device: pages and arena both lie in host memory, and a thread pool copies between them."""
+"""The CPU device: pages and arena both lie in host memory, and torch copies between them with the engine's threads.
 
-import os
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
-from pathlib import Path
-from typing import Any, NamedTuple
+Every transfer ends before the call returns. The engine would wait for it anyway: on its cores, both end sooner in turn.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
-from blendhub.contracts import Device, PagedLayer, Segment, Transfer
-from blendhub.core.errors import InvalidInput
+from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices import BLOCK_SPAN_RECORD, Bounds, check_arena, check_writable, split_at_blocks
-from blendhub_cpu import kernels
-from blendhub_cpu.dtypes import CARRIERS
-from blendhub_cpu.options import CpuOptions
-from blendhub_cpu.pages import Pages, read_pages
+from blendhub.devices import (
+    TENSOR_TYPES,
+    Bounds,
+    after_prefix,
+    check_arena,
+    check_pages,
+    check_writable,
+    count_blocks,
+    count_positions,
+    planes_of,
+)
+from blendhub_cpu import CpuOptions
 
-MAX_THREADS = 4
-"""More threads do not copy faster: memory bandwidth is the limit."""
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""Items are copied as integers of their size, so that no conversion can change the bits of a NaN."""
+MOST_COPIES = 4
+"""Tokens in more than so many separate ranges of a plane are copied by one index: each copy costs microseconds."""
+
+Angles: TypeAlias = tuple[torch.Tensor, torch.Tensor]
+"""Cosines and sines ``[tokens, 1, half]``, for all heads."""
 
 
-class CpuTransfer(Transfer):
-    def __init__(self, jobs: Sequence[Future[None]]) -> None:
-        self._jobs = jobs
+class Plane(NamedTuple):
+    """The keys or the values of a layer."""
 
+    pages: torch.Tensor
+    """``[blocks, tokens, heads, width]``, as bits."""
+    shard_offset: int
+    row_bytes: int
+    rotation: Rotation | None
+
+
+class Range(NamedTuple):
+    """Consecutive tokens that are contiguous in a plane: part of one block, or whole blocks."""
+
+    blocks: slice
+    slots: slice
+    rows: slice
+
+
+class Tokens(NamedTuple):
+    """Tokens of one segment, and their places in the pages."""
+
+    start: int
+    end: int
+    shard: int
+    row: int
+    source: int
+    ranges: Sequence[Range]
+    """Empty if there are more than ``MOST_COPIES``."""
+    index: tuple[torch.Tensor, torch.Tensor]
+    """Each token's block and slot."""
+
+
+class FinishedTransfer(Transfer):
     def done(self) -> bool:
-        return all(job.done() for job in self._jobs)
+        return True
 
     def wait(self) -> None:
-        wait(self._jobs)
-        for job in self._jobs:
-            job.result()
-
-
-class _Attached(NamedTuple):
-    """The state that ``attach`` creates and ``close`` drops."""
-
-    pages: Pages
-    bounds: Bounds
-    block_size: int
-    carrier: np.dtype[Any]
-    key_items: int
-    """Items of one token's keys in one layer."""
-    pool: ThreadPoolExecutor
-    threads: int
+        pass
 
 
 class CpuDevice(Device):
@@ -54,104 +81,150 @@ class CpuDevice(Device):
 
     def __init__(self, options: CpuOptions) -> None:
         self.block_tokens = options.block_tokens
-        self._threads = options.threads
-        self._attached: _Attached | None = None
+        self._planes: list[Plane] = []
         self._arena: npt.NDArray[np.uint8] | None = None
+        self._arena_tensor: torch.Tensor | None = None
         self._closed = False
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed or self._attached:
+        if self._closed or self._planes:
             raise InvalidInput("a device is attached once; create another one for other pages")
-        pages = read_pages(layers, block_size, layout)
-        cores = usable_cores()
-        threads = self._threads or min(len(cores), MAX_THREADS)
-        self._attached = _Attached(
-            pages=pages,
-            bounds=Bounds(layout, block_size, pages.n_blocks, pages.n_positions),
-            block_size=block_size,
-            carrier=CARRIERS[layout.dtype],
-            key_items=layout.kv_heads * layout.key_dim,
-            pool=ThreadPoolExecutor(threads, "blendhub-cpu", initializer=set_affinity, initargs=(cores,)),
-            threads=threads,
-        )
-        # Compiles the kernels now, so that the first request does not wait for it.
-        no_spans, no_arena = np.empty(0, BLOCK_SPAN_RECORD), np.empty(0, np.uint8)
-        _load(self._attached, no_arena, no_spans)
-        _save(self._attached, no_arena, no_spans)
+        place = check_pages(layers, block_size, layout, self.formats)
+        if place.type != "cpu":
+            raise Unsupported(
+                f"the pages lie on {place}, but device 'cpu' supports only pages in host memory; choose another device"
+            )
+        self._dtype = TENSOR_TYPES[layout.dtype][0]
+        self._block_size = block_size
+        self._bounds = Bounds(layout, block_size, count_blocks(layers), count_positions(layers))
+        for index, layer in enumerate(layers):
+            keys, values = (
+                plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in planes_of(layer, block_size, layout)
+            )
+            self._planes.append(Plane(keys, layout.keys_at(index), layout.key_row_bytes, layer.rotation))
+            if layout.value_dim:
+                self._planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)
-        self._arena = arena
+        with warnings.catch_warnings():
+            # torch has no read-only tensors; saves to such an arena are refused.
+            warnings.simplefilter("ignore", UserWarning)
+            self._arena, self._arena_tensor = arena, torch.from_numpy(arena)
 
     def load(
         self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
     ) -> Transfer:
-        attached, arena = self._ready()
-        attached.bounds.check(segments, block_ids, arena.size)
-        attached.bounds.check_load(segments, skip_prefix_n_tokens)
-        spans = split_at_blocks(segments, block_ids, attached.block_size, skip_prefix_n_tokens)
-        return _start(_load, attached, arena, spans)
+        arena = self._checked_arena(segments, block_ids)
+        self._bounds.check_load(segments, skip_prefix_n_tokens)
+        for tokens in self._tokens(segments, block_ids, skip_prefix_n_tokens):
+            known: dict[int, Angles] = {}
+            for plane in self._planes:
+                rows = _rows(arena, plane, tokens)
+                if plane.rotation and tokens.source != tokens.start:
+                    angles = known.get(id(plane.rotation.cos_sin))
+                    if angles is None:
+                        angles = known[id(plane.rotation.cos_sin)] = _angles(plane.rotation.cos_sin, tokens)
+                    rows = _rotated(rows.view(self._dtype), plane.rotation, angles).view(rows.dtype)
+                if not tokens.ranges:
+                    plane.pages[tokens.index] = rows
+                for one in tokens.ranges:
+                    pages = plane.pages[one.blocks, one.slots]
+                    pages.copy_(rows[one.rows].view(pages.shape))
+        return FinishedTransfer()
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
-        attached, arena = self._ready()
-        attached.bounds.check(segments, block_ids, arena.size)
-        check_writable(arena)
-        return _start(_save, attached, arena, split_at_blocks(segments, block_ids, attached.block_size))
+        arena = self._checked_arena(segments, block_ids, writes=True)
+        for tokens in self._tokens(segments, block_ids, 0):
+            for plane in self._planes:
+                rows = _rows(arena, plane, tokens)
+                if not tokens.ranges:
+                    rows.copy_(plane.pages[tokens.index])
+                for one in tokens.ranges:
+                    pages = plane.pages[one.blocks, one.slots]
+                    rows[one.rows].view(pages.shape).copy_(pages)
+        return FinishedTransfer()
 
     def close(self) -> None:
-        if self._attached:
-            self._attached.pool.shutdown()
-        self._closed = True
-        self._attached = self._arena = None
+        self._planes, self._arena, self._arena_tensor, self._closed = [], None, None, True
 
-    def _ready(self) -> tuple[_Attached, npt.NDArray[np.uint8]]:
-        if self._attached is None or self._arena is None:
+    def _checked_arena(
+        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], *, writes: bool = False
+    ) -> torch.Tensor:
+        if not self._planes or self._arena is None or self._arena_tensor is None:
             problem = "is closed" if self._closed else "needs attach and pin before it can copy"
             raise InvalidInput(f"device 'cpu' {problem}")
-        return self._attached, self._arena
+        self._bounds.check(segments, block_ids, self._arena.size)
+        if writes:
+            check_writable(self._arena)
+        return self._arena_tensor
+
+    def _tokens(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Iterator[Tokens]:
+        for start, end, shard, row, source in after_prefix(segments, skipped).tolist():
+            positions = np.arange(start, end)
+            blocks, slots = block_ids[positions // self._block_size].astype(np.int64), positions % self._block_size
+            ranges = list(self._ranges(start, end, block_ids))
+            index = torch.from_numpy(blocks), torch.from_numpy(slots)
+            yield Tokens(start, end, shard, row, source, ranges if len(ranges) <= MOST_COPIES else (), index)
+
+    def _ranges(self, start: int, end: int, block_ids: npt.NDArray[np.int64]) -> Iterator[Range]:
+        """Whole blocks whose numbers follow each other are one range."""
+        size, at = self._block_size, start
+        while at < end:
+            number, slot = divmod(at, size)
+            block, first = int(block_ids[number]), at - start
+            if slot or end - at < size:
+                count = min(size - slot, end - at)
+                yield Range(slice(block, block + 1), slice(slot, slot + count), slice(first, first + count))
+            else:
+                n_blocks = 1
+                while at + (n_blocks + 1) * size <= end and block_ids[number + n_blocks] == block + n_blocks:
+                    n_blocks += 1
+                count = n_blocks * size
+                yield Range(slice(block, block + n_blocks), slice(None), slice(first, first + count))
+            at += count
 
 
-def _start(
-    copy: Callable[[_Attached, npt.NDArray[np.uint8], npt.NDArray[Any]], None],
-    attached: _Attached,
-    arena: npt.NDArray[np.uint8],
-    spans: npt.NDArray[Any],
-) -> CpuTransfer:
-    # Each job keeps a reference to the arena, so that another one may be pinned meanwhile.
-    shares = [share for share in np.array_split(spans, attached.threads) if len(share)]
-    return CpuTransfer([attached.pool.submit(copy, attached, arena, share) for share in shares])
+def _rows(arena: torch.Tensor, plane: Plane, tokens: Tokens) -> torch.Tensor:
+    """The tokens' rows in the arena, ``[tokens, heads, width]``."""
+    _, _, heads, width = plane.pages.shape
+    start = tokens.shard + plane.shard_offset + tokens.row * plane.row_bytes
+    rows = arena[start : start + (tokens.end - tokens.start) * plane.row_bytes]
+    return rows.view(plane.pages.dtype).view(-1, heads, width)
 
 
-def _load(attached: _Attached, arena: npt.NDArray[np.uint8], spans: npt.NDArray[Any]) -> None:
-    planes, rotations = attached.pages.planes, attached.pages.rotations
-    rotated_keys = np.empty(attached.block_size * attached.key_items, attached.carrier)
-    angles = np.empty(attached.block_size * 2 * max(rotations["half"], default=0), np.float32)
-    kernels.rows_to_pages(arena.ctypes.data, spans, planes, rotations, rotated_keys, angles)
+def _angles(table: torch.Tensor, tokens: Tokens) -> Angles:
+    """Each token's angle from the position that its key is stored for to its new one."""
+    count = tokens.end - tokens.start
+    cos_old, sin_old = table[tokens.source : tokens.source + count, None].chunk(2, -1)
+    cos_new, sin_new = table[tokens.start : tokens.end, None].chunk(2, -1)
+    scale = cos_old * cos_old + sin_old * sin_old
+    return (cos_new * cos_old + sin_new * sin_old) / scale, (sin_new * cos_old - cos_new * sin_old) / scale
 
 
-def _save(attached: _Attached, arena: npt.NDArray[np.uint8], spans: npt.NDArray[Any]) -> None:
-    kernels.pages_to_rows(arena.ctypes.data, spans, attached.pages.planes, np.empty(1, attached.carrier))
+def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Tensor:
+    """A copy of keys ``[tokens, heads, width]``, rotated by these angles."""
+    part = slice(rotation.offset, rotation.offset + rotation.cos_sin.shape[1])
+    numbers, (cos, sin) = keys[..., part].float(), angles
+    rotated = torch.empty_like(numbers)
+    one, other = _pairs(numbers, rotation.neox)
+    first, second = _pairs(rotated, rotation.neox)
+    torch.mul(one, cos, out=first).addcmul_(other, sin, value=-1)
+    torch.mul(other, cos, out=second).addcmul_(one, sin)
+    if keys.itemsize == 1:
+        # Beyond it, a large key would become NaN, and with it all attention to that key.
+        largest = torch.finfo(keys.dtype).max
+        rotated.clamp_(-largest, largest)
+    if rotated.shape == keys.shape:
+        return rotated.to(keys.dtype)
+    result = keys.clone()
+    result[..., part] = rotated.to(keys.dtype)
+    return result
 
 
-def usable_cores() -> set[int]:
-    """The cores that any thread of this process may use.
-
-    Engines pin the thread that creates the device to one core, and new threads would inherit that affinity.
-    """
-    try:
-        tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
-    except OSError:
-        return set(range(os.cpu_count() or 1))
-    cores: set[int] = set()
-    for task in tasks:
-        with suppress(ProcessLookupError):  # the thread ended meanwhile
-            cores |= os.sched_getaffinity(task)
-    return cores
-
-
-def set_affinity(cores: set[int]) -> None:
-    """Allow the calling thread to use these cores. Systems that refuse leave it on the cores it was started on."""
-    with suppress(AttributeError, OSError):
-        os.sched_setaffinity(0, cores)
+def _pairs(numbers: torch.Tensor, neox: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Views of the two items of each pair."""
+    halves = numbers.chunk(2, -1) if neox else (numbers[..., ::2], numbers[..., 1::2])
+    return cast("tuple[torch.Tensor, torch.Tensor]", halves)

@@ -1,7 +1,7 @@
 """The conformance suite of devices, run on the CPU device."""
 
+from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
-from blendhub_cpu.options import CpuOptions
 
 from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite

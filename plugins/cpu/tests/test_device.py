@@ -1,14 +1,11 @@
-"""Options, threads and errors of the CPU device that the contract does not cover."""
-
-import os
-import threading
+"""Options and errors of the CPU device that the contract does not cover."""
 
 import msgspec
 import numpy as np
 import pytest
-from blendhub_cpu import device as module
-from blendhub_cpu.device import CpuDevice, set_affinity, usable_cores
-from blendhub_cpu.options import CpuOptions
+import torch
+from blendhub_cpu import CpuOptions
+from blendhub_cpu.device import CpuDevice
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
@@ -16,76 +13,50 @@ from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 replace = msgspec.structs.replace
 
 
-def harness_of(setup=None, **options):
-    return DeviceHarness(CpuDevice(CpuOptions(**options)), "cpu", setup or Setup())
-
-
-@pytest.fixture
-def harness():
-    made = harness_of()
-    yield made
-    made.device.close()
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
-def test_any_number_of_threads(threads):
-    harness = harness_of(Setup(rotations=(Rotary(), None)), threads=threads)
-    assert harness.device._attached.threads == threads
-    assert harness.device._attached.pages.n_blocks == harness.setup.n_blocks
-    harness.load(harness.chunks(3, 60, source=100))
-    harness.save(harness.chunks(3, 60))
-    harness.device.close()
+def harness_of(**fields):
+    return DeviceHarness(CpuDevice(CpuOptions()), "cpu", Setup(**fields))
 
 
 def test_block_tokens_is_an_option():
     assert CpuDevice(CpuOptions(block_tokens=5)).block_tokens == 5
 
 
-def test_shards_may_begin_at_any_byte(harness):
-    at = harness.shard(1) + 1
-    segment = replace(harness.segment(3, 20), shard=at)
-    harness.device.save([segment], harness.block_ids).wait()
-    keys = np.frombuffer(harness.arena[at : at + harness.layout.key_row_bytes].tobytes(), np.float32)
-    block, slot = harness.block_ids[0], 3
-    np.testing.assert_array_equal(keys, harness.layers[0].tensors[0][block, :, slot, :12].numpy().ravel())
+def test_shards_may_begin_at_any_multiple_of_an_item():
+    harness = harness_of(dtype="float16")
+    segment = replace(harness.segment(3, 20), shard=harness.shard(1) + 2)
+    harness.save([segment])
+    harness.overwrite_pages()
+    harness.load([segment])
 
 
-def test_wait_raises_the_error_of_a_failed_copy(harness, monkeypatch):
-    def fail(*_):
-        raise MemoryError("no room for a block of keys")
+@pytest.mark.parametrize("table", [[7, 8, 9, 10, 11], [3, 4, 9, 10, 2], [9, 1, 7, 3, 5]])
+def test_blocks_that_follow_each_other_and_those_that_do_not(table):
+    for start, end in ((0, 40), (8, 32), (3, 39), (17, 19)):
+        harness = harness_of(rotations=(Rotary(), None), chunk_tokens=40)
+        harness.block_ids = np.array(table)
+        harness.load([harness.segment(start, end, source=500)])
+        harness.overwrite_pages()
+        harness.save([harness.segment(start, end)])
 
-    monkeypatch.setattr(module.kernels, "rows_to_pages", fail)
-    transfer = harness.device.load(harness.chunks(0, 60), harness.block_ids)
-    for _ in range(2):
-        with pytest.raises(MemoryError):
-            transfer.wait()
-    assert transfer.done()
+
+def test_values_too_large_for_8_bits_saturate():
+    for dtype in ("float8_e4m3", "float8_e5m2"):
+        harness = harness_of(dtype=dtype, rotations=(Rotary(), None))
+        kind = getattr(torch, "float8_e4m3fn" if dtype == "float8_e4m3" else dtype)
+        largest = torch.finfo(kind).max
+        harness.arena[:] = torch.full(harness.arena.shape, largest).to(kind).view(torch.uint8).numpy()
+        harness.device.load([harness.segment(0, 20, source=300)], harness.block_ids).wait()
+        assert not any(tensor.float().isnan().any() for tensor in pages_of(harness, 20))
+
+
+def pages_of(harness, n_tokens):
+    """The keys of the blocks that the first tokens fill."""
+    whole = harness.block_ids[: n_tokens // harness.setup.block_size]
+    return [harness.layers[0].tensors[0][whole][..., : harness.layout.key_dim]]
 
 
 def test_pages_on_another_device_are_refused():
     harness = harness_of()
-    harness.device.close()
     layers = [replace(layer, tensors=tuple(t.to("meta") for t in layer.tensors)) for layer in harness.layers]
     with pytest.raises(Unsupported, match=r"lie on meta.*choose another device"):
         CpuDevice(CpuOptions()).attach(layers, harness.setup.block_size, harness.layout)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system has no affinity of threads")
-def test_threads_use_the_cores_of_all_threads_of_the_process():
-    allowed = os.sched_getaffinity(0)
-    if len(allowed) < 2:
-        pytest.skip("there is one core only")
-    release, found = threading.Event(), []
-    free = threading.Thread(target=release.wait)
-    free.start()
-    try:
-        os.sched_setaffinity(0, {min(allowed)})
-        assert usable_cores() == allowed
-        pinned = threading.Thread(target=lambda: (set_affinity(allowed), found.append(os.sched_getaffinity(0))))
-        pinned.start()
-        pinned.join()
-    finally:
-        os.sched_setaffinity(0, allowed)
-        release.set()
-        free.join()
-    assert found == [allowed]

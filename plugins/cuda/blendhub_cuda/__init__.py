@@ -3,10 +3,28 @@
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
 
 from blendhub.contracts import Device
 from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
-from blendhub_cuda.options import CudaOptions
+
+
+class CudaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    staging_mib: Annotated[
+        float,
+        Meta(
+            gt=0,
+            le=65536,
+            description="device memory that stages KV in transit; a quarter must hold one layer of a chunk",
+        ),
+    ] = 64.0
+    block_tokens: Annotated[
+        int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
+    ] = 32
+
 
 DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """Device nodes of NVIDIA's driver, of AMD's, and of Windows' in WSL."""

@@ -7,8 +7,8 @@ import torch
 from blendhub.contracts import PagedLayer
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Runtime, StreamDevice
+from blendhub_cuda import CudaOptions
 from blendhub_cuda.launcher import Launcher
-from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.pages import ACCESS_BYTES, FORMATS, Pages, read_pages
 from blendhub_cuda.runtime import CudaRuntime
 from blendhub_cuda.tiles import BatchGroup, TilePlanner

@@ -1,5 +1,6 @@
 """CUDA as the runtime of the device, through torch."""
 
+import ctypes
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, TypeAlias
@@ -10,9 +11,23 @@ import torch
 
 from blendhub.core.errors import Unsupported
 from blendhub.devices import Runtime
-from blendhub_cuda.host_pointers import kernels_use_host_addresses
 
 Arena: TypeAlias = npt.NDArray[np.uint8]
+
+CUDA = "libcuda.so.1", "cuDeviceGetAttribute", 91
+HIP = "libamdhip64.so", "hipDeviceGetAttribute", 4
+"""Library, function, and the number there of the attribute ``CanUseHostPointerForRegisteredMem``."""
+
+
+def kernels_use_host_addresses(device: torch.device, load: Callable[[str], Any] = ctypes.CDLL) -> bool:
+    """False also where the driver does not answer. Under WSL2 the addresses differ."""
+    library, function, attribute = HIP if torch.version.hip else CUDA
+    answer = ctypes.c_int(0)
+    try:
+        status = getattr(load(library), function)(ctypes.byref(answer), attribute, device.index)
+    except (OSError, AttributeError):
+        return False
+    return status == 0 and answer.value == 1
 
 
 class CudaRuntime(Runtime):

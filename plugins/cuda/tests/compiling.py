@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+from blendhub_cuda import CudaOptions
 from blendhub_cuda.device import CudaDevice
-from blendhub_cuda.options import CudaOptions
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 

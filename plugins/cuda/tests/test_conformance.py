@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from blendhub_cuda import CudaOptions
 from blendhub_cuda.device import CudaDevice
-from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
 from blendhub.contracts import Device

@@ -1,15 +1,14 @@
 """Options and errors of the CUDA device that the contract does not cover."""
 
 import threading
-from unittest import mock
 
 import blendhub_cuda
 import msgspec
 import numpy as np
 import pytest
 import torch
+from blendhub_cuda import CudaOptions
 from blendhub_cuda.device import CudaDevice
-from blendhub_cuda.options import CudaOptions
 from blendhub_cuda.runtime import CudaRuntime
 
 from blendhub.core.errors import InvalidInput, Unsupported
@@ -36,10 +35,6 @@ def harness():
     made = harness_of()
     yield made
     made.device.close()
-
-
-def test_block_tokens_is_an_option():
-    assert device_of(block_tokens=5).block_tokens == 5
 
 
 def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
@@ -76,29 +71,10 @@ def test_an_arena_may_come_before_the_pages(harness):
     harness.load(harness.chunks(3, 60))
 
 
-@pytest.mark.parametrize(
-    "arena",
-    [np.zeros(16, np.int8), np.zeros((3, 16), np.uint8), np.zeros(32, np.uint8)[::2], np.zeros(32, np.uint8)[1:]],
-    ids=["type", "2d", "gaps", "odd address"],
-)
-def test_an_arena_is_flat_bytes_at_an_even_address(harness, arena):
-    with pytest.raises(InvalidInput, match="an arena "):
-        harness.device.pin(arena)
+def test_an_arena_begins_at_an_address_that_kernels_read_well(harness):
+    with pytest.raises(InvalidInput, match="an arena must begin at a multiple of 16 bytes"):
+        harness.device.pin(np.zeros(32, np.uint8)[1:])
     harness.load(harness.chunks(3, 60))
-
-
-def test_refused_segments_launch_no_kernel(harness, monkeypatch):
-    def launch(*_):
-        raise AssertionError("a kernel was launched")
-
-    monkeypatch.setattr(RUNTIME, "launch", launch)
-    harness.block_ids[5] = -1
-    for segments in (harness.chunks(0, 60), [harness.segment(0, 5), harness.segment(40, 44)]):
-        with pytest.raises(InvalidInput):
-            harness.device.load(segments, harness.block_ids)
-        with pytest.raises(InvalidInput):
-            harness.device.save(segments, harness.block_ids)
-    harness.check()
 
 
 def test_a_thread_sets_its_gpu_once(monkeypatch):
@@ -144,21 +120,15 @@ def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
         (None, None, "for CPUs only", "pip install --force-reinstall 'torch>=2.6'"),
         ("12.8", None, "finds no GPU", "make one visible; nvidia-smi shows those there are"),
         (None, "6.4", "finds no GPU", "make one visible; rocm-smi shows those there are"),
+        ("12.8", "no Triton", "Triton is not installed", "pip install 'triton>=3.2'"),
     ],
 )
-def test_the_probe_explains_why_the_device_is_unavailable(cuda, hip, reason, command):
-    with (
-        mock.patch.object(torch.cuda, "is_available", lambda: False),
-        mock.patch.object(torch.version, "cuda", cuda),
-        mock.patch.object(torch.version, "hip", hip),
-    ):
-        (spec,) = blendhub_cuda.blendhub_devices()
-        unavailable = spec.probe()
-    assert reason in unavailable.reason and unavailable.command == command
-
-
-def test_the_probe_reports_a_missing_triton(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(blendhub_cuda, "find_spec", lambda name: None if name == "triton" else name)
+def test_the_probe_explains_why_the_device_is_unavailable(monkeypatch, cuda, hip, reason, command):
+    has_no_triton = hip == "no Triton"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: has_no_triton)
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.version, "hip", None if has_no_triton else hip)
+    monkeypatch.setattr(blendhub_cuda, "find_spec", lambda name: None if has_no_triton and name == "triton" else name)
     (spec,) = blendhub_cuda.blendhub_devices()
-    assert "Triton is not installed" in spec.probe().reason
+    unavailable = spec.probe()
+    assert reason in unavailable.reason and unavailable.command == command
