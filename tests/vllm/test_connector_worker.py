@@ -70,7 +70,7 @@ def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(w
 
 
 def test_a_load_of_a_device_that_copies_at_once_arrives_in_its_step():
-    with played_worker(CpuDevice(CpuOptions(threads=1)), text(0, 96)) as worker:
+    with played_worker(CpuDevice(CpuOptions()), text(0, 96)) as worker:
         worker.start()
         worker.arrive("r", text(0, 96) + text(1, 32))
         assert worker.step() == {"r"}
