@@ -132,3 +132,17 @@ def test_the_probe_explains_why_the_device_is_unavailable(monkeypatch, cuda, hip
     (spec,) = blendhub_cuda.blendhub_devices()
     unavailable = spec.probe()
     assert reason in unavailable.reason and unavailable.command == command
+
+
+def test_refused_segments_launch_no_kernel(harness, monkeypatch):
+    def launch(*_):
+        raise AssertionError("a kernel was launched")
+
+    monkeypatch.setattr(RUNTIME, "launch", launch)
+    harness.block_ids[5] = -1
+    for segments in (harness.chunks(0, 60), [harness.segment(0, 5), harness.segment(40, 44)]):
+        with pytest.raises(InvalidInput):
+            harness.device.load(segments, harness.block_ids)
+        with pytest.raises(InvalidInput):
+            harness.device.save(segments, harness.block_ids)
+    harness.check()

@@ -160,3 +160,12 @@ def test_an_arena_that_cannot_be_pinned_is_logged_once(caplog):
     (line,) = [record.getMessage() for record in caplog.records]
     assert "no more locked memory" in line and "ulimit -l" in line
     harness.device.close()
+
+
+def test_kernels_that_do_not_compile_refuse_the_device(monkeypatch):
+    def fail(*_):
+        raise RuntimeError("PassManager::run failed")
+
+    monkeypatch.setattr(DeferredRuntime, "launch", fail)
+    with pytest.raises(Unsupported, match="'cuda' cannot be set up on cpu: RuntimeError: PassManager::run failed"):
+        harness_on(DeferredRuntime())
