@@ -12,6 +12,7 @@ from blendhub_cuda import CudaOptions
 from blendhub_cuda.device import CudaDevice
 from blendhub_cuda.records import ORIGIN
 
+from blendhub.core.errors import Unsupported
 from blendhub.devices.queues import StagingStream
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
 from blendhub.testing.devices.slow_registration import SlowRegistration
