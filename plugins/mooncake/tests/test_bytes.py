@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
 
-from blendhub.core.errors import InvalidInput
+from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.hub.memory.arena import Arena
 from harness.servers.mooncake_cluster import LEASE_MS, Cluster, wait_until
 
@@ -121,3 +121,15 @@ def test_counters_say_what_was_moved(place: MooncakeBytes, arena: Arena) -> None
 def test_an_empty_call_is_answered(place: MooncakeBytes) -> None:
     assert place.get([], []) == place.put([], []) == []
     place.remove([])
+
+
+@pytest.mark.parametrize(
+    ("codes", "error"),
+    [([-900, -901], StoreAway), ([-900, -707], StoreFailed)],
+    ids=["the master", "the master and a lease"],
+)
+def test_a_master_that_does_not_answer_is_away_and_other_failures_are_not(place, monkeypatch, codes, error) -> None:
+    monkeypatch.setattr(place, "_call", lambda call: (place._process, codes))
+    with pytest.raises(StoreFailed, match="2 of its keys failed, the first with code -900") as raised:
+        place.get(["one", "other"], [(0, MIB), (MIB, MIB)])
+    assert type(raised.value) is error

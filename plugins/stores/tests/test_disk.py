@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blendhub_stores.file_format import FORMAT, MAGIC
 
 from blendhub import PluginHost
 from blendhub.contracts import Store
@@ -297,3 +298,13 @@ def test_a_note_does_not_change_the_order_of_use_that_a_restart_finds(store: Sto
     again = disk(path, capacity_gib=(held + 100) / 2**30)
     assert again.save(key("a"), chunk(2), [content(2)]) == [(key("a"), chunk(0))]
     again.close()
+
+
+def test_a_file_of_another_format_is_removed_and_the_log_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, _ = a_store_with_two_runs(path)
+    content = bytearray(file.read_bytes())
+    content[len(MAGIC)] = FORMAT + 1
+    file.write_bytes(content)
+    with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
+        assert chunks_of(store) == {key("b"): [chunk(0)]} and not file.exists()
+    assert f"it has format {FORMAT + 1}, this release reads format {FORMAT}" in caplog.text
