@@ -19,7 +19,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.outcome.fates import LETTERS, Fate, Stretch, in_parts, shortened
 from blendhub.outcome.reasons import Why
-from blendhub.outcome.report import prompt_report
+from tests.prompt_notes import prompt_report
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=128)
 DOCUMENT = np.arange(1000, 1256, dtype=np.uint32)
@@ -42,7 +42,7 @@ def client(hub) -> Iterator[HubClient]:
         reserved = engine.reserve(DOCUMENT, Span(0, len(DOCUMENT)))
         engine.commit(reserved.right, len(DOCUMENT))
         engine.report_prompts([prompt_report("cmpl-7-0-abcdefgh", 80, 8, SPANS, SOURCES)])
-        whys = {Why.NOT_STORED: [Span(0, 80)], Why.LAST: [Span(79, 80)]}
+        whys = {Why.NOTHING_STORED: [Span(0, 80)], Why.LAST: [Span(79, 80)]}
         engine.report_prompts([prompt_report("cmpl-9-0-abcdefgh", 80, 8, SPANS, SOURCES, whys=whys)])
         engine.report_prompts([prompt_report("cmpl-8-0-abcdefgh", 80, 0, {}, reason="the hub has too little of it")])
         yield engine
@@ -78,12 +78,12 @@ def test_why_stretches_were_not_reused_is_shown(explain):
     at = next(number for number, line in enumerate(lines) if line.endswith("why it was not reused"))
     shown = [re.split(r"  +", line.strip()) for line in lines[at + 1 :]]
     assert shown == [
-        ["24 to 28", "4", Why.NOT_STORED.sentence],
-        ["72 to 79", "7", Why.NOT_STORED.sentence],
+        ["24 to 28", "4", Why.NOTHING_STORED.sentence],
+        ["72 to 79", "7", Why.NOTHING_STORED.sentence],
         ["79 to 80", "1", Why.LAST.sentence],
     ]
     assert json.loads(explain("cmpl-9", "--json"))["not_reused"] == [
-        [[24, 28], "not_stored"], [[72, 79], "not_stored"], [[79, 80], "last"],
+        [[24, 28], "nothing_stored"], [[72, 79], "nothing_stored"], [[79, 80], "last"],
     ]  # fmt: skip
 
 
@@ -98,7 +98,14 @@ def test_the_report_as_json(explain):
 
 
 def body(**report: object) -> str:
-    counts = {"engine_tokens": 8, "exact_tokens": 16, "moved_tokens": 44, "recomputed_tokens": 8, "hole_tokens": 4}
+    counts = {
+        "engine_tokens": 8,
+        "exact_tokens": 16,
+        "moved_tokens": 44,
+        "recomputed_tokens": 8,
+        "hole_tokens": 4,
+        "settled_tokens": 0,
+    }
     params = {"blendhub": {**counts, **report}}
     return json.dumps({"id": "cmpl-7", "object": "text_completion", "usage": {"prompt_tokens": 80}, "choices": [],
                        "kv_transfer_params": params})  # fmt: skip
@@ -138,7 +145,7 @@ def test_a_prompt_shows_what_would_be_reused_of_it_now(explain, tmp_path, form):
     (source,) = (line for line in lines if line.endswith("moved"))
     assert source.split()[:3] == ["64", "to", "320"] and source.endswith("0 to 256  moved")
     assert [re.split(r"  +", line.strip())[0] for line in lines[-2:]] == ["0 to 64", "320 to 384"]
-    assert all(line.endswith(Why.NOT_STORED.sentence) for line in lines[-2:])
+    assert all(line.endswith(Why.NOTHING_STORED.sentence) for line in lines[-2:])
 
 
 def test_a_prompt_of_which_nothing_is_stored(explain, tmp_path):

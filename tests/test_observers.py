@@ -52,6 +52,7 @@ def report(name: object) -> RequestReport:
         prompt_tokens=9,
         engine_tokens=0,
         exact_tokens=4,
+        settled_tokens=0,
         moved_tokens=3,
         recomputed_tokens=1,
         hole_tokens=2,

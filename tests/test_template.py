@@ -110,7 +110,15 @@ def test_the_observer_writes_a_line_of_json_for_each_request(site, tmp_path, mon
     monkeypatch.setenv("BLENDHUB_REPORTS", str(reports))
     site.install("json-lines", (TEMPLATE / "observer" / "json_lines.py").read_text())
     observers = Observers(site.host().observers())
-    counts = ("prompt_tokens", "engine_tokens", "exact_tokens", "moved_tokens", "recomputed_tokens", "hole_tokens")
+    counts = (
+        "prompt_tokens",
+        "engine_tokens",
+        "exact_tokens",
+        "settled_tokens",
+        "moved_tokens",
+        "recomputed_tokens",
+        "hole_tokens",
+    )
     done = [RequestReport(request=f"r{number}", **dict.fromkeys(counts, number)) for number in range(3)]
     for report in done:
         observers.request_done(report)

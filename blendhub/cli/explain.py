@@ -18,8 +18,8 @@ from blendhub.core.layout import Variant
 from blendhub.core.spans import Span, gaps
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
-from blendhub.outcome.reasons import Why
-from blendhub.outcome.report import PromptReport, prompt_report
+from blendhub.outcome.reasons import NotReused, Why
+from blendhub.outcome.report import Outcome, PromptReport, ReusedSpans
 from blendhub.system.default_paths import default_endpoint
 
 TIMEOUT_S = 5.0
@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(msgspec.json.format(msgspec.json.encode(report)).decode())
         return 0
-    show_strip(title, report.stretches(), report.tokens)
+    show_strip(title, report.strip, report.tokens)
     show_sources(report.sources, report.n_sources)
     show_not_reused(report.not_reused, report.n_not_reused)
     if report.reason:
@@ -111,17 +111,26 @@ def _preview(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
 def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
     """As if all that was found were used; the engine's settings may keep it from using short or few stretches."""
     spans = [match.span for match in found.matches]
-    end = spans[-1].end if spans else 0
-    exact = [match.span for match in found.matches if match.exact]
-    settled = [match.span for match in found.matches if match.settled]
-    moved = [match.span for match in found.matches if not (match.exact or match.settled)]
-    holes = list(gaps(Span(0, end), spans))
     reason = "nothing of it is stored" if not spans else None
     if found.on_the_way_tokens:
         reason = f"{found.on_the_way_tokens:,} more tokens are in the store, and would be fetched"
-    reused = {"exact": exact, "settled": settled, "moved": moved, "holes": holes}
-    whys = {Why.NOT_STORED: [Span(0, n_tokens)], Why.ON_THE_WAY: found.on_the_way}
-    return prompt_report("", n_tokens, 0, reused, found.matches, reason, whys)
+    reused = ReusedSpans(
+        exact=tuple(match.span for match in found.matches if match.exact),
+        settled=tuple(match.span for match in found.matches if match.settled),
+        moved=tuple(match.span for match in found.matches if match.moved),
+        holes=tuple(gaps(Span(0, spans[-1].end if spans else 0), spans)),
+    )
+    unused = [NotReused(Span(0, n_tokens), Why.NOTHING_STORED)]
+    unused += [NotReused(span, Why.ON_THE_WAY) for span in found.on_the_way]
+    return Outcome(
+        request="",
+        prompt_tokens=n_tokens,
+        engine_tokens=0,
+        spans=reused,
+        sources=found.matches,
+        unused=tuple(unused),
+        reason=reason,
+    ).note()
 
 
 def _token_ids(file: str) -> Tokens:

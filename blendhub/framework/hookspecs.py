@@ -11,7 +11,7 @@ import msgspec
 import pluggy
 
 from blendhub.contracts import Device, Matcher, Selector, Store, Transport
-from blendhub.core.spans import Span
+from blendhub.outcome.report import RequestReport
 
 PROJECT = "blendhub"
 """The name of the pluggy project and of the entry-point group."""
@@ -108,48 +108,6 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The names of the plugins that it uses."""
     matchers: tuple[str, ...]
     selector: str
-
-
-class ReusedSpans(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a request reused KV, in positions of its prompt."""
-
-    exact: tuple[Span, ...]
-    moved: tuple[Span, ...]
-    recomputed: tuple[Span, ...]
-    """Parts of ``moved``."""
-    holes: tuple[Span, ...]
-    settled: tuple[Span, ...] = ()
-    """What was reused as it was blended before, behind the same text."""
-
-
-class AuditOutcome(msgspec.Struct, frozen=True):
-    """The first token of an answer, predicted from blended KV and from exact KV. The answer goes on from exact KV."""
-
-    agrees: bool
-    """Whether the most likely token is the same."""
-    kl: float
-    """The Kullback-Leibler divergence of the prediction from blended KV from the exact one, in nats."""
-
-
-class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What became of a request's prompt; nothing of its text."""
-
-    request: str
-    """vLLM's id of the request."""
-    prompt_tokens: int
-    engine_tokens: int
-    """Tokens that were in vLLM's own cache."""
-    exact_tokens: int
-    moved_tokens: int
-    recomputed_tokens: int
-    hole_tokens: int
-    settled_tokens: int = 0
-    reason: str | None = None
-    """Why nothing was reused, or what went wrong; None if something was."""
-    spans: ReusedSpans | None = None
-    """Only for requests that ask for an explanation."""
-    audit: AuditOutcome | None = None
-    """Only for requests that were audited."""
 
 
 @hookspec

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer
-from blendhub.framework.hookspecs import EngineInfo, RequestReport
+from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.plugin_errors import log, named_error
+from blendhub.outcome.report import RequestReport
 
 STARTED, DONE, STOPPING = OBSERVER_HOOKS
 

@@ -71,7 +71,7 @@ WHY = {
 }
 
 
-class Stretch(msgspec.Struct, frozen=True):
+class Stretch(msgspec.Struct, frozen=True, array_like=True):
     """Neighbouring tokens of one fate."""
 
     span: Span
@@ -85,23 +85,16 @@ OF_SPANS = {
     "recomputed": Fate.RECOMPUTED,
     "holes": Fate.HOLE,
 }
-"""The fates of the spans in a request's report, by the spans' names there."""
+"""The fates of the spans in a request's report, by the spans' names there; of spans that overlap, the later one
+counts."""
 
 
-def strip_of(n_tokens: int, engine_tokens: int, spans: Mapping[str, Sequence[Span]]) -> list[Stretch]:
-    """The fates of a request's whole prompt, made from its report."""
-    return paint(n_tokens, engine_tokens, {fate: spans.get(name, ()) for name, fate in OF_SPANS.items()})
-
-
-def paint(n_tokens: int, cached: int, spans: Mapping[Fate, Sequence[Span]]) -> list[Stretch]:
-    """The whole prompt in stretches: computed by vLLM, but for its first ``cached`` tokens and for ``spans``.
-
-    Of spans that overlap, the later one counts.
-    """
+def strip_of(n_tokens: int, cached: int, spans: Mapping[str, Sequence[Span]]) -> list[Stretch]:
+    """The whole prompt in stretches: computed by vLLM, but for its first ``cached`` tokens and for ``spans``."""
     fates = np.full(n_tokens, FATES.index(Fate.COMPUTED))
     fates[:cached] = FATES.index(Fate.CACHED)
-    for fate, those in spans.items():
-        for span in those:
+    for name, fate in OF_SPANS.items():
+        for span in spans.get(name, ()):
             fates[span.start : span.end] = FATES.index(fate)
     return [Stretch(span, FATES[number]) for span, number in stretches_of(fates)]
 

@@ -1,6 +1,6 @@
-"""Why a stretch of a prompt was computed, and not reused: the words of reports, in terminals and on the hub's page."""
+"""Why tokens of a prompt were computed, and not reused: the one vocabulary of metrics, reports and the hub's page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -11,21 +11,28 @@ from blendhub.outcome.fates import Fate, Stretch, stretches_of
 
 
 class Why(StrEnum):
-    """Why stored KV was not used, or that there was none."""
+    """Why stored KV was not used, or that there was none: of a whole request, or of a stretch."""
 
-    NOT_STORED = "not_stored"
+    NOTHING_STORED = "nothing_stored"
+    NOTHING_EXACT = "nothing_exact"
     ON_THE_WAY = "on_the_way"
-    NOT_MOVED = "not_moved"
-    BEYOND = "beyond"
-    BEHIND_HOLE = "behind_hole"
+    TOO_LITTLE = "too_little"
     TOO_MUCH = "too_much"
     TOO_SLOW = "too_slow"
-    TOO_LITTLE = "too_little"
+    BEYOND = "beyond"
+    BEHIND_HOLE = "behind_hole"
     LAST = "last"
     FAILED = "failed"
-    REFUSED = "refused"
     ENDED = "ended"
-    NOT_ASKED = "not_asked"
+    OFF = "off"
+    ROLE = "role"
+    REQUEST = "request"
+    ADAPTER = "adapter"
+    BAD_REQUEST = "bad_request"
+    ALL_COMPUTED = "all_computed"
+    OTHER_CONNECTOR = "other_connector"
+    HUB_FAILED = "hub_failed"
+    MODEL = "model"
 
     @property
     def sentence(self) -> str:
@@ -33,19 +40,27 @@ class Why(StrEnum):
 
 
 SENTENCES = {
-    Why.NOT_STORED: "it is not stored, or not any more, or in pieces shorter than a matcher finds (min_match_tokens)",
+    Why.NOTHING_STORED: "it is not stored, or not any more, or in pieces shorter than a matcher finds "
+    "(min_match_tokens)",
+    Why.NOTHING_EXACT: "it is stored elsewhere or behind other text, and this request moves no text",
     Why.ON_THE_WAY: "it is in the store, and was not in memory yet when the lookup had to answer (lookup_timeout_s)",
-    Why.NOT_MOVED: "it is stored elsewhere or behind other text, and this request moves no text",
-    Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
-    Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
+    Why.TOO_LITTLE: "it is stored, but all that could be reused is less than policy.min_reused_tokens",
     Why.TOO_MUCH: "it is stored, but reuse would recompute more than policy.max_recompute_share",
     Why.TOO_SLOW: "it is stored, but vLLM computes it in fewer steps than reuse recomputes (blend_tokens_per_step)",
-    Why.TOO_LITTLE: "it is stored, but all that could be reused is less than policy.min_reused_tokens",
+    Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
+    Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
     Why.LAST: "it is stored, but vLLM always computes the last token",
     Why.FAILED: "it is stored, but its load failed",
-    Why.REFUSED: "it is stored, but the whole request reuses nothing",
-    Why.ENDED: "it is stored, but the request ended before it was loaded",
-    Why.NOT_ASKED: "the hub was not asked, or its answer was not awaited or came too late",
+    Why.ENDED: "the request ended before it was looked up or loaded",
+    Why.OFF: "mode is off, so the hub was not asked",
+    Why.ROLE: "this engine only stores (kv_role), so the hub was not asked",
+    Why.REQUEST: "requests of this kind reuse nothing, so the hub was not asked",
+    Why.ADAPTER: "the weights of the request's LoRA adapter were not known, so the hub was not asked",
+    Why.BAD_REQUEST: "the request's settings or its cache salt are not valid, so the hub was not asked",
+    Why.ALL_COMPUTED: "the request needs every token computed, as prompt logprobs do",
+    Why.OTHER_CONNECTOR: "another connector of MultiConnector loads the request's KV",
+    Why.HUB_FAILED: "the hub's answer did not come in time (lookup_timeout_s)",
+    Why.MODEL: "this model is served without reuse",
 }
 
 
@@ -60,16 +75,14 @@ class NotReused(msgspec.Struct, frozen=True, array_like=True):
     why: Why
 
 
-def not_reused(plan: Sequence[Stretch], whys: Mapping[Why, Sequence[Span]]) -> list[NotReused]:
+def not_reused(plan: Sequence[Stretch], unused: Iterable[NotReused]) -> list[NotReused]:
     """The stretches of a prompt that were computed, with the reasons. Of overlapping reasons, the later one counts."""
     reasons = np.full(plan[-1].span.end if plan else 0, NO_REASON)
-    for why, spans in whys.items():
-        number = WHYS.index(why)
-        for span in spans:
-            reasons[span.start : span.end] = number
-    for one in plan:
-        if one.fate not in (Fate.HOLE, Fate.COMPUTED):
-            reasons[one.span.start : one.span.end] = NO_REASON
+    for one in unused:
+        reasons[one.span.start : one.span.end] = WHYS.index(one.why)
+    for stretch in plan:
+        if stretch.fate not in (Fate.HOLE, Fate.COMPUTED):
+            reasons[stretch.span.start : stretch.span.end] = NO_REASON
     return [NotReused(span, WHYS[number]) for span, number in stretches_of(reasons) if number != NO_REASON]
 
 

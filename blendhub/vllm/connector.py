@@ -29,6 +29,7 @@ from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
 from blendhub.hub.embedded import EmbeddedHub, embedded_hub
+from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
@@ -203,7 +204,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         if self._scheduler:
             self._scheduler.arrived(request)
         else:
-            self._unserved["refused_model"] += 1
+            self._unserved[f"refused_{Why.MODEL}"] += 1
 
     def get_num_new_matched_tokens(self, request: "Request", num_computed_tokens: int) -> tuple[int | None, bool]:
         return self._scheduler.matched(request, num_computed_tokens) if self._scheduler else (0, False)

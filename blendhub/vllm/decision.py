@@ -7,26 +7,14 @@ import msgspec
 
 from blendhub.contracts import Segment
 from blendhub.core.spans import Match, Span, gaps
+from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.spans import clipped, overlaps, total
 
 
-class Allowed(msgspec.Struct, frozen=True):
-    """The part of the matches that a request may use."""
-
-    local: int
-    """The number of tokens in vLLM's own cache."""
-    blend: bool
-    """Whether moved text and settled KV may be used."""
-    holes: bool
-    """Whether KV that lies behind a hole may be used."""
-    n_positions: int
-    """Moved text may be used if its keys were stored for a position below this number."""
-
-
 class Refusal(msgspec.Struct, frozen=True):
-    """Why nothing is reused: ``code`` to count by, ``reason`` to read."""
+    """Why nothing, or not all that was found, is reused: ``why`` to count by, ``reason`` to read."""
 
-    code: str
+    why: Why
     reason: str
 
 
@@ -42,8 +30,6 @@ class Decision(msgspec.Struct, frozen=True):
     """The share of moved tokens to recompute."""
     audit: bool = False
     """BlendHub computes the rest of the prompt, too: first from blended KV, then everything that was blended anew."""
-    left_out: Refusal | None = None
-    """Why some of what was found is not reused; None if all of it is reused, or could not be."""
 
     def claimed_end(self, n_tokens: int) -> int:
         """The position up to which a request of so many tokens gets its KV from BlendHub."""
@@ -82,6 +68,12 @@ class Decision(msgspec.Struct, frozen=True):
         return [clipped(match.span, self._claimed) for match in self.matches if match.moved]
 
     @property
+    def sources(self) -> tuple[Match, ...]:
+        """Where the loaded tokens come from."""
+        some = (match for match in self.matches if match.span.end > self.start)
+        return tuple(match.part(max(self.start, match.span.start), match.span.end) for match in some)
+
+    @property
     def holes(self) -> list[Span]:
         return list(gaps(self._claimed, (match.span for match in self.matches)))
 
@@ -94,3 +86,14 @@ class Decision(msgspec.Struct, frozen=True):
 def _part(piece: Segment, span: Span) -> Segment:
     behind = span.start - piece.span.start
     return Segment(span, piece.shard, piece.row + behind, piece.source_start + behind)
+
+
+class Choice(msgspec.Struct, frozen=True):
+    """What a request reuses of what was found, and why it reuses no more."""
+
+    decision: Decision | None
+    """None if nothing is reused."""
+    refusal: Refusal | None = None
+    """Why some of what was found is not reused; None if all of it is reused, or could not be."""
+    unused: tuple[NotReused, ...] = ()
+    """The reason of each stretch that was found and is not reused."""

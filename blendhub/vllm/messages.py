@@ -18,7 +18,7 @@ from blendhub.core.layout import Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Match, Span
 from blendhub.core.tokens import Tokens
-from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model_support import ModelSupport
 
@@ -157,6 +157,15 @@ class LoadResult(msgspec.Struct, frozen=True):
     """The outcome of an audit, on the ranks that have the model's predictions."""
 
 
+ANOTHER_FAILED = "another rank failed"
+"""The error of a rank that ended its load because another one could not load."""
+
+
+def _tells(result: LoadResult) -> tuple[bool, bool, bool]:
+    """How much a rank's result tells: an error more than success, and the rank that failed more than the others."""
+    return bool(result.error), not result.error.endswith(ANOTHER_FAILED), result.audit is not None
+
+
 @dataclass
 class WorkerReport(KVConnectorWorkerMetadata):
     """A worker's message to the scheduler; vLLM aggregates the reports of all ranks of a step."""
@@ -184,9 +193,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
         assert isinstance(other, WorkerReport)
         loads = dict(self.loads)
         for request, result in other.loads.items():
-            known = loads.get(request)
-            if known is None or result.error or (result.audit and not known.error):
-                loads[request] = result
+            loads[request] = max(loads.get(request, result), result, key=_tells)
         failed = dict(self.failed_saves)
         for reason, count in other.failed_saves.items():
             failed[reason] = failed.get(reason, 0) + count

@@ -22,16 +22,15 @@ from blendhub.hub.http.routes import PAGE_LASTS_S, Routes, is_address
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
-from blendhub.outcome.fates import Fate
+from blendhub.outcome.fates import Fate, Stretch
 from blendhub.outcome.reasons import SENTENCES, NotReused, Why
 from blendhub.outcome.report import (
     MOST_NOT_REUSED,
     MOST_REPORTS,
     MOST_SOURCES,
     MOST_STRETCHES,
-    Painted,
-    prompt_report,
 )
+from tests.prompt_notes import prompt_report
 
 EIGHT_READERS = """
 import sys, threading, urllib.request
@@ -81,10 +80,10 @@ def test_a_report_of_any_prompt_is_within_the_bounds_of_a_message():
 
 
 def test_a_report_says_why_each_stretch_was_computed_and_nothing_of_what_was_reused():
-    whys = {Why.NOT_STORED: [Span(0, 100)], Why.TOO_MUCH: [Span(30, 95)], Why.LAST: [Span(99, 100)]}
+    whys = {Why.NOTHING_STORED: [Span(0, 100)], Why.TOO_MUCH: [Span(30, 95)], Why.LAST: [Span(99, 100)]}
     computed = report(whys=whys)
     assert [(one.span.start, one.span.end, one.why) for one in computed.not_reused] == [
-        (32, 40, Why.TOO_MUCH), (90, 95, Why.TOO_MUCH), (95, 99, Why.NOT_STORED), (99, 100, Why.LAST),
+        (32, 40, Why.TOO_MUCH), (90, 95, Why.TOO_MUCH), (95, 99, Why.NOTHING_STORED), (99, 100, Why.LAST),
     ]  # fmt: skip
     assert computed.n_not_reused == 4
     assert report().not_reused == () and report().n_not_reused == 0  # not known
@@ -93,7 +92,7 @@ def test_a_report_says_why_each_stretch_was_computed_and_nothing_of_what_was_reu
 def test_of_many_computed_stretches_a_report_has_the_longest_in_order():
     reused = [Span(at - 1, at) for at in range(1, 10**5, 100)]
     spans = {"moved": [*reused, Span(5000, 6000)]}
-    long = prompt_report("r", 10**5, 0, spans, whys={Why.NOT_STORED: [Span(0, 10**5)], Why.LAST: [Span(150, 151)]})
+    long = prompt_report("r", 10**5, 0, spans, whys={Why.NOTHING_STORED: [Span(0, 10**5)], Why.LAST: [Span(150, 151)]})
     assert len(long.not_reused) == MOST_NOT_REUSED and long.n_not_reused > 900
     assert list(long.not_reused) == sorted(long.not_reused, key=lambda one: one.span)
     assert {len(one.span) for one in long.not_reused} == {99}
@@ -125,7 +124,7 @@ def test_the_newest_reports_of_some_engines_are_kept():
 
 def test_a_message_of_reports_is_bounded(hub: DirectHub):
     member = hub.join()
-    many = tuple(Painted(Span(at, at + 1), Fate.MOVED) for at in range(MOST_STRETCHES + 1))
+    many = tuple(Stretch(Span(at, at + 1), Fate.MOVED) for at in range(MOST_STRETCHES + 1))
     for wrong in (
         (report(),) * (MOST_REPORTS + 1),
         (msgspec.structs.replace(report(), strip=many),),

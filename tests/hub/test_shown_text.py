@@ -20,7 +20,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.hub.http import tokenizers
 from blendhub.hub.limits import MOST_SHOWN_CHARACTERS, MOST_TOKENIZERS
-from blendhub.outcome.report import prompt_report
+from tests.prompt_notes import prompt_report
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float16", chunk_tokens=64)
 TEXT = np.arange(1000, 1256, dtype=np.uint32)

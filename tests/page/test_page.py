@@ -19,8 +19,8 @@ from blendhub.hub.embedded import HubInThread
 from blendhub.hub.http import tokenizers
 from blendhub.outcome.fates import COLOURS, LABELS, Fate
 from blendhub.outcome.reasons import Why
-from blendhub.outcome.report import prompt_report
 from tests.page.browser import Browser, chromium
+from tests.prompt_notes import prompt_report
 
 pytestmark = [
     pytest.mark.slow,
@@ -36,7 +36,7 @@ SPANS = {
     "recomputed": [Span(340, 400), Span(600, 624)],
 }
 SOURCES = [Match(Span(100, 300), 11, 100, True), Match(Span(340, 900), 12, 40, False)]
-WHYS = {Why.NOT_STORED: [Span(0, 1000)], Why.LAST: [Span(999, 1000)]}
+WHYS = {Why.NOTHING_STORED: [Span(0, 1000)], Why.LAST: [Span(999, 1000)]}
 MARKUP = "<img src=x onerror=alert(1)>"
 
 REPORTS = [
@@ -122,8 +122,8 @@ def test_an_open_request_says_why_stretches_were_not_reused(shown):
     browser.until("document.querySelectorAll('#requests table').length == 3")
     cells = texts(browser, "#requests details[open] .wide:last-child td")
     assert [cells[at : at + 3] for at in range(0, len(cells), 3)] == [
-        ["300 to 340", "40", Why.NOT_STORED.sentence],
-        ["900 to 999", "99", Why.NOT_STORED.sentence],
+        ["300 to 340", "40", Why.NOTHING_STORED.sentence],
+        ["900 to 999", "99", Why.NOTHING_STORED.sentence],
         ["999 to 1,000", "1", Why.LAST.sentence],
     ]
 

@@ -23,10 +23,10 @@ from blendhub import PluginHost
 from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.framework.observers import Observers
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
@@ -155,6 +155,11 @@ class PlayedEngine:
         request.append_output_token_ids(1)
         self.end(request, len(prompt))
         return there
+
+    def report(self, name: str) -> dict[str, Any]:
+        """What the response of a request would report now."""
+        state = self.side._requests[name]
+        return msgspec.to_builtins(state.outcome().report(explains=state.terms.explains))
 
     def found(self, tokens: list[int], *, exact: bool) -> set[int]:
         matches = self.client.lookup(np.asarray(tokens, np.uint32), acquire=False).matches

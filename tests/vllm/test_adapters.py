@@ -198,3 +198,15 @@ def test_a_report_from_before_is_not_taken_for_what_vllm_reads_in_place():
     assert not adapters.was_replaced(anew), "no request has computed with the first weights under this name"
     adapters.report({0: {1: LoadedAdapter("z", 3)}})
     assert adapters.was_replaced(anew)
+
+
+def test_the_names_that_are_remembered_are_bounded(monkeypatch):
+    monkeypatch.setattr("blendhub.vllm.scheduler.adapters.MOST_NAMED", 8)
+    adapters = Adapters(1)
+    for number in range(30):
+        lora = LoRARequest(f"name {number}", number + 1, "org/a")
+        for weights in ("old", "new"):
+            adapters.report({0: {number + 1: LoadedAdapter(weights, 0)}})
+            adapters.find(lora)
+    assert adapters.was_replaced(lora)
+    assert len(adapters._weights) == len(adapters._replaced) == len(adapters._names) == 8

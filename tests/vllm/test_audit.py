@@ -16,7 +16,7 @@ from blendhub import PluginHost, Span
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match
-from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model.chosen import positions_of

@@ -99,12 +99,12 @@ def test_the_debug_log_has_each_report_in_a_line_of_json(engine, caplog):
         request = engine.request("b", text(1, 32) + document)
         engine.side.arrived(request)
         engine.load(request)
-        report = engine.side._requests["b"].report()
+        report = engine.report("b")
         engine.end(request, 128)
     lines = [line for line in caplog.messages if line.startswith("{")]
     assert not any("\n" in line for line in lines)
     assert [json.loads(line)["request"] for line in lines] == ["a", "b"]
-    assert json.loads(lines[1]) == {"request": "b", "blendhub": report} and report["moved_tokens"] == 95
+    assert json.loads(lines[1])["blendhub"].items() <= report.items() and report["moved_tokens"] == 95
 
 
 def test_without_debug_logging_no_report_is_written(engine, caplog):

@@ -105,7 +105,7 @@ def test_a_load_whose_adapter_is_replaced_while_it_is_copied_fails(worker, devic
     part = SimpleNamespace(scaling=1.0, lora_a=None, lora_b=None)
     loaded[1], device.is_held = SimpleNamespace(loras={"layer": part}), False
     assert worker.step() == {"r"}
-    report = worker.engine.side._requests[request.request_id].report()
+    report = worker.engine.report(request.request_id)
     assert "AdapterReplaced" in report["reason"] and worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6}
 
 
@@ -125,7 +125,7 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     assert worker.step() == {"aborted", "other"}
     worker.engine.settle()
     assert worker.engine.gauge("read_leases") == 0
-    assert worker.engine.side._requests[other.request_id].report()["exact_tokens"] == 96
+    assert worker.engine.report(other.request_id)["exact_tokens"] == 96
     assert worker.worker.take_bad_blocks() == set()
 
 

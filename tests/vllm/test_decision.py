@@ -8,13 +8,22 @@ from hypothesis import strategies as st
 
 from blendhub import Match, Span
 from blendhub.core.spans import check_tiling, join
+from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Decision, Refusal
-from blendhub.vllm.scheduler.decide import decide
+from blendhub.vllm.scheduler.decide import decide as choose
 from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
 
 LENGTH = 24
+
+
+def decide(*given, **more):
+    """The decision, or the refusal."""
+    choice = choose(*given, **more)
+    return choice.decision or choice.refusal
+
+
 # Eighths are exact as floats, so that limits can be met to the token.
 eighths = st.integers(0, 8).map(lambda n: n / 8)
 policies = st.builds(ReusePolicy, min_reused_tokens=st.integers(1, 8), max_recompute_share=eighths)
@@ -90,7 +99,7 @@ def test_a_decision_is_what_a_look_at_each_token_gives(matches, local, policy, m
     given = decide(matches, LENGTH, local, policy, blend=blend, holes=holes, ratio=ratio, usual_ratio=usual)
     expected = decide_token_by_token(matches, local, policy, blend, holes, ratio, usual)
     if isinstance(given, Refusal):
-        assert given.code == expected
+        assert given.why == expected
     else:
         assert tokens_of(given.matches) == expected
         assert given.ratio == ratio
@@ -146,7 +155,7 @@ def test_clipped_is_the_intersection(span, limits):
 )  # fmt: skip
 def test_a_refusal_names_the_limit_that_it_met(matches, local, policy, code, reason):
     refusal = decide(matches, 200, local, ReusePolicy(**policy), blend=True, holes=True, ratio=0.15, usual_ratio=0.15)
-    assert isinstance(refusal, Refusal) and refusal.code == code
+    assert isinstance(refusal, Refusal) and refusal.why == code
     assert reason in refusal.reason
 
 
@@ -160,18 +169,18 @@ def test_a_request_that_wants_everything_recomputed_is_not_refused_for_it():
 def test_where_only_moved_text_is_stored_a_request_for_exact_text_hears_that():
     moved = [Match(Span(0, 190), 1, 50, False)]
     refusal = decide(moved, 200, 0, ReusePolicy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
-    assert refusal.code == "nothing_exact" and refusal.reason.startswith("nothing exact is stored of this prompt")
+    assert refusal.why == "nothing_exact" and refusal.reason.startswith("nothing exact is stored of this prompt")
     # vLLM's own cache has it all: another thing.
     exact = [Match(Span(0, 100), 1, 0, True)]
     refusal = decide(exact, 200, 100, ReusePolicy(), blend=False, holes=True, ratio=0.15, usual_ratio=0.15)
-    assert refusal.code == "too_little"
+    assert refusal.why == "too_little"
 
 
 @pytest.mark.parametrize("reused", [0, 20])
 def test_text_that_is_still_coming_from_the_store_is_not_called_unknown(reused):
     found = [Match(Span(0, reused), 1, 0, True)] if reused else []
     refusal = decide(found, 200, 0, ReusePolicy(), blend=True, holes=True, ratio=0.15, usual_ratio=0.15, on_the_way=150)
-    assert refusal.code == "on_the_way"
+    assert refusal.why == "on_the_way"
     assert "150 tokens of this prompt were still being read from the store" in refusal.reason
     assert f"{reused} others could be reused; lookup_timeout_s" in refusal.reason
     enough = [Match(Span(0, 100), 1, 0, True)]
@@ -182,10 +191,9 @@ def test_text_that_is_still_coming_from_the_store_is_not_called_unknown(reused):
 def test_where_blending_is_too_dear_exact_text_is_still_reused():
     exact, moved = Match(Span(0, 100), 1, 0, True), Match(Span(190, 200), 2, 0, False)
     policy = ReusePolicy(max_recompute_share=0.3)
-    left_out = Refusal("too_much", "blending would recompute 46%, policy.max_recompute_share is 30%")
-    assert decide([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15) == Decision(
-        0, 100, (exact,), 0.15, left_out=left_out
-    )
+    left_out = Refusal(Why.TOO_MUCH, "blending would recompute 46%, policy.max_recompute_share is 30%")
+    choice = choose([exact, moved], 300, 0, policy, blend=True, holes=True, ratio=0.15, usual_ratio=0.15)
+    assert (choice.decision, choice.refusal) == (Decision(0, 100, (exact,), 0.15), left_out)
 
 
 @pytest.mark.parametrize("known, covered", [(None, 200), (1300, 200), (1299, 199), (1150, 50), (1100, 0), (0, 0)])
@@ -199,41 +207,44 @@ def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
 def paced(matches, full_steps, ratio=0.15, usual=0.15, **policy):
     """With an engine that computes 100 tokens a step, of which 25 may be recomputed ones beside other prompts."""
     policy, pace = ReusePolicy(min_reused_tokens=16, **policy), Pace(100, 25, 100, full_steps)
-    return decide(matches, 1001, 0, policy, blend=True, holes=True, ratio=ratio, usual_ratio=usual, pace=pace)
+    return choose(matches, 1001, 0, policy, blend=True, holes=True, ratio=ratio, usual_ratio=usual, pace=pace)
 
 
 def test_what_vllm_computes_sooner_than_it_is_blended_is_computed():
     half_is_hole = [Match(Span(0, 500), 1, 900, False), Match(Span(600, 1000), 2, 900, False)]
     # 100 + 0.15 * 900 tokens are 10 steps of 25, and 3 of 100. All are 10.
-    assert isinstance(paced(half_is_hole, full_steps=100), Decision)
+    assert paced(half_is_hole, full_steps=100).decision
     more = [Match(Span(0, 500), 1, 900, False), Match(Span(700, 1000), 2, 900, False)]
-    refusal = paced(more, full_steps=100)
-    assert isinstance(refusal, Refusal) and refusal.code == "too_slow"
+    choice = paced(more, full_steps=100)
+    refusal = choice.refusal
+    assert choice.decision is None and refusal.why == "too_slow"
     assert refusal.reason.startswith(
         "recomputing 320 tokens would take about 13 steps, and computing 1000 takes vLLM 10; min_blend_share and "
     )
     # After 8 steps vLLM is done with the other prompts.
-    assert isinstance(paced(more, full_steps=8), Decision)
+    assert paced(more, full_steps=8).decision
 
 
 def test_text_that_vllm_computes_sooner_does_not_keep_exact_text_from_being_reused():
     exact, moved = Match(Span(0, 600), 1, 0, True), Match(Span(900, 1000), 2, 0, False)
-    decision = paced([exact, moved], full_steps=100)
+    choice = paced([exact, moved], full_steps=100)
+    decision = choice.decision
     assert decision.matches == (exact,) and decision.end == 600
     # It is the 400 tokens behind the exact ones that would be computed.
-    assert decision.left_out.reason.startswith(
+    assert choice.refusal.reason.startswith(
         "recomputing 315 tokens would take about 13 steps, and computing 400 takes "
     )
 
 
 def test_exact_text_behind_a_hole_that_vllm_computes_sooner_is_left_out():
     matches = [Match(Span(0, 600), 1, 0, True), Match(Span(900, 1000), 1, 900, True)]
-    assert paced(matches, full_steps=0).holes == [Span(600, 900)]
-    decision = paced(matches, full_steps=100)
-    assert not decision.holes and decision.end == 600 and "recomputing 300 tokens" in decision.left_out.reason
+    assert paced(matches, full_steps=0).decision.holes == [Span(600, 900)]
+    choice = paced(matches, full_steps=100)
+    decision = choice.decision
+    assert not decision.holes and decision.end == 600 and "recomputing 300 tokens" in choice.refusal.reason
 
 
 def test_a_request_that_wants_more_recomputed_than_usual_is_not_refused_for_its_steps():
     moved = [Match(Span(0, 1000), 1, 900, False)]
-    assert isinstance(paced(moved, full_steps=100, ratio=1.0), Decision)
-    assert paced(moved, full_steps=100, ratio=1.0, usual=1.0, max_recompute_share=1.0).code == "too_slow"
+    assert paced(moved, full_steps=100, ratio=1.0).decision
+    assert paced(moved, full_steps=100, ratio=1.0, usual=1.0, max_recompute_share=1.0).refusal.why == "too_slow"

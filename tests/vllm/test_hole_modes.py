@@ -98,7 +98,7 @@ def test_an_empty_hit_list_is_no_load_and_holds_nothing(engine, local, reason):
     assert engine.side.matched(request, local) == (0, False)
     engine.side.allocated(request, list(range(7)), 0)
     plan = engine.side.plan(SchedulerOutput.make_empty())
-    assert not plan.loads and engine.side._requests["a"].report()["reason"].startswith(reason)
+    assert not plan.loads and engine.report("a")["reason"].startswith(reason)
     engine.settle()
     assert engine.gauge("read_leases") == 0
     engine.end(request, 0)

@@ -17,6 +17,7 @@ from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
+    ANOTHER_FAILED,
     CopiesJob,
     HubAddress,
     HubPlace,
@@ -111,3 +112,9 @@ def test_what_workers_tell_survives_the_way_to_the_scheduler():
 def test_a_request_is_settled_on_as_many_ranks_as_said_so():
     report = WorkerReport(settled={"a": 1}).aggregate(WorkerReport(settled={"a": 1, "b": 1}))
     assert report.settled == {"a": 2, "b": 1}
+
+
+def test_the_reason_of_the_rank_that_failed_is_told_whichever_reports_last():
+    own, other = LoadResult(error="LeaseError: it expired"), LoadResult(error=f"HubError: {ANOTHER_FAILED}")
+    for first, second in ((own, other), (other, own)):
+        assert WorkerReport({"r": first}).aggregate(WorkerReport({"r": second})).loads == {"r": own}

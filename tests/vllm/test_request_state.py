@@ -13,7 +13,8 @@ from vllm.v1.request import Request
 from blendhub import Match, Span
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
-from blendhub.vllm.decision import Decision, Refusal
+from blendhub.outcome.reasons import Why
+from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import LoadResult
 from blendhub.vllm.scheduler.request_state import RequestState, Stage, Terms
 
@@ -56,7 +57,7 @@ def apply(state: RequestState, event: str, moved_from: int | None) -> None:
     elif event == "answered":
         state.answered(Found(matches=()))
     elif event == "decided":
-        state.decided(decision(moved_from))
+        state.decided(Choice(decision(moved_from)))
     elif event == "begin_load":
         state.begin_load()
     elif event == "end_load":
@@ -64,7 +65,7 @@ def apply(state: RequestState, event: str, moved_from: int | None) -> None:
     elif event == "fail_load":
         state.end_load(LoadResult(error="the hub is gone"))
     else:
-        state.refuse(Refusal("off", "mode is off"))
+        state.refuse(Refusal(Why.OFF, "mode is off"))
 
 
 events = st.lists(st.tuples(st.sampled_from(sorted(EVENTS)), st.none() | st.integers(1, 29)), max_size=40)

@@ -26,7 +26,7 @@ def test_served_text_is_found_exactly_by_the_same_prompt_and_moved_in_another(en
     request = engine.request("b", text(1, 32) + document + text(2, 32))
     engine.side.arrived(request)
     assert engine.load(request) == 128
-    report = engine.side._requests["b"].report()
+    report = engine.report("b")
     assert (report["exact_tokens"], report["moved_tokens"]) == (0, 96)
 
 

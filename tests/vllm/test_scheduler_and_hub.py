@@ -79,7 +79,7 @@ def test_the_reason_says_that_text_is_still_being_read_from_the_store(tmp_path, 
         request = engine.request("b", prompt)
         engine.side.arrived(request)
         assert engine.load(request) == 0
-        reason = engine.side._requests["b"].report()["reason"]
+        reason = engine.report("b")["reason"]
         ended.set()
         engine.close()
     assert "96 tokens of this prompt were still being read from the store" in reason
@@ -126,7 +126,7 @@ def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
             if n_external is not None:
                 break
         assert n_external == 0 and time.monotonic() - started < 0.6 and longest < 0.1
-        assert "lookup_timeout_s" in engine.side._requests["a"].report()["reason"]
+        assert "lookup_timeout_s" in engine.report("a")["reason"]
         # Who comes now is not kept waiting at all.
         another = engine.request("b", text(1, 64))
         engine.side.arrived(another)

@@ -52,7 +52,7 @@ def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_r
     others = let_others_wait(engine)
     request = arrived(engine, "r", WITH_A_HOLE)
     assert engine.load(request) == 0
-    reason = engine.side._requests["r"].report()["reason"]
+    reason = engine.report("r")["reason"]
     assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; min_")
     assert engine.side.counters["refused_too_slow"] == 1
     # Once vLLM has computed the others, there is room.
@@ -67,7 +67,7 @@ def test_moved_text_is_blended_however_much_vllm_has_to_compute(engine):
     let_others_wait(engine)
     prompt = [*text(1, 32), *STORED, *text(2, 9)]
     assert engine.load(arrived(engine, "r", prompt)) == 632
-    assert "reason" not in engine.side._requests["r"].report()
+    assert "reason" not in engine.report("r")
 
 
 def test_the_report_says_why_only_exact_text_was_reused(engine):
@@ -75,7 +75,7 @@ def test_the_report_says_why_only_exact_text_was_reused(engine):
     let_others_wait(engine)
     moved = [*STORED, *text(1, 900), *STORED, *text(2, 9)]
     assert engine.load(arrived(engine, "r", moved)) == 600
-    report = engine.side._requests["r"].report()
+    report = engine.report("r")
     assert report["exact_tokens"] == 600 and report["moved_tokens"] == 0
     assert "recomputing 990 tokens would take about 2 steps" in report["reason"]
 

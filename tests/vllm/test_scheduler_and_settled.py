@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from tests.vllm.played_engine import BLOCK, SETTINGS, played_engine, text
 
@@ -43,7 +43,7 @@ def arrived(engine, name, prompt=GOES_ON, **asked):
 
 
 def report(engine, request):
-    return engine.side._requests[request.request_id].report()
+    return engine.report(request.request_id)
 
 
 def test_a_request_looks_for_other_blended_blocks_only_so_often(engine):

@@ -52,13 +52,13 @@ def test_what_vllm_has_is_not_leased(engine):
 def test_what_vllm_has_evicted_since_the_arrival_is_looked_up_again(engine):
     engine.side.lookups.engine_cached = lambda hashes, most: 64
     assert engine.load(arrived(engine), local=0) == 96
-    assert engine.side._requests["r"].report()["exact_tokens"] == 96
+    assert engine.report("r")["exact_tokens"] == 96
 
 
 def test_a_prompt_that_vllm_has_is_not_called_unknown(engine):
     engine.side.lookups.engine_cached = lambda hashes, most: 96
     assert engine.load(arrived(engine), local=96) == 96
-    reason = engine.side._requests["r"].report()["reason"]
+    reason = engine.report("r")["reason"]
     assert reason.startswith("0 tokens could be reused beyond the 96 in vLLM's own cache")
 
 

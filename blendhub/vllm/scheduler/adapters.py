@@ -3,13 +3,17 @@
 import logging
 from collections.abc import Mapping
 from hashlib import blake2b
+from typing import TypeVar
 
 from vllm.lora.request import LoRARequest
 
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 
 log = logging.getLogger(__name__)
+K = TypeVar("K")
+V = TypeVar("V")
 MOST_NAMED = 4096
+"""The most names that are remembered; clients choose them where adapters are loaded at run time."""
 
 
 class Adapters:
@@ -25,8 +29,9 @@ class Adapters:
         """The names by id, in the order of the last requests. Some versions of vLLM distinguish adapters in the prefix
         cache by name only."""
         self._weights: dict[str, str] = {}
-        """The last weights of each name."""
-        self._replaced: set[str] = set()
+        """The last weights of each name, in the order in which they were loaded."""
+        self._replaced: dict[str, None] = {}
+        """The names that got other weights, in that order. Of names that were loaded too long ago nothing is known."""
 
     def report(self, adapters: Mapping[int, Mapping[int, LoadedAdapter]]) -> None:
         """Take note of all adapters that these ranks have loaded now."""
@@ -37,10 +42,8 @@ class Adapters:
     def find(self, lora: LoRARequest) -> Adapter | None:
         """The adapter of a request, if all ranks have loaded it."""
         number, name = lora.lora_int_id, lora.lora_name
-        known = self._names.pop(number, None)
-        self._names[number] = name
-        if len(self._names) > MOST_NAMED:
-            del self._names[next(iter(self._names))]
+        known = self._names.get(number)
+        _keep(self._names, number, name)
         # What vLLM reads for the request, if in place, is in the next report.
         if known != name and not lora.load_inplace:
             self._compare(number)
@@ -63,10 +66,18 @@ class Adapters:
             return
         log.info("LoRA adapter %s is loaded; its KV is kept under %s", name, adapter.weights)
         if name in self._weights and name not in self._replaced:
-            self._replaced.add(name)
+            _keep(self._replaced, name, None)
             log.warning(
                 "LoRA adapter %s has other weights than before. vLLM's own prefix cache may not tell them apart, so "
                 "what is computed behind it is not stored; load changed weights under a new name",
                 name,
             )
-        self._weights[name] = adapter.weights
+        _keep(self._weights, name, adapter.weights)
+
+
+def _keep(known: dict[K, V], key: K, value: V) -> None:
+    """Put this last, and forget what came first if there is too much."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > MOST_NAMED:
+        del known[next(iter(known))]

@@ -8,6 +8,7 @@ from vllm.v1.request import Request
 
 from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.core.layout import Namespace, Variant
+from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter
 from blendhub.vllm.model_support import ModelSupport
@@ -47,7 +48,7 @@ class Admission:
             asked = read_request(request.kv_transfer_params)
         except (InvalidInput, OptionError) as error:
             asked = RequestSettings(mode="off", store=False)
-            refusal: Refusal | None = Refusal("bad_request", str(error))
+            refusal: Refusal | None = Refusal(Why.BAD_REQUEST, str(error))
         else:
             refusal = self._refusal(request, asked, adapter)
             self._note_foreign_keys(request)
@@ -85,13 +86,13 @@ class Admission:
     def _refusal(self, request: Request, asked: RequestSettings, adapter: Adapter | None) -> Refusal | None:
         mode = asked.mode or self._settings.mode
         if mode == "off":
-            return Refusal("off", "mode is off" + (" for this request" if asked.mode else ""))
+            return Refusal(Why.OFF, "mode is off" + (" for this request" if asked.mode else ""))
         if not self._reads:
-            return Refusal("role", "kv_role is kv_producer: this engine stores and reads nothing")
+            return Refusal(Why.ROLE, "kv_role is kv_producer: this engine stores and reads nothing")
         if unsupported := _why_unsupported(request):
-            return Refusal("request", unsupported)
+            return Refusal(Why.REQUEST, unsupported)
         if request.lora_request and not adapter:
-            return Refusal("adapter", _why_unknown(request.lora_request))
+            return Refusal(Why.ADAPTER, _why_unknown(request.lora_request))
         return None
 
 

@@ -10,8 +10,8 @@ from hashlib import blake2b
 
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import MOST_AUDITS
-from blendhub.framework.hookspecs import AuditOutcome
 from blendhub.outcome.agreement import wilson
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.held_ratio import HeldRatio, ladder
 from blendhub.vllm.scheduler.request_state import RequestState

@@ -16,18 +16,18 @@ from vllm.v1.request import Request
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError
-from blendhub.framework.hookspecs import RequestReport
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
-from blendhub.vllm.decision import Allowed, Refusal
+from blendhub.outcome.reasons import Why
+from blendhub.vllm.decision import Refusal
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, LoadResult, StepPlan, WorkerReport
+from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookup import Reading
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.prompt_reports import PromptReports
+from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.salt_block_hashes import can_salt
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -36,7 +36,7 @@ from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.scheduler.step_budget import Pace, StepBudget
 from blendhub.vllm.scheduler.turns import Turns
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.spans import total
+from blendhub.vllm.stats import counts_of_load
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +56,6 @@ class ConnectorScheduler:
         observers: Observers,
     ) -> None:
         self.counters: Counter[str] = Counter()
-        self._observers = observers
         self._config = config
         self._settings = settings
         self._admission = admission
@@ -79,7 +78,7 @@ class ConnectorScheduler:
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self.settling = Settling(self.audits)
         self.lookups = Lookups(self.executor, settings, uses_sensitivity, self.settling.least_ratio, self.counters)
-        self.prompts = PromptReports(self.executor.run)
+        self._reports = Reports(self.executor.run, observers)
         self._requests: dict[str, RequestState] = {}
         self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
         self._turns = Turns(config.scheduler_config.max_num_batched_tokens)
@@ -113,7 +112,7 @@ class ConnectorScheduler:
             self._refuse(state, refusal)
             # Requests with an adapter are not blended.
             learns = terms.stores and self._settings.learn_sensitivity and request.lora_request is None
-            if refusal.code == "off" and learns:
+            if refusal.why is Why.OFF and learns:
                 self._look_for_copies(state)
         else:
             self.lookups.send(state)
@@ -129,14 +128,14 @@ class ConnectorScheduler:
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
             self._refuse(
-                state, Refusal("all_computed", "the request needs every token computed, as prompt logprobs do")
+                state, Refusal(Why.ALL_COMPUTED, "the request needs every token computed, as prompt logprobs do")
             )
         if state.stage is not Stage.COMPUTING:
             try:
                 if not self.lookups.has_found(state, local):
                     return None, False
             except BlendHubError as error:
-                self._refuse(state, Refusal("hub_failed", f"{type(error).__name__}: {error}"))
+                self._refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
             else:
                 self._decide(state, local)
         if state.stage is Stage.FOUND:
@@ -160,7 +159,7 @@ class ConnectorScheduler:
             return
         if not n_external:
             if state.stage is Stage.FOUND:
-                self._refuse(state, Refusal("other_connector", "another connector of MultiConnector loads its KV"))
+                self._refuse(state, Refusal(Why.OTHER_CONNECTOR, "another connector of MultiConnector loads its KV"))
             return
         decision, was_approximate_from = state.decision, state.first_approximate
         assert state.lookup
@@ -234,7 +233,9 @@ class ConnectorScheduler:
             if state and state.stage is Stage.LOADING:
                 state.end_load(result)
                 self._turns.end(state.request)
-                self._count_load(state, result)
+                self.counters.update(counts_of_load(state.outcome()))
+                if result.audit and not result.error:
+                    self.audits.ended(state, result.audit)
                 self.settling.remember(state)
 
     # A request ends.
@@ -245,14 +246,7 @@ class ConnectorScheduler:
         if state is None:
             return False, None
         self._turns.end(request)
-        report = state.report()
-        response = {"blendhub": report}
-        facts = {"request": state.id, "prompt_tokens": request.num_prompt_tokens, **report}
-        self._observers.request_done(msgspec.convert(facts, RequestReport))
-        self.prompts.ended(state, report.get("reason"))
-        if log.isEnabledFor(logging.DEBUG):
-            # The responses of streams and batches do not carry the report.
-            log.debug("%s", msgspec.json.encode({"request": state.id, **response}).decode())
+        response = self._reports.ended(state.outcome(), explains=state.terms.explains)
         state.end_lookup()
         if state.stage is Stage.LOADING:
             # vLLM keeps the blocks until the workers report that they have stopped.
@@ -302,32 +296,28 @@ class ConnectorScheduler:
         # What is blended before the load stays so: other requests may read these blocks.
         audited = state.first_approximate is None and self.audits.wants(state)
         ratio = self.audits.ratio_for(state, audited)
-        allowed = state.allowed = Allowed(
-            local,
-            blend=terms.moves and ratio is not None and can_salt(request),
-            holes=terms.mode != "contiguous" and self._admission.holes_for(request),
-            # The workers' tables of rotations are as long.
-            n_positions=self._n_positions,
-        )
-        decision = decide(
+        choice = decide(
             state.matches,
             request.num_tokens,
             local,
             self._settings.policy,
-            blend=allowed.blend,
-            holes=allowed.holes,
+            blend=terms.moves and ratio is not None and can_salt(request),
+            holes=terms.mode != "contiguous" and self._admission.holes_for(request),
             ratio=ratio or 0.0,
             usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
-            n_positions=allowed.n_positions,
+            # The workers' tables of rotations are as long.
+            n_positions=self._n_positions,
             pace=self._pace(),
         )
-        if isinstance(decision, Refusal):
-            self._refuse(state, decision)
-            return
-        if audited and decision.first_approximate is not None:
+        decision = choice.decision
+        if decision and audited and decision.first_approximate is not None:
             decision = msgspec.structs.replace(decision, audit=True)
-        state.decided(decision)
+            choice = msgspec.structs.replace(choice, decision=decision)
+        state.decided(choice)
+        if decision is None:
+            assert choice.refusal
+            self._refuse(state, choice.refusal)
 
     def _pace(self) -> Pace:
         return self._budget.pace(self._begun())
@@ -343,32 +333,12 @@ class ConnectorScheduler:
 
     def _refuse(self, state: RequestState, refusal: Refusal) -> None:
         state.refuse(refusal)
-        if refusal.code not in self._logged:
-            self._logged.add(refusal.code)
+        if refusal.why not in self._logged:
+            self._logged.add(refusal.why)
             log.info("request %s: nothing is reused: %s", state.id, refusal.reason)
-        self.counters[f"refused_{refusal.code}"] += 1
+        self.counters[f"refused_{refusal.why}"] += 1
 
     # Counting.
-
-    def _count_load(self, state: RequestState, result: LoadResult) -> None:
-        if result.error or state.decision is None:
-            self.counters["loads_failed"] += 1
-            return
-        moved = state.decision.moved
-        is_blended = state.decision.first_approximate is not None
-        self.counters["requests_blended" if is_blended else "requests_exact"] += 1
-        self.counters["tokens_settled"] += total(state.decision.settled)
-        self.counters["tokens_exact"] += total(state.decision.exact)
-        self.counters["tokens_moved"] += total(moved)
-        self.counters["tokens_recomputed"] += total(result.recomputed)
-        self.counters["requests_with_holes"] += result.holes > 0
-        self.counters["tokens_in_holes"] += result.holes
-        self.counters["blend_microseconds"] += round((result.probe_seconds + result.recompute_seconds) * 1e6)
-        self.counters["load_microseconds"] += round(result.load_seconds * 1e6)
-        self.counters["probe_microseconds"] += round(result.probe_seconds * 1e6)
-        self.counters["recompute_microseconds"] += round(result.recompute_seconds * 1e6)
-        if result.audit:
-            self.audits.ended(state, result.audit)
 
     def _count_failed_reservation(self, error: BaseException) -> None:
         reason = type(error).__name__

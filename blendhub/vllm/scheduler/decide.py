@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 
-import msgspec
-
 from blendhub.core.spans import Match, Span, join
-from blendhub.vllm.decision import Decision, Refusal
+from blendhub.outcome.reasons import NotReused, Why
+from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
@@ -25,7 +24,7 @@ def decide(
     on_the_way: int = 0,
     n_positions: int | None = None,
     pace: Pace | None = None,
-) -> Decision | Refusal:
+) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
 
     ``blend``: moved text and settled KV may be used. ``holes``: what lies behind a hole may be used, and the hole be
@@ -37,41 +36,75 @@ def decide(
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
-    usable = [match for match in _within(matches, open) if match.exact or blend]
-    if n_positions is not None:
-        usable = [part for match in usable if len((part := movable(match, n_positions)).span)]
+    unused: list[NotReused] = []
+    reachable: list[Match] = []
+    for match in matches:
+        if not (match.exact or blend):
+            unused.append(NotReused(match.span, Why.NOTHING_EXACT))
+            continue
+        part = movable(match, n_positions)
+        if part.span.end < match.span.end:
+            unused.append(NotReused(Span(part.span.end, match.span.end), Why.BEYOND))
+        if len(part.span):
+            reachable.append(part)
+    usable = _within(reachable, open)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
     judged = min(ratio, usual_ratio)
-    left_out: Refusal | None = None
+    refusal: Refusal | None = None
     # Without holes and moved text, as in the last of these, nothing is recomputed.
     for claimed in (usable, unmoved, _unbroken(unmoved, open.start)):
         best = _claim(claimed, open, ratio, holes)
         obstacle = _too_much(best, judged, policy) or _too_slow(best, judged, pace)
         if not obstacle:
             break
-        left_out = left_out or obstacle
+        refusal = refusal or obstacle
     reused = total(best.exact) + total(best.settled) + total(best.moved)
-    if reused >= policy.min_reused_tokens:
-        return msgspec.structs.replace(best, left_out=left_out) if left_out else best
+    is_enough = reused >= policy.min_reused_tokens
+    if not is_enough:
+        refusal = _too_little(matches, local, reused, policy, blend=blend, on_the_way=on_the_way, obstacle=refusal)
+    in_reach = len(reachable) if holes else len(_unbroken(reachable, local))
+    for number, match in enumerate(reachable):
+        if number >= in_reach:
+            unused.append(NotReused(match.span, Why.BEHIND_HOLE))
+        elif refusal:
+            # Without moved text nothing is too much; what is left was too little.
+            is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW) and (match.moved or is_enough)
+            unused.append(NotReused(match.span, refusal.why if is_dear else Why.TOO_LITTLE))
+    if matches and matches[-1].span.end >= n_tokens:
+        unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
+    return Choice(best if is_enough else None, refusal, tuple(unused))
+
+
+def _too_little(
+    matches: Sequence[Match],
+    local: int,
+    reused: int,
+    policy: ReusePolicy,
+    *,
+    blend: bool,
+    on_the_way: int,
+    obstacle: Refusal | None,
+) -> Refusal:
+    """Why nothing is reused where only ``reused`` tokens could be."""
     if on_the_way:
         return Refusal(
-            "on_the_way",
+            Why.ON_THE_WAY,
             f"{on_the_way} tokens of this prompt were still being read from the store when the lookup had to answer, "
             f"and {reused} others could be reused; lookup_timeout_s says how long it may take",
         )
-    if left_out:
-        return left_out
+    if obstacle:
+        return obstacle
     if not matches and not local:
-        return Refusal("nothing_stored", "nothing of this prompt is stored")
+        return Refusal(Why.NOTHING_STORED, "nothing of this prompt is stored")
     if matches and not blend and not any(match.exact for match in matches):
         return Refusal(
-            "nothing_exact",
+            Why.NOTHING_EXACT,
             "nothing exact is stored of this prompt: what is stored stands elsewhere, and this request moves no text",
         )
     beyond = f" beyond the {local} in vLLM's own cache" if local else ""
     least = policy.min_reused_tokens
-    return Refusal("too_little", f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
+    return Refusal(Why.TOO_LITTLE, f"{reused} tokens could be reused{beyond}; policy.min_reused_tokens is {least}")
 
 
 def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | None:
@@ -82,7 +115,7 @@ def _too_much(claim: Decision, ratio: float, policy: ReusePolicy) -> Refusal | N
     if share <= policy.max_recompute_share:
         return None
     most = policy.max_recompute_share
-    return Refusal("too_much", f"blending would recompute {share:.0%}, policy.max_recompute_share is {most:.0%}")
+    return Refusal(Why.TOO_MUCH, f"blending would recompute {share:.0%}, policy.max_recompute_share is {most:.0%}")
 
 
 def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | None:
@@ -95,7 +128,7 @@ def _too_slow(claim: Decision, ratio: float, pace: Pace | None) -> Refusal | Non
     if slow <= fast:
         return None
     return Refusal(
-        "too_slow",
+        Why.TOO_SLOW,
         f"recomputing {recomputed} tokens would take about {slow} steps, and computing {computed} takes vLLM {fast}; "
         "min_blend_share and blend_tokens_per_step say how many tokens a step recomputes",
     )
@@ -110,10 +143,12 @@ def _within(matches: Sequence[Match], limits: Span) -> list[Match]:
     return join(kept)
 
 
-def movable(match: Match, n_positions: int) -> Match:
+def movable(match: Match, n_positions: int | None) -> Match:
     """The part of a match whose keys the rotation can reach."""
+    if n_positions is None or not match.moved:
+        return match
     known = match.span.start + max(n_positions - match.source_start, 0)
-    return match.part(match.span.start, min(match.span.end, known)) if match.moved else match
+    return match.part(match.span.start, min(match.span.end, known))
 
 
 def _claim(matches: Sequence[Match], open: Span, ratio: float, holes: bool) -> Decision:
@@ -129,5 +164,5 @@ def _unbroken(matches: Sequence[Match], at: int) -> list[Match]:
         if match.span.start > at:
             break
         kept.append(match)
-        at = match.span.end
+        at = max(at, match.span.end)
     return kept

@@ -1,8 +1,8 @@
 """The scheduler's state of one request, from its arrival to its end."""
 
+from collections.abc import Iterator
 from concurrent.futures import Future
 from enum import Enum, auto
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,13 +12,14 @@ from blendhub.client.wire import Found, Previewed
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
 from blendhub.core.tokens import Tokens
-from blendhub.framework.hookspecs import AuditOutcome
-from blendhub.vllm.decision import Allowed, Decision, Refusal
+from blendhub.outcome.reasons import NotReused, Why
+from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
+from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.lookup import Lookup
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 from blendhub.vllm.settings import Mode
-from blendhub.vllm.spans import joined, total
+from blendhub.vllm.spans import joined
 
 MOVING: tuple[Mode, ...] = ("blend", "contiguous")
 """The modes in which text may be reused elsewhere than where it was computed."""
@@ -86,10 +87,8 @@ class RequestState:
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
         self.sensitivity = b""
         """The sensitivity that came with the answer."""
-        self.decision: Decision | None = None
-        """The decision about what is being loaded, or was loaded."""
-        self.allowed: Allowed | None = None
-        """What the request was allowed to use when that was decided last."""
+        self.choice: Choice | None = None
+        """What is being loaded, or was loaded, of what was found, and why no more."""
         self.result: LoadResult | None = None
         self.refusal: Refusal | None = None
         """Why nothing is reused."""
@@ -144,17 +143,17 @@ class RequestState:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()
-        self.found = self.decision = self.result = None
+        self.found = self.choice = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
 
     def answered(self, found: Found, sensitivity: bytes = b"") -> None:
         assert self.stage is Stage.LOOKING_UP
         self.found, self.sensitivity, self.stage = found, sensitivity, Stage.FOUND
 
-    def decided(self, decision: Decision) -> None:
-        """Keep a decision. May be called again: vLLM asks in each step until it can allocate."""
+    def decided(self, choice: Choice) -> None:
+        """Keep a choice. May be called again: vLLM asks in each step until it can allocate."""
         assert self.stage is Stage.FOUND
-        self.decision = decision
+        self.choice = choice
 
     def begin_load(self) -> None:
         assert self.stage is Stage.FOUND and self.decision
@@ -188,6 +187,11 @@ class RequestState:
         self.terms = msgspec.structs.replace(self.terms, adapter=adapter, variant=variant)
 
     # What follows from it.
+
+    @property
+    def decision(self) -> Decision | None:
+        """The decision about what is being loaded, or was loaded."""
+        return self.choice.decision if self.choice else None
 
     @property
     def id(self) -> str:
@@ -245,43 +249,49 @@ class RequestState:
         answer = self.request.output_token_ids
         return np.concatenate([self._prompt, np.asarray(answer, np.uint32)]) if len(answer) else self._prompt
 
-    @property
-    def loaded(self) -> Decision | None:
-        """The decision whose KV was loaded; None if none was."""
-        return self.decision if self.result and not self.result.error else None
-
-    def reused_spans(self) -> dict[str, list[Span]]:
-        """Where KV was reused and recomputed, by the names of ``ReusedSpans``."""
-        loaded = self.loaded
-        return {
-            "exact": loaded.exact if loaded else [],
-            "settled": joined(
-                [*([self.settled_span] if self.settled_span else []), *(loaded.settled if loaded else [])]
+    def outcome(self) -> Outcome:
+        """What became of the request until now."""
+        loaded, result = None, self.result or LoadResult()
+        if self.result and not result.error:
+            loaded = self.decision
+        n_tokens = self.request.num_prompt_tokens
+        settled = [*([self.settled_span] if self.settled_span else []), *(loaded.settled if loaded else [])]
+        return Outcome(
+            request=self.id,
+            prompt_tokens=n_tokens,
+            engine_tokens=self.engine_tokens,
+            spans=ReusedSpans(
+                exact=tuple(loaded.exact if loaded else ()),
+                settled=tuple(joined(settled)),
+                moved=tuple(loaded.moved if loaded else ()),
+                recomputed=result.recomputed,
+                holes=tuple(loaded.holes if loaded else ()),
             ),
-            "moved": loaded.moved if loaded else [],
-            "recomputed": list(self.result.recomputed) if self.result else [],
-            "holes": loaded.holes if loaded else [],
-        }
+            hole_tokens=result.holes if loaded else 0,
+            sources=loaded.sources if loaded else (),
+            unused=tuple(self._unused(is_loaded=loaded is not None)),
+            reason=result.error or self._reason(loaded),
+            has_failed=bool(result.error),
+            load_seconds=result.load_seconds,
+            probe_seconds=result.probe_seconds,
+            recompute_seconds=result.recompute_seconds,
+            audit=self.audit,
+            variant=self.terms.variant,
+        )
 
-    def report(self) -> dict[str, Any]:
-        """The report in the response: how many of the prompt's tokens were reused and recomputed, or why none were."""
-        loaded, spans = self.loaded, self.reused_spans()
-        report: dict[str, Any] = {
-            "engine_tokens": self.engine_tokens,
-            "exact_tokens": total(spans["exact"]),
-            "settled_tokens": total(spans["settled"]),
-            "moved_tokens": total(spans["moved"]),
-            "recomputed_tokens": total(spans["recomputed"]),
-            "hole_tokens": self.result.holes if loaded and self.result else 0,
-        }
-        if self.terms.explains and (loaded or self.settled_span):
-            report["spans"] = msgspec.to_builtins(spans)
-        if self.result and self.result.error:
-            report["reason"] = self.result.error
-        elif self.refusal and not loaded:
-            report["reason"] = self.refusal.reason
-        if self.decision and self.decision.left_out:
-            report.setdefault("reason", self.decision.left_out.reason)
-        if self.audit:
-            report["audit"] = msgspec.to_builtins(self.audit)
-        return report
+    def _reason(self, loaded: Decision | None) -> str | None:
+        if self.refusal and not loaded:
+            return self.refusal.reason
+        return self.choice.refusal.reason if self.choice and self.choice.refusal else None
+
+    def _unused(self, *, is_loaded: bool) -> Iterator[NotReused]:
+        """Why tokens are not reused, if they are not; of spans that overlap, the later one counts."""
+        why = Why.FAILED if self.result and self.result.error else self.refusal.why if self.refusal else Why.ENDED
+        if self.found is None:
+            yield NotReused(Span(0, self.request.num_prompt_tokens), why)
+            return
+        yield NotReused(Span(0, self.request.num_prompt_tokens), Why.NOTHING_STORED)
+        yield from (NotReused(span, Why.ON_THE_WAY) for span in self.found.on_the_way)
+        if not is_loaded:
+            yield from (NotReused(match.span, why) for match in self.found.matches)
+        yield from self.choice.unused if self.choice else ()

@@ -5,7 +5,7 @@ import torch
 
 from blendhub.core.errors import Unsupported
 from blendhub.core.spans import Span, gaps
-from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel

@@ -16,8 +16,8 @@ from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.spans import clipped
+from blendhub.vllm.messages import ANOTHER_FAILED, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.spans import clipped, total
 from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.learning import Learning
@@ -180,7 +180,7 @@ class ConnectorWorker:
 
     def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""
-        job, error = loading.job, loading.error or HubError("another rank failed")
+        job, error = loading.job, loading.error or HubError(ANOTHER_FAILED)
         loading.fail(error)
         if not loading.is_cancelled:
             log.warning("request %s is computed without its stored KV: %s", job.request, error)

@@ -12,7 +12,7 @@ import torch
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span, gaps
-from blendhub.framework.hookspecs import AuditOutcome
+from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
