@@ -54,7 +54,7 @@ def test_an_ordinary_request_blends_and_is_stored():
 )
 def test_kv_role_decides_whether_a_request_reads_and_stores(role, code, stores):
     terms, refusal = admission(role).admit(request())
-    assert (refusal.code if refusal else None) == code
+    assert (refusal.why if refusal else None) == code
     assert terms.stores is stores
 
 
@@ -67,7 +67,7 @@ def test_a_request_s_mode_overrides_the_engine_s(given, asked):
     assert (refusal is not None) == (wanted == "off")
     assert terms.stores
     if wanted == "off":
-        assert refusal.code == "off"
+        assert refusal.why == "off"
         assert refusal.reason == ("mode is off for this request" if asked else "mode is off")
 
 
@@ -85,14 +85,14 @@ def test_a_request_is_stored_if_engine_and_request_allow_it(engine, asked):
 @pytest.mark.parametrize("asked", [{"mode": "fast"}, {"recompute_ratio": 2}, {"mood": "off"}, ["blend"], "off"])
 def test_invalid_parameters_of_a_request_are_named_and_end_its_reuse(asked):
     terms, refusal = admission().admit(request(asked))
-    assert refusal.code == "bad_request" and "kv_transfer_params.blendhub" in refusal.reason
+    assert refusal.why == "bad_request" and "kv_transfer_params.blendhub" in refusal.reason
     assert not terms.stores and not terms.settles
 
 
 def test_a_misspelt_key_blendhub_is_an_error():
     params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"blendhb": {"mode": "off"}}})
     _, refusal = admission().admit(Request("r", PROMPT, params, None))
-    assert refusal.code == "bad_request" and "(did you mean 'blendhub'?)" in refusal.reason
+    assert refusal.why == "bad_request" and "(did you mean 'blendhub'?)" in refusal.reason
 
 
 def test_keys_of_other_connectors_are_logged_once_each(caplog):
@@ -122,7 +122,7 @@ def test_keys_of_other_connectors_are_logged_once_each(caplog):
 )
 def test_requests_whose_kv_does_not_follow_from_token_ids_are_neither_reused_nor_stored(unsupported, reason):
     terms, refusal = admission().admit(unsupported)
-    assert (refusal.code, refusal.reason) == ("request", reason)
+    assert (refusal.why, refusal.reason) == ("request", reason)
     assert not terms.stores
 
 
@@ -145,7 +145,7 @@ def test_each_cache_salt_has_its_own_namespace():
 @pytest.mark.parametrize("salt", ["s" * 1025, "\ud800"])
 def test_a_request_with_a_salt_that_no_message_can_hold_neither_reads_nor_stores(salt):
     terms, refusal = admission().admit(request(cache_salt=salt))
-    assert refusal.code == "bad_request" and refusal.reason.startswith("cache_salt has ")
+    assert refusal.why == "bad_request" and refusal.reason.startswith("cache_salt has ")
     assert terms.mode == "off" and not terms.stores and not terms.settles
 
 
@@ -164,12 +164,12 @@ def test_a_request_with_an_adapter_has_the_namespace_of_the_loaded_weights_and_e
     assert made.admit(request(lora_request=adapters["one"]))[0].variant not in variants
     made.adapters.report({0: {2: LoadedAdapter("others", 4)}})
     terms, refusal = made.admit(request(lora_request=adapters["one"]))
-    assert refusal.code == "adapter" and "--max-cpu-loras" in refusal.reason and terms.adapter is None
+    assert refusal.why == "adapter" and "--max-cpu-loras" in refusal.reason and terms.adapter is None
 
 
 def test_an_adapter_that_vllm_reads_anew_for_each_step_is_not_reused():
     made = admission()
     made.adapters.report({0: {1: LoadedAdapter("weights", 4)}})
     terms, refusal = made.admit(request(lora_request=LoRARequest("one", 1, "org/a", load_inplace=True)))
-    assert refusal.code == "adapter" and "load_inplace" in refusal.reason and terms.stores
+    assert refusal.why == "adapter" and "load_inplace" in refusal.reason and terms.stores
     assert terms.adapter is None, "the report is of what was loaded before"

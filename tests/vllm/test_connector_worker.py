@@ -158,7 +158,7 @@ def test_a_load_that_takes_longer_than_its_lease_and_others_that_fill_the_arena(
         device.is_held = False
         while not worker.step():
             assert time.monotonic() < until + 20
-        report = engine.side._requests[request.request_id].report()
+        report = engine.report(request.request_id)
         assert engine.gauge("read_leases") == 0 and not scheduler.kept_leases
         assert report["exact_tokens"] == (0 if expires else 96)
         assert worker.worker.take_bad_blocks() == ({1, 2, 3, 4, 5, 6} if expires else set())
@@ -194,7 +194,7 @@ def test_a_hub_that_is_restarted_between_lookup_and_load_costs_the_load_alone(de
             time.sleep(0.01)
         engine.side.process_report(worker.worker.take_report())
         assert worker.worker.take_bad_blocks() == {1, 2, 3, 4, 5, 6} and not worker.model.kv.any()
-        assert "StaleEpoch" in engine.side._requests[request.request_id].report()["reason"]
+        assert "StaleEpoch" in engine.report(request.request_id)["reason"]
     engine.close()
     hub.kill()
 

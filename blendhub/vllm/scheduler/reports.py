@@ -35,7 +35,7 @@ class Reports:
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
-        facts = msgspec.to_builtins(report)
+        facts = msgspec.json.decode(msgspec.json.encode(report))
         response = {"blendhub": {name: facts[name] for name in facts if name not in ("request", "prompt_tokens")}}
         if log.isEnabledFor(logging.DEBUG):
             # The responses of streams and batches do not carry the report.
