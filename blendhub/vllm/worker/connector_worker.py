@@ -17,7 +17,7 @@ from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import ANOTHER_FAILED, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
-from blendhub.vllm.spans import clipped, total
+from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.learning import Learning
