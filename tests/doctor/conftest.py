@@ -58,12 +58,12 @@ class Doctor:
         return Report(done.returncode, json.loads(done.stdout)["findings"], done.stdout)
 
     def mends(self, *arguments: str, within: Sequence[str] = (), **environment: str) -> dict[str, Any]:
-        """The finding that is not ok. Following its command makes everything ok."""
+        """The worst finding. Following its command leaves none like it; a busy machine may have slow memory besides."""
         done = self._run([*within, sys.executable, "-c", MEND, *DOCTOR, *arguments], environment)
         assert done.returncode == 0, done.stderr
         before, after = json.loads(done.stdout)
-        (found,) = [finding for finding in before["findings"] if finding["verdict"] != "ok"]
-        assert [finding for finding in after["findings"] if finding["verdict"] != "ok"] == []
+        (found,) = [finding for finding in before["findings"] if finding["verdict"] == before["worst"]]
+        assert before["worst"] != "ok" and before["worst"] not in {one["verdict"] for one in after["findings"]}
         return found
 
     def toml(self, text: str) -> str:

@@ -86,7 +86,7 @@ class HubMachine(WritingRules):
             nothing = [Match(Span(0, 8), garbage, 0, True)]
             with contextlib.suppress(BlendHubError):
                 assert not client.acquire(nothing).pieces
-            for ask in (client.release, client.fetch):
+            for ask in (client.release, lambda lease: client.fetch(lease, [0])):
                 with pytest.raises(BlendHubError):
                     ask(garbage)
 

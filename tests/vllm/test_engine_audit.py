@@ -82,8 +82,8 @@ def test_a_ratio_that_does_not_hold_agreement_rises_until_text_is_not_moved_any_
         assert engine.log.count("only exact text is reused until they agree again") == 1
     audited = [(answer, truth) for answer, truth in zip(answers, expected, strict=True) if "audit" in answer.report]
     assert disagreement(*zip(*audited, strict=True)) < TOLERANCE
-    moved = [answer.report["moved_tokens"] for answer in answers if "audit" not in answer.report]
-    assert moved[0] > 400 and moved[-1] == 0
+    assert answers[0].report["moved_tokens"] > 400
+    assert [answer.report["moved_tokens"] for answer in answers if "audit" not in answer.report][-1] == 0
 
 
 @pytest.mark.long
