@@ -76,10 +76,9 @@ def test_recomputing_some_wins_back_answers_that_reuse_loses(report):
 def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
     for one in report["measured"]:
         at, counts = 0, dict.fromkeys(("cached", "exact", "moved", "recomputed", "hole", "computed"), 0)
-        for stretch in one["plan"]:
-            start, end = stretch["span"]
+        for (start, end), fate in one["plan"]:
             assert start == at < end
-            at, counts[stretch["fate"]] = end, counts[stretch["fate"]] + end - start
+            at, counts[fate] = end, counts[fate] + end - start
         assert 1000 <= at <= 2048
         assert counts["cached"] == one["report"]["engine_tokens"] and counts["exact"] == one["report"]["exact_tokens"]
         assert counts["moved"] + counts["recomputed"] == one["report"]["moved_tokens"]
