@@ -75,7 +75,7 @@ def test_imports_have_no_circles():
 
 
 def room_of(name: str, house: str) -> str:
-    """The room of a house that a module is in; a module beside the rooms is a room of its own."""
+    """The room of a house that a module is in; a module beside the rooms counts as a room."""
     return ".".join(name.split(".")[: house.count(".") + 2])
 
 

@@ -59,7 +59,7 @@ class HubClient(HubSession):
     ) -> wire.Found:
         """Find what of these tokens is stored, with a read lease on it unless ``acquire`` is false.
 
-        ``acquire`` tells where the KV is.
+        Under a lease, the ``pieces`` of the answer say where the KV is.
         """
         return self.submit_lookup(
             tokens, variant, acquire=acquire, skip_prefix=skip_prefix, wait_s=wait_s, settled=settled

@@ -20,7 +20,7 @@ PATIENCE_S = 1200
 
 
 class Server:
-    """A server in a session of its own, so that all of its processes can be examined and ended."""
+    """A server in a separate session, so that all of its processes can be examined and ended."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Server:
         if connector:
             given["kv-transfer-config"] = json.dumps(connector)
         arguments = [part for name, value in given.items() for part in _argument(name, value)]
-        # The engine is in a process of its own, as it is by default.
+        # The engine is in a separate process, as it is by default.
         usual = {name: value for name, value in ENVIRONMENT.items() if "MULTIPROCESSING" not in name}
         self._log = log
         with log.open("w") as output:

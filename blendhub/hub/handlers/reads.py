@@ -31,22 +31,25 @@ class ReadHandlers(Handlers):
     def _look(
         self, session: Session, message: wire.Lookup | wire.Prefetch, payload: Sequence[Buffer]
     ) -> Answer | Awaitable[Answer]:
-        named = message.matches if isinstance(message, wire.Lookup) else None
-        if named is not None:
-            check_tiling(max((match.span.end for match in named), default=0), named)
-        tokens = self.read_tokens(payload) if named is None else None
+        if isinstance(message, wire.Lookup) and message.matches is not None:
+            return self._lease_again(session, message, message.matches)
+        tokens = self.read_tokens(payload)
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        if tokens is None:
-            chunk_matches = index.cut_at_chunks(named or (), message.skip_prefix_n_tokens)
-            ready = [found for found in chunk_matches if found.chunk.offset is not None]
-            return self._on_the_way(ready, self._grant(session, ready))
         settled = message.settled if isinstance(message, wire.Lookup) else None
         matches = index.queue.ask(partial(index.match, tokens, settled), len(tokens))
         if isinstance(matches, asyncio.Future):
             return self._look_later(session, index, message, matches)
         return self._answer(session, index, message, matches)
+
+    def _lease_again(self, session: Session, message: wire.Lookup, matches: Sequence[Match]) -> Answer:
+        """The reply to a lookup that names matches of an earlier one."""
+        check_tiling(max((match.span.end for match in matches), default=0), matches)
+        index = self.state.find_index(session, message.variant)
+        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens) if index else []
+        ready = [found for found in chunk_matches if found.chunk.offset is not None]
+        return self._on_the_way(ready, self._grant(session, ready))
 
     async def _look_later(
         self,

@@ -258,7 +258,7 @@ class NamespaceIndex:
         return chunk_matches
 
     def examine(self, tokens: Tokens, span: Span, run: Run | None, *, blended: bool) -> tuple[int, bool]:
-        """What of the span is new. Part of a queue's work.
+        """The parts of the span that are new; part of a queue's work.
 
         The position up to which it is stored exactly already, from its start, and whether its tokens from there on
         continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.

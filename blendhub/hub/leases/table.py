@@ -28,7 +28,7 @@ class Lease:
 
 class Shares:
     """The shares of a limit of the whole hub. A holder may have as much as is left: alone half at most, so that some is
-    always left. Nobody needs to know how many holders there are.
+    always left. A holder needs no count of the others.
     """
 
     def __init__(self) -> None:

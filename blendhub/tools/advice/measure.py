@@ -1,4 +1,4 @@
-"""Runs vLLM engines that audit every prompt at every ratio, each in a process of its own.
+"""Runs vLLM engines that audit every prompt at every ratio, each in a separate process.
 
 That process, ``python -m blendhub.tools.advice.measure``, reads a ``Job`` from standard input, and writes a ``Part``
 for every few prompts to the file descriptor that is its argument, a line of JSON each, apart from vLLM's own output.

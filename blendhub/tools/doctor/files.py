@@ -1,4 +1,4 @@
-"""Sockets, the store's directory and what killed hubs left: whether this user, and nobody else, can use them."""
+"""Sockets, the store's directory and what killed hubs left: whether this user alone can use them."""
 
 import os
 import shlex

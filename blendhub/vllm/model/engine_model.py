@@ -134,7 +134,7 @@ class EngineModel:
         return keys.float() * attention._k_scale.view(-1, 1), values.float() * attention._v_scale.view(-1, 1)
 
     def _keeps_kv(self, name: str) -> bool:
-        """Whether the layer keeps KV of its own: some layers read what another one wrote."""
+        """Whether the layer writes KV: some layers read what another one wrote."""
         return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
 
     def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:

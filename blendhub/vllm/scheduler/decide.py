@@ -36,17 +36,7 @@ def decide(
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
-    unused: list[NotReused] = []
-    reachable: list[Match] = []
-    for match in matches:
-        if not (match.exact or blend):
-            unused.append(NotReused(match.span, Why.NOTHING_EXACT))
-            continue
-        part = movable(match, n_positions)
-        if part.span.end < match.span.end:
-            unused.append(NotReused(Span(part.span.end, match.span.end), Why.BEYOND))
-        if len(part.span):
-            reachable.append(part)
+    reachable, unused = _reach(matches, n_positions, blend=blend)
     usable = _within(reachable, open)
     unmoved = [match for match in usable if not match.moved]
     # A request that asks for more than usual knows what that costs: it must not be refused for it.
@@ -74,6 +64,22 @@ def decide(
     if matches and matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))
     return Choice(best if is_enough else None, refusal, tuple(unused))
+
+
+def _reach(matches: Sequence[Match], n_positions: int | None, *, blend: bool) -> tuple[list[Match], list[NotReused]]:
+    """The parts of matches that a request may use, and the reasons of the other parts."""
+    reachable: list[Match] = []
+    unused: list[NotReused] = []
+    for match in matches:
+        if not (match.exact or blend):
+            unused.append(NotReused(match.span, Why.NOTHING_EXACT))
+            continue
+        part = movable(match, n_positions)
+        if part.span.end < match.span.end:
+            unused.append(NotReused(Span(part.span.end, match.span.end), Why.BEYOND))
+        if len(part.span):
+            reachable.append(part)
+    return reachable, unused
 
 
 def _too_little(

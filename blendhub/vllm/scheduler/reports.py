@@ -35,6 +35,7 @@ class Reports:
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
+        # Clients inside this process get the lists that JSON has, not tuples.
         facts = msgspec.json.decode(msgspec.json.encode(report))
         response = {"blendhub": {name: facts[name] for name in facts if name not in ("request", "prompt_tokens")}}
         if log.isEnabledFor(logging.DEBUG):
