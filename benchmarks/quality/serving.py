@@ -43,7 +43,8 @@ class Serving:
 
     @contextlib.contextmanager
     def _engine(self, settings: dict[str, Any]) -> Iterator[Engine]:
-        settings |= {"policy": {"max_recompute_share": 1.0}, "lookup_timeout_s": PATIENCE_S}
+        # An audited request is answered from exact KV.
+        settings |= {"policy": {"max_recompute_share": 1.0}, "lookup_timeout_s": PATIENCE_S, "audit_share": 0.0}
         with Engine(
             self._model,
             settings,

@@ -13,8 +13,12 @@ SETTINGS = {
     "hub": {"arena_gib": 0.25, "metrics": ""},
     "policy": {"max_recompute_share": 1.0},
     "lookup_timeout_s": 10.0,
+    "audit_share": 0.0,
 }
-"""The settings of tests: all that was asked for is blended, whether it pays or not, and however busy the machine is."""
+"""The settings of tests: all that was asked for is blended, whether it pays or not, and however busy the machine is.
+
+No request is audited unless a test asks: by default one in a thousand is, chosen by its id, and its KV becomes exact.
+"""
 
 PROBING = {"selector": {"name": "hkvd"}}
 """Some layers are computed before the selector chooses."""
