@@ -62,10 +62,6 @@ class Encoder(ABC):
         """For each prompt with text or messages its tokens, or the reason why it has none."""
 
     @abstractmethod
-    def separator(self, text: str) -> tuple[int, ...]:
-        """The token ids of a separator."""
-
-    @abstractmethod
     def decode(self, tokens: Tokens) -> str:
         """The text of tokens."""
 
@@ -91,14 +87,6 @@ class IdsOnly(Encoder):
             "or count each byte as a token with --bytes"
         )
 
-    def separator(self, text: str) -> tuple[int, ...]:
-        try:
-            return tuple(int(one) for one in text.split(","))
-        except ValueError:
-            raise InvalidInput(
-                f"--separator {text!r} should be token ids with commas between, or name a --tokenizer"
-            ) from None
-
     def decode(self, tokens: Tokens) -> str:
         return " ".join(map(str, tokens.tolist()))
 
@@ -108,9 +96,6 @@ class Bytes(Encoder):
 
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return [as_tokens(np.frombuffer(_plain(prompt).encode(), np.uint8).astype(np.uint32)) for prompt in prompts]
-
-    def separator(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
 
     def decode(self, tokens: Tokens) -> str:
         return bytes(tokens[tokens < 256].astype(np.uint8)).decode(errors="replace")
@@ -156,9 +141,6 @@ class Pretrained(Encoder):
                 for at, one in zip(texts, ids["input_ids"], strict=True):
                     encoded[at] = as_tokens(np.array(one, np.uint32))
         return encoded
-
-    def separator(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Tokens) -> str:
         return str(self._tokenizer.decode(tokens.tolist()))
