@@ -89,7 +89,7 @@ def test_an_observer_implements_only_the_hooks_and_arguments_that_it_wants(site)
 
 
 def test_an_observer_s_error_is_named_and_counted_and_harms_no_other(site, seeing, caplog, monkeypatch):
-    monkeypatch.setattr("blendhub.framework.plugin_errors._logged", set())
+    monkeypatch.setattr("blendhub.contracts.guarded._logged", set())
     site.install("failing-one", FAILING, version="0.7")
     observers = Observers(site.host().observers())
     with caplog.at_level(logging.ERROR, logger="blendhub"):
@@ -110,7 +110,7 @@ def test_a_slow_observer_delays_no_caller_and_the_calls_it_misses_are_counted(si
     observers = Observers(site.host().observers(), max_waiting=3)
     observers.engine_started(INFO)
     until = time.monotonic() + 10
-    while observers._waiting and time.monotonic() < until:  # the first call is under way
+    while observers._waiting.qsize() and time.monotonic() < until:  # the first call is under way
         time.sleep(0.001)
     started = time.monotonic()
     for number in range(10):

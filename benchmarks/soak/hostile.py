@@ -62,8 +62,7 @@ class Hostile:
         """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
             (6, self._register),
-            (20, self._lookup),
-            (5, self._prefetch),
+            (25, self._lookup),
             (15, self._acquire),
             (8, self._learn),
             (20, self._reserve),
@@ -173,9 +172,6 @@ class Hostile:
             sensitivity=self.chance.random() < 0.5,
         )
         return message, self._tokens()
-
-    def _prefetch(self) -> Request:
-        return wire.Prefetch(**self._ids(), variant=self._variant()), self._tokens()
 
     def _matches(self) -> tuple[Match, ...]:
         matches, at = [], 0

@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from blendhub.contracts.guarded import blame
 from blendhub.core.errors import BlendHubError, PluginError
 from blendhub.framework.builtin_plugins import install_command
 from blendhub.framework.discovery import (
@@ -17,13 +18,11 @@ from blendhub.framework.discovery import (
     Plugin,
     distribution_of,
     import_factory,
-    read_entry_point,
-    refuse_duplicates,
+    read_entry_points,
     short,
 )
 from blendhub.framework.hookspecs import PROJECT, NoOptions, PluginSpec
 from blendhub.framework.options import did_you_mean, parse_options
-from blendhub.framework.plugin_errors import guard
 
 
 class PluginHost:
@@ -55,7 +54,7 @@ class PluginHost:
                         f"found: {', '.join(sorted(known)) or 'none'}"
                     )
             chosen = [e for e in chosen if e.name in only or distribution_of(e) in only]
-        self._offers = refuse_duplicates([offer for entry in chosen for offer in read_entry_point(entry)])
+        self._offers = read_entry_points(chosen)
         self._loaded = True
         return self
 
@@ -96,7 +95,8 @@ class PluginHost:
                 f"{offer.origin}: its factory made a {type(made).__name__}, "
                 f"which is not a blendhub.contracts.{CONTRACTS[kind].__name__}"
             )
-        return guard(made, CONTRACTS[kind], offer.origin)
+        blame(made, offer.origin)
+        return made
 
     def _usable(self, kind: str, name: str) -> tuple[Offer, PluginSpec[Any]]:
         """The offer behind a name, and its spec; raises PluginError with the reason if it cannot be used here."""

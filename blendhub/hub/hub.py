@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -76,14 +75,12 @@ class Hub:
         wanted = self.config.arena_gib
         arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
-        threads = MatchThreads(sys.maxsize)
+        threads = MatchThreads()
         resources.callback(threads.close)
         indexes = IndexTable(self._host, threads, keeps_tokens=self.shows_text)
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
-        # Until now no request could have waited.
-        threads.inline_tokens = self.config.match_inline_tokens
         await asyncio.to_thread(self._load_default_matchers)
         follower = self._follow(indexes, tier) if tier and tier.is_shared else None
         self.service = HubService(self.config, state, tier, time.monotonic, follower)

@@ -10,6 +10,15 @@ MOST_CHUNKS = MOST_MATCHES
 """4096: chunks that one lookup concerns: a million tokens in chunks of 256. A longer one is answered with as much of
 its beginning."""
 
+MOST_PROMPT_TOKENS = 2**24
+"""Longer prompts are refused."""
+
+INLINE_TOKENS = 2**17
+"""Longer prompts are matched in a thread, so that other requests need not wait."""
+
+WAIT_FOR_STORE_S = 1.0
+"""How long a reservation waits for chunks to be saved when the arena is full."""
+
 MOST_SLOTS = 1024
 """The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. Clients then reserve more."""
 

@@ -21,7 +21,7 @@ TEXTS = [tokens(seed, 3 * CHUNK) for seed in range(100, 120)]
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("with_store", [False, True], ids=["memory alone", "with a store"])
 def test_no_message_of_a_hostile_client_fails_the_hub_or_reaches_a_good_one(make_hub, tmp_path, seed, with_store):
-    hub = make_hub(n_slots=200, store=tmp_path / "store" if with_store else None, match_inline_tokens=1000)
+    hub = make_hub(n_slots=200, store=tmp_path / "store" if with_store else None, inline=1000)
     good = hub.join("good", process=ELSEWHERE)
     chance = random.Random(seed)
     ids = [good.registered.session, *(good.reserve(text).run or 0 for text in TEXTS[:2])]

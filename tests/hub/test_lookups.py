@@ -81,7 +81,7 @@ def test_acquire_takes_what_an_earlier_lookup_named(hub):
 
 
 def test_long_prompts_are_matched_in_a_thread(make_hub, monkeypatch):
-    hub = make_hub(match_inline_tokens=10)
+    hub = make_hub(inline=10)
     member, text = hub.join(), tokens(1, 64)
     member.store(text)
     index = hub.state.indexes.get(namespace().digest)

@@ -58,7 +58,7 @@ class SlowNamespace:
 
 @pytest.fixture
 def slow(make_hub):
-    hub = make_hub(n_slots=8, match_inline_tokens=INLINE)
+    hub = make_hub(n_slots=8, inline=INLINE)
     member = hub.join()
     member.store(LONG)
     return SlowNamespace(hub, member)

@@ -31,7 +31,6 @@ def test_variants_of_one_engine_share_nothing(hub, stored):
         if other == stored:
             continue
         assert member.lookup(TEXT, variant=other) == wire.Found()
-        assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=other) == wire.Found()
         assert member.ask(wire.Lookup, matches=matches, variant=other) == wire.Found()
         reserved = member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other)
         assert reserved.run != run, "a run grew by another namespace's tokens"
@@ -131,7 +130,6 @@ def test_namespaces_that_store_nothing_have_no_matchers(hub, monkeypatch):
     monkeypatch.setattr(hub.state.indexes, "make", lambda namespace: 1 / 0)
     matches = [wire.Match(Span(0, 64), 1, 0, True)]
     assert member.lookup(TEXT, variant=ANN) == wire.Found()
-    assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=ANN) == wire.Found()
     assert member.ask(wire.Lookup, matches=matches, variant=ANN) == wire.Found()
     member.ask(wire.Clear, variant=ANN)
     assert not hub.state.indexes

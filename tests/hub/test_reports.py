@@ -185,7 +185,7 @@ def test_what_is_in_the_store_only_is_named_with_its_place(make_hub, tmp_path):
 
 
 def test_long_prompts_are_previewed_in_a_thread(make_hub):
-    hub = make_hub(match_inline_tokens=CHUNK)
+    hub = make_hub(inline=CHUNK)
     hub.join().store(tokens(1, 2 * CHUNK))
     assert hub.ask(wire.Preview(), [tokens(1, 2 * CHUNK).tobytes()]).matches
 

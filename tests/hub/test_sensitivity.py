@@ -11,6 +11,7 @@ from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, ProtocolError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span
+from blendhub.hub.handlers import reads
 from blendhub.hub.index.sensitivity import merge
 
 TEXT = tokens(1, 3 * CHUNK)
@@ -128,8 +129,8 @@ def of_run(some: tuple[Match, ...], run: int) -> tuple[Match, ...]:
     ],
     ids=["no payload", "no bytes", "a byte too few", "two payloads", "overlap", "empty match", "none", "long", "many"],
 )
-def test_a_report_that_fits_nothing_is_refused_with_a_type(make_hub, payload, given, error):
-    hub = make_hub(max_prompt_tokens=1000)
+def test_a_report_that_fits_nothing_is_refused_with_a_type(hub, monkeypatch, payload, given, error):
+    monkeypatch.setattr(reads, "MOST_PROMPT_TOKENS", 1000)
     member = hub.join()
     run = member.store(TEXT).run
     with pytest.raises(error):

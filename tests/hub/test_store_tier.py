@@ -67,16 +67,7 @@ def test_what_only_the_store_has_is_left_out_of_a_match(small_hub):
     member.check(acquired, text)
 
 
-def test_a_prefetch_brings_chunks_before_they_are_needed(small_hub):
-    member = small_hub.join()
-    fill(small_hub, member)
-    member.ask(wire.Prefetch, [TEXTS[1].tobytes()])
-    small_hub.settle()
-    member.check(member.read(TEXTS[1]), TEXTS[1])
-    assert len(member.read(TEXTS[1]).pieces) == 2
-
-
-def test_a_prefetch_leaves_in_the_store_what_the_engine_has(make_hub, tmp_path):
+def test_what_the_engine_has_is_left_in_the_store(make_hub, tmp_path):
     hub = make_hub(n_slots=32, store=tmp_path / "store")
     member, text = hub.join(), tokens(9, 3 * CHUNK)
     run = member.store(text).run
@@ -84,7 +75,7 @@ def test_a_prefetch_leaves_in_the_store_what_the_engine_has(make_hub, tmp_path):
     chunks = hub.state.indexes.get(namespace().digest).runs[run].chunks
     for chunk in list(chunks.values()):
         hub.state.cache.remove(chunk)
-    found = member.ask(wire.Prefetch, [text.tobytes()], skip_prefix_n_tokens=2 * CHUNK)
+    found = member.lookup(text, skip_prefix_n_tokens=2 * CHUNK)
     assert (found.matches, found.on_the_way) == ((), (Span(2 * CHUNK, 3 * CHUNK),))
     hub.settle()
     assert [chunk.span.start for chunk in chunks.values() if chunk.offset is not None] == [2 * CHUNK]

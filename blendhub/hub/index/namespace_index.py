@@ -368,10 +368,6 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     return whole
 
 
-def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
-    return sum(found.end - found.start for found in chunk_matches)
-
-
 def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:
     """The spans of the prompt that the matches cover; neighbours are joined."""
     return tuple(join_spans(Span(found.start, found.end) for found in chunk_matches))
