@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import time
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from blendhub.contracts import RunKey, Selection
 from blendhub.core.errors import InvalidInput, PluginError
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.hub.config import HubConfig, StoreChoice
+from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
@@ -188,16 +187,3 @@ def test_a_matcher_s_fault_reaches_the_engine_with_the_matcher_s_name(host):
         client.commit(client.reserve(TOKENS, Span(0, 64)).right, 64)
         with pytest.raises(PluginError, match=r"^matcher 'faulty' of faulty-things 0.7 failed in find: TypeError"):
             client.lookup(TOKENS)
-
-
-def test_a_store_that_fails_in_its_own_way_is_a_store_that_failed(host):
-    """Chunks that waited for it for ever could never be evicted."""
-    config = HubConfig(arena_gib=0.01, metrics="", store=StoreChoice(name="faulty", options={"can_list": True}))
-    with HubInThread(config) as hub, hub.connect() as client:
-        client.register("e", Namespace(model="m", layout=LAYOUT), 0)
-        reserved = client.reserve(TOKENS, Span(0, 64))
-        client.commit(reserved.right, 64)
-        until = time.monotonic() + 10
-        while (numbers := client.stats()).gauges["store_waiting_chunks"] and time.monotonic() < until:
-            time.sleep(0.01)
-    assert (numbers.gauges["store_waiting_chunks"], numbers.counters["store_failures"]) == (0, 2)

@@ -56,9 +56,6 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"
     )
-    show_text: Annotated[
-        bool, Meta(description="the page on that port shows the text of reused stretches, to everyone who can open it")
-    ] = False
 
 
 def load_config(path: Path | None = None) -> HubConfig:

@@ -79,12 +79,6 @@ MOST_REPORTING_ENGINES = 16
 """Reports of an engine's prompts that are kept: the last ones; each takes at most some KiB. With one more engine, the
 one that was silent longest is forgotten."""
 
-MOST_SHOWN_CHARACTERS = 2000
-"""The most characters of one reused stretch whose text the page shows, and of the tokens that are decoded for it."""
-
-MOST_TOKENIZERS = 4
-"""Models whose tokenizers are kept to show text. With one more, the one that was used longest ago is forgotten."""
-
 MOST_METRICS_CONNECTIONS = 16
 MOST_METRICS_REQUEST_BYTES = 2**13
 """Connections to ``/metrics`` at a time, and the bytes of a request. With one more, the oldest one is closed; and so is

@@ -5,7 +5,7 @@ from hub_direct import tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
-from blendhub.core.spans import Span
+from blendhub.core.spans import Match, Span
 from blendhub.hub import service
 from blendhub.hub.handlers import base
 
@@ -39,6 +39,9 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
         (wire.Put, {"lease": 7, "position": 0}, [], LeaseError, "does not hold"),
         (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
         (wire.Lookup, {"wait_s": 1e9}, [b""], ProtocolError, "does not decode"),
+        (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),
+        (wire.Lookup, {"matches": 2 * [Match(Span(0, 9), 1, 0, True)]}, [], InvalidInput, "start at 9 or later"),
+        (wire.Reserve, {"span": Span(0, 2), "blended": True}, [bytes(8)], InvalidInput, "not for both"),
     ],
 )
 def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, fields, payload, error, sentence):

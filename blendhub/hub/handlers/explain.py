@@ -22,7 +22,7 @@ class ExplainHandlers:
         self._read_tokens = handlers.read_tokens
 
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> Answer:
-        self._reports.add(session.engine.name, session.engine.base, message.reports)
+        self._reports.add(session.engine.name, message.reports)
         return DONE
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> Answer:

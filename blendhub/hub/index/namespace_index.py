@@ -34,7 +34,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span", "tokens")
+    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -47,8 +47,6 @@ class Chunk:
         self.content = content
         self.sensitivity: bytearray | None = None
         """One byte a token; see :mod:`blendhub.hub.index.sensitivity`. None while nothing is known of any."""
-        self.tokens: Tokens | None = None
-        """The chunk's tokens, kept where the hub shows text."""
 
 
 class Origin(NamedTuple):
@@ -161,11 +159,10 @@ class NamespaceIndex:
         host: PluginHost,
         threads: MatchThreads,
         *,
-        keeps_tokens: bool = False,
         keeps_settled: bool = True,
         changed: Callable[["NamespaceIndex"], None] | None = None,
     ) -> None:
-        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found.
+        """``keeps_settled``: settled KV can be found.
 
         ``changed`` is called when something was stored or dropped.
         """
@@ -184,7 +181,6 @@ class NamespaceIndex:
         self._changed = changed or (lambda index: None)
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
-        self._keeps_tokens = keeps_tokens
         self._nbytes = 0
         self._matchers: list[Matcher] = [
             host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
@@ -289,9 +285,6 @@ class NamespaceIndex:
             named.append(run)
         for chunk in chunks:
             run.add(chunk)
-            if self._keeps_tokens:
-                # A view would keep all tokens of the message.
-                chunk.tokens = tokens[chunk.span.start : chunk.span.end].copy()
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
         self._changed(self)
