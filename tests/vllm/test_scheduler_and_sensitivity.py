@@ -31,7 +31,7 @@ def copies_asked(engine, name, prompt):
     engine.step(**{name: (0, len(prompt))})
     request.append_output_token_ids(1)
     engine.end(request, len(prompt))
-    assert engine.side.has_work == bool(engine.side._copies)
+    assert engine.side.has_work == bool(engine.side.loads._copies)
     return engine.side.plan(SchedulerOutput.make_empty()).copies
 
 
@@ -66,7 +66,7 @@ def test_a_request_that_reuses_nothing_fetches_nothing_from_the_store(tmp_path):
 def test_a_blended_request_has_no_copies_to_compare(engine):
     engine.serve("a", text(0, 96))
     assert engine.serve("b", [*text(1, 32), *text(0, 96), *text(2, 32)])
-    assert not engine.side.has_work and engine.side._copies == []
+    assert not engine.side.has_work and engine.side.loads._copies == []
 
 
 @pytest.mark.parametrize("capabilities", [("sensitivity",), ()], ids=["asked for", "not asked for"])
