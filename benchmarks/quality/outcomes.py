@@ -32,6 +32,8 @@ class Outcome(msgspec.Struct):
     """For each case the share of the moved tokens that was computed again, what a probe costs included."""
     first_token_s: list[float] = []
     """Empty if it was not served."""
+    workload: str = ""
+    """Of the real model: which texts and tasks."""
 
     def note(self, table: Sequence[Sequence[float | None]], recomputed: float) -> None:
         """Add a case: the scores of each of its questions, None in columns where the question does not count."""

@@ -27,7 +27,7 @@ def rows_of_texts(found: Found) -> list[Row]:
     return [*rows, *rows_of_selectors(found)]
 
 
-def rows_of_selectors(found: Found) -> Iterator[Row]:
+def rows_of_selectors(found: Found, prefix: str = "") -> Iterator[Row]:
     full_s = statistics.median(found.full.first_token_s)
     for label in found.labels:
         for one in found.curve(label):
@@ -36,7 +36,8 @@ def rows_of_selectors(found: Found) -> Iterator[Row]:
                 what += f"first token after {statistics.median(one.first_token_s) / full_s:.2f} of full prefill's time"
             else:
                 what += "in torch"
-            yield _won(found, one, f"{label.replace(' ', '_')}_{round(one.ratio * 100):02d}", what, found.main, None)
+            id = f"{prefix}{label.replace(' ', '_')}_{round(one.ratio * 100):02d}"
+            yield _won(found, one, id, what, found.main, None)
 
 
 def _of_the_reader(found: Found) -> Iterator[Row]:

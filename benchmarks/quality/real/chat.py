@@ -21,6 +21,9 @@ class Chat:
         text: str = self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True)
         return [self.tokens(piece) for piece in (text + begun).split(CUT)]
 
+    def prompt(self, messages: Sequence[tuple[str, str]]) -> Tokens:
+        return [token for piece in self.pieces(messages) for token in piece]
+
     def tokens(self, text: str) -> Tokens:
         tokens: Tokens = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens

@@ -9,28 +9,28 @@ Half: TypeAlias = Literal["training", "test"]
 FIRST = (
     "Mirela Oskar Tamsin Joren Lucinda Bastian Helga Corwin Petra Anselm Ottilie Dorian Sabine Lothar Ingrid Caspian "
     "Verena Rufus Elowen Magnus Rosalind Tiber Wilma Ivo Maren Leopold Greta Silvan Odette Klaus Imogen Fabian"
-).split()
+)
 LAST = (
     "Vantner Holloway Brisk Aldermann Quill Ferncastle Oakhurst Tremblay Winterbourne Castellan Marlow Hexley Drummond "
     "Pellingham Straker Lindqvist Barrow Ashgrove Kestrel Moorland Falkner Thorne Greaves Hawkins Summers Rookwood"
-).split()
+)
 TOWNS = (
-    "Lisbon Vienna Oslo Dublin Prague Athens Warsaw Madrid Geneva Cairo Boston Denver Toronto Sydney Lima Havana Berlin "
-    "Milan Seoul Kyoto"
-).split()
+    "Lisbon Vienna Oslo Dublin Prague Athens Warsaw Madrid Geneva Cairo Boston Denver Toronto Sydney Lima Havana "
+    "Berlin Milan Seoul Kyoto"
+)
 TRADES = (
     "baker carpenter violinist geologist surgeon librarian pilot lawyer botanist clockmaker painter teacher chemist "
     "sailor architect journalist"
-).split()
-ANIMALS = "parrot tortoise rabbit horse ferret goat falcon hedgehog donkey peacock".split()
-COLOURS = "red blue green yellow purple orange white black silver pink".split()
+)
+ANIMALS = "parrot tortoise rabbit horse ferret goat falcon hedgehog donkey peacock"
+COLOURS = "red blue green yellow purple orange white black silver pink"
 ANYTHING = (
     "The street where the family lived was known for its old trees and for a market that was held twice a week.",
     "Neighbours remember long evenings with music, cards and stories that nobody quite believed.",
     "A small archive in the town hall keeps several letters, two photographs and a diary from those years.",
     "Travel was slow at the time, and a journey to the coast could take the better part of a week.",
-    "Friends described a patient person who rarely spoke about work and liked to walk along the river before breakfast.",
-    "Later biographers disagree about many details, but they all mention the remarkable handwriting and the love of maps.",
+    "Friends described a patient person who rarely spoke about work and liked to walk along the river at dawn.",
+    "Later biographers disagree about many details, but all of them mention the remarkable handwriting and the maps.",
     "The winters were hard, and more than once the whole village had to share its stores of flour and wood.",
     "A local newspaper printed a short article about the anniversary, with a drawing of the house and its garden.",
     "In the summer the garden was open to visitors, who were offered lemonade and a tour of the greenhouse.",
@@ -56,7 +56,7 @@ class Person(NamedTuple):
 def people(rng: random.Random, half: Half) -> Iterator[Person]:
     """People without end; neighbours have different names."""
     part = 0 if half == "training" else 1
-    names = [f"{first} {last}" for first in FIRST[part::2] for last in LAST[part::2]]
+    names = [f"{first} {last}" for first in FIRST.split()[part::2] for last in LAST.split()[part::2]]
     while True:
         rng.shuffle(names)
         yield from (_person(rng, name) for name in names)
@@ -70,7 +70,7 @@ def older(one: Person, other: Person) -> Asked:
 
 
 def _person(rng: random.Random, name: str) -> Person:
-    town, trade, animal, colour = (rng.choice(those) for those in (TOWNS, TRADES, ANIMALS, COLOURS))
+    town, trade, animal, colour = (rng.choice(those.split()) for those in (TOWNS, TRADES, ANIMALS, COLOURS))
     born = rng.randrange(1801, 1990)
     they, their = rng.choice([("He", "His"), ("She", "Her")])
     facts = [

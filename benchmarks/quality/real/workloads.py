@@ -120,7 +120,7 @@ def edits(chat: Chat, half: Half) -> Iterator[RealCase]:
                 cleared = [turn._replace(result=CLEARED) for turn in before[:-1]] + before[-1:]
                 *pieces, tail = chat.pieces([*_said(one, cleared), ("user", last.user)])
                 # In the other context the dialogue was an exchange shorter.
-                contexts = [sum(chat.pieces(_said(one, turns))[:-1], []) for turns in (before, before[1:])]
+                contexts = [chat.prompt(_said(one, turns)) for turns in (before, before[1:])]
                 yield RealCase(pieces, [RealQuestion(tail)], contexts)
 
 
