@@ -5,7 +5,6 @@ Only ``matched`` waits for the hub, for at most ``lookup_wait_ms`` a step.
 
 import logging
 from collections import Counter
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,14 +13,13 @@ from vllm.config import VllmConfig
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import CopiesJob, HubAddress, HubPlace, LoadJob, StepPlan, WorkerReport
+from blendhub.vllm.messages import HubAddress, HubPlace, LoadJob, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
@@ -74,10 +72,9 @@ class ConnectorScheduler:
             lambda: self._arena.stores_blended,
             admission.adapters,
         )
-        uses_sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
         self.audits = Audits(settings, facts.audits, admission.namespace.digest, self.executor.run)
         self.settling = Settling(self.audits)
-        self.lookups = Lookups(self.executor, settings, uses_sensitivity, self.settling.least_ratio, self.counters)
+        self.lookups = Lookups(self.executor, settings, self.settling.least_ratio, self.counters)
         self._reports = Reports(self.executor.run, observers)
         self._requests: dict[str, RequestState] = {}
         self._budget = StepBudget(settings, config.scheduler_config.max_num_batched_tokens)
@@ -88,7 +85,6 @@ class ConnectorScheduler:
         self._loads: list[LoadJob] = []
         self._reading: dict[str, Reading] = {}
         """The leases that workers copy under, by request; a request may have been aborted meanwhile."""
-        self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
         self._logged: set[str] = set()
         """The reasons that were logged; each is logged once."""
@@ -110,10 +106,6 @@ class ConnectorScheduler:
         self.settling.take(state)
         if refusal:
             self._refuse(state, refusal)
-            # Requests with an adapter are not blended.
-            learns = terms.stores and self._settings.learn_sensitivity and request.lora_request is None
-            if refusal.why is Why.OFF and learns:
-                self._look_for_copies(state)
         else:
             self.lookups.send(state)
 
@@ -180,7 +172,6 @@ class ConnectorScheduler:
                 reading.lease,
                 reading.epoch,
                 decision.pieces_of(reading.pieces),
-                state.sensitivity,
                 state.terms.adapter,
             )
         )
@@ -205,7 +196,6 @@ class ConnectorScheduler:
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         plan.loads, self._loads = self._loads, []
-        plan.copies, self._copies = self._copies, []
         plan.cancelled, self._cancelled = self._cancelled, set()
         plan.preempted = set(step.preempted_req_ids or ())
         self.saves.plan_step(step, self._requests, plan)
@@ -218,14 +208,11 @@ class ConnectorScheduler:
         self._closed_ranks -= report.opened
         self._admission.adapters.report(report.adapters)
         self.counters["saved_tokens"] += report.saved_tokens
-        self.counters["learned_tokens"] += report.learned_tokens
-        self.counters["unlearned_tokens"] += report.unlearned_tokens
         self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
         self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
-        for stored in self.saves.settle(report.settled):
-            self._compare_copies(stored)
+        self.saves.settle(report.settled)
         for name, result in report.loads.items():
             if reading := self._reading.pop(name, None):
                 reading.end()
@@ -259,7 +246,7 @@ class ConnectorScheduler:
     @property
     def has_work(self) -> bool:
         """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
-        return self.saves.is_busy or bool(self._copies) or (self._closed_ranks > 0 and self.executor.is_up)
+        return self.saves.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
 
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
@@ -278,18 +265,6 @@ class ConnectorScheduler:
         self.executor.close()
 
     # Lookups and decisions.
-
-    def _look_for_copies(self, state: RequestState) -> None:
-        """Ask the hub which parts of a prompt are stored that is going to be computed and stored again."""
-        # Not a lookup: nothing is going to be loaded, nor fetched from the store, nor counted in the hit rate.
-        look = partial(HubClient.preview, tokens=state.tokens(), variant=state.terms.variant)
-        state.stored_before = self.executor.run(look)
-
-    def _compare_copies(self, state: RequestState) -> None:
-        """Have a worker compare KV that was stored before and again, and so was computed in two contexts."""
-        tokens, earlier = state.tokens()[: state.request.num_prompt_tokens], state.earlier_copies
-        if earlier and self._settings.learn_sensitivity:
-            self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
 
     def _decide(self, state: RequestState, local: int) -> None:
         request, terms = state.request, state.terms

@@ -44,13 +44,12 @@ class Lookup:
         tokens: Tokens,
         timeout_s: float,
         *,
-        sensitivity: bool,
         settled: float | None,
         skip_prefix: int = 0,
         waits_for_store: bool = True,
     ) -> None:
-        """``sensitivity``: ask for what is known of it, too. ``settled``: the least share that was recomputed in
-        settled KV; None: find none. ``skip_prefix``: so many tokens are not needed."""
+        """``settled``: the least share that was recomputed in settled KV; None: find none. ``skip_prefix``: so many
+        tokens are not needed."""
         self.skip_prefix = skip_prefix
         self.waits_for_store = waits_for_store
         self._executor = executor
@@ -60,7 +59,6 @@ class Lookup:
             variant=variant,
             skip_prefix=skip_prefix,
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
-            sensitivity=sensitivity,
             settled=settled,
             timeout=timeout_s,
         )
@@ -70,8 +68,6 @@ class Lookup:
         self._epoch = 0
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
-        self.sensitivity = b""
-        """The sensitivity in the answer: a byte for each token up to where the last match ends, or nothing."""
         self._error: BlendHubError | None = None
         self.send()
 
@@ -107,9 +103,7 @@ class Lookup:
         assert self._reply and self._client
         if self._reply.done():
             try:
-                found = self._reply.result()
-                self.sensitivity = b"".join(self._reply.payload())
-                return found
+                return self._reply.result()
             except DeadlineExceeded as error:
                 # Kept, because asking for the result notes each time that the hub does not answer.
                 self._error = DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}")

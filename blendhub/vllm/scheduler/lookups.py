@@ -23,7 +23,6 @@ class Lookups:
         self,
         executor: HubExecutor,
         settings: Settings,
-        uses_sensitivity: bool,
         least_ratio: Callable[[RequestState], float | None],
         counters: Counter[str],
     ) -> None:
@@ -35,7 +34,6 @@ class Lookups:
         self._timeout_s = settings.lookup_timeout_s
         self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
         """The seconds that a step may wait, and the seconds that are left of them."""
-        self._uses_sensitivity = uses_sensitivity
         self._least_ratio = least_ratio
         self._counters = counters
         self._unsent: list[RequestState] = []
@@ -55,7 +53,6 @@ class Lookups:
             state.terms.variant,
             state.tokens(),
             self._timeout_s,
-            sensitivity=self._uses_sensitivity and state.terms.moves,
             settled=self._least_ratio(state),
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
@@ -119,5 +116,5 @@ class Lookups:
         if found is None:
             return False
         self._counters["lookup_microseconds"] += round((time.monotonic() - state.lookup.sent_at) * 1e6)
-        state.answered(found, state.lookup.sensitivity)
+        state.answered(found)
         return True
