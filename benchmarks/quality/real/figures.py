@@ -65,9 +65,9 @@ def _of_reuse(outcomes: Sequence[Outcome]) -> Iterator[Row]:
 
 def _of_the_default(found: Found) -> Iterator[Row]:
     for ratio, bar in BARS.items():
-        one = found.get(found.default, ratio, "cold")
+        one = found.get(found.default, ratio)
         compared = found.compared(one) if one else None
-        what = f"{found.default}: share won back of the KL that reuse loses, at {ratio:g}, cold: mean of all workloads"
+        what = f"{found.default}: share won back of the KL that reuse loses, at {ratio:g}: mean of all workloads"
         share = compared.share(found.main) if compared else None
         spread = compared.interval(found.main) if compared else None
         yield row(f"real_recovered_{round(ratio * 100):02d}", what, share, bar, spread=spread)
@@ -85,9 +85,9 @@ def _agreement(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
         ("real_accuracy_15", RIGHT, "right answers where full prefill's is right"),
     ):
         found = by_workload(outcomes, measure)
-        one = found.get(default, 0.15, "cold")
+        one = found.get(default, 0.15)
         value = float(accuracy(one)[found.main].mean()) if one and found.main else None
-        yield row(id, f"{default} at 0.15, cold: {what}", value, 0.97)
+        yield row(id, f"{default} at 0.15: {what}", value, 0.97)
 
 
 def _lead(found: Found, shipped: Sequence[str]) -> Row:
@@ -100,7 +100,7 @@ def _lead(found: Found, shipped: Sequence[str]) -> Row:
         and (ours := _share(found, found.default, ratio, column)) is not None
         and (theirs := _share(found, label, ratio, column)) is not None
     ]
-    what = f"by how much another shipped selector wins back more than {found.default} on any workload, cold: the most"
+    what = f"by how much another shipped selector wins back more than {found.default} on any workload: the most"
     return row("real_default_wins", what, max(leads, default=None), 0.03, "lower")
 
 
@@ -109,7 +109,7 @@ def _settled(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
     asked = {one.workload for one in outcomes if one.state == "settled"}
     if asked:
         found = won_back([one for one in outcomes if one.workload in asked])
-        settled, own = found.all[default, "settled", 0.15], found.get(default, 0.15, "cold")
+        settled, own = found.all[default, "settled", 0.15], found.get(default, 0.15)
         lost = [found.compared(one).share(found.main) or 0.0 for one in (own, settled) if one]
         what = f"{default} at 0.15: share lost where all questions but one find a blend that was made for that one"
         yield row("real_settled_15", what, lost[0] - lost[1], 0.15, "lower")
@@ -123,13 +123,13 @@ def _by_workload(found: Found) -> Iterator[Row]:
                 id = "_".join(
                     ["real", found.columns[column], one.selector.replace(" ", "_"), f"{one.ratio * 100:02.0f}"]
                 )
-                id += f"_{one.state}" if one.state not in ("", "cold") else ""
+                id += f"_{one.state}" if one.state else ""
                 what = f"{one.selector} {one.state}: share won back of the KL, {found.columns[column]}"
                 yield row(id, what, compared.share([column]), spread=compared.interval([column]))
 
 
 def _share(found: Found, label: str, ratio: float, column: int) -> float | None:
-    one = found.get(label, ratio, "cold")
+    one = found.get(label, ratio)
     return found.compared(one).share([column]) if one else None
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from benchmarks.quality.compared import SELECTORS, Compared
 from benchmarks.quality.experiment import Shown
-from benchmarks.quality.measure import FULL, REUSE, Asked, store, teach
+from benchmarks.quality.measure import FULL, REUSE, Asked, store
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.real import forced
 from benchmarks.quality.real.chat import Chat
@@ -27,14 +27,12 @@ OPTIONS: dict[str, Any] = READER | {
 }
 
 
-class Size(msgspec.Struct, frozen=True):
-    questions: int = 200
-    """The number of questions of each workload."""
-    ratios: tuple[float, ...] = RATIOS
+MANY, FEW = 200, 8
+"""Questions of each workload."""
 
 
 def run(
-    size: Size, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = tuple(WORKLOADS)
+    questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = tuple(WORKLOADS)
 ) -> Iterator[Outcome]:
     from transformers import AutoTokenizer
 
@@ -42,30 +40,22 @@ def run(
     chat = Chat(AutoTokenizer.from_pretrained(model))
     with Shown() as shown:
         for name in workloads:
-            cases = first_cases(WORKLOADS[name](chat, "test"), size.questions)
-            visits = [earlier(cases, seed) for seed in (1, 2)]
+            cases = first_cases(WORKLOADS[name](chat, "test"), questions)
+            visits = earlier(cases)
             with folder() as place:
-                serving = Serving(model, place, sum(map(len, visits[0])), **OPTIONS)
+                serving = Serving(model, place, sum(map(len, visits)), **OPTIONS)
                 with serving.storing() as keeper:
                     workload = Workload(name, cases, shown.steps)
-                    store(keeper, visits[0], shown.steps)
+                    store(keeper, visits, shown.steps)
                     yield workload.measure(keeper, FULL)
                     yield workload.measure(keeper, REUSE)
                     for compared in selectors:
-                        learns = compared.learns
                         with serving.choosing(compared) as engine:
-                            for ratio in size.ratios:
-                                asked = Asked.of(compared, ratio, "cold" if learns else "", serving.layers)
-                                yield workload.measure(engine, asked)
+                            for ratio in RATIOS:
+                                yield workload.measure(engine, Asked.of(compared, ratio, "", serving.layers))
                             if compared.label == Settings().selector.name and len(cases[0].questions) > 1:
                                 asked = Asked.of(compared, 0.15, "settled", serving.layers)
                                 yield workload.measure(engine, msgspec.structs.replace(asked, apart=False))
-                    learners = [one for one in selectors if one.learns]
-                    if learners:
-                        teach(keeper, visits[1], shown.steps)
-                    for compared in learners:
-                        with serving.choosing(compared) as engine:
-                            yield workload.measure(engine, Asked.of(compared, 0.15, "warm", serving.layers))
 
 
 def first_cases(cases: Iterator[RealCase], questions: int) -> list[RealCase]:

@@ -33,21 +33,21 @@ class RealCase:
     pieces: list[Tokens]
     """The header and the documents."""
     questions: list[RealQuestion]
-    earlier: list[list[Tokens]] = field(default_factory=list)
-    """For each of two contexts the prompt in which the text was computed, of a case that has one apart."""
+    earlier: Tokens = field(default_factory=list)
+    """The prompt in which the text was computed, where it was not computed among that of other cases."""
 
     @property
     def body(self) -> Tokens:
         return [token for piece in self.pieces for token in piece]
 
 
-def earlier(cases: list[RealCase], seed: int) -> list[Tokens]:
-    """The prompts in which the text of these cases was computed before: with the seed 1, and again with 2."""
-    own = [case.earlier[seed - 1] for case in cases if case.earlier]
+def earlier(cases: list[RealCase]) -> list[Tokens]:
+    """The prompts in which the text of these cases was computed before."""
+    own = [case.earlier for case in cases if case.earlier]
     if own:
         return own
     documents = [Case(case.pieces[0], case.pieces[1:], []) for case in cases]
-    return make_visits(documents, repeat(cases[0].pieces[0]), LONGEST, seed)
+    return make_visits(documents, repeat(cases[0].pieces[0]), LONGEST)
 
 
 def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[RealCase]:
@@ -119,9 +119,7 @@ def edits(chat: Chat, half: Half) -> Iterator[RealCase]:
             if len(before) >= 2:
                 cleared = [turn._replace(result=CLEARED) for turn in before[:-1]] + before[-1:]
                 *pieces, tail = chat.pieces([*_said(one, cleared), ("user", last.user)])
-                # In the other context the dialogue was an exchange shorter.
-                contexts = [chat.prompt(_said(one, turns)) for turns in (before, before[1:])]
-                yield RealCase(pieces, [RealQuestion(tail)], contexts)
+                yield RealCase(pieces, [RealQuestion(tail)], chat.prompt(_said(one, before)))
 
 
 WORKLOADS: dict[str, Callable[[Chat, Half], Iterator[RealCase]]] = {
