@@ -1,6 +1,7 @@
 """One measure of all workloads, a column each, and the figures that have names."""
 
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 
@@ -52,11 +53,16 @@ def rows(outcomes: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row
 
 
 def _of_reuse(outcomes: Sequence[Outcome]) -> Iterator[Row]:
-    for measure, id, what in (KL, "kl", "KL of the first token, in nats"), (FIRST, "first", "the same first token"):
+    measures: list[tuple[int, str, str, str, Literal["lower", "higher"]]] = [
+        (KL, "kl", "KL of the first token", "nats", "lower"),
+        (FIRST, "first", "the same first token", "share", "higher"),
+    ]
+    for measure, id, what, unit, better in measures:
         found = by_workload(outcomes, measure)
         for column, name in enumerate(found.columns):
-            value = abs(accuracy(found.reuse)[column])
-            yield row(f"real_{name}_reuse_{id}", f"{name}: {what}, nothing recomputed", value)
+            value = float(abs(accuracy(found.reuse)[column]))
+            said = f"{name}: {what}, nothing recomputed"
+            yield Row(f"real_{name}_reuse_{id}", said, value, unit, None, better, None, None)
     right = by_workload(outcomes, RIGHT)
     for column in right.main:
         of_all = sum(case[column] for case in right.full.asked) / _questions(outcomes, right.columns[column])
@@ -124,7 +130,7 @@ def _by_workload(found: Found) -> Iterator[Row]:
                     ["real", found.columns[column], one.selector.replace(" ", "_"), f"{one.ratio * 100:02.0f}"]
                 )
                 id += f"_{one.state}" if one.state else ""
-                what = f"{one.selector} {one.state}: share won back of the KL, {found.columns[column]}"
+                what = f"{f'{one.selector} {one.state}'.strip()}: share won back of the KL, {found.columns[column]}"
                 yield row(id, what, compared.share([column]), spread=compared.interval([column]))
 
 

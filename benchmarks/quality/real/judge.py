@@ -7,17 +7,12 @@ from benchmarks.quality.workload import Scores, Tokens
 from harness.engines import Answer
 
 ANSWER_TOKENS = 16
-KL, NATS, RIGHT_NATS, FIRST, SURE_FIRST, ANSWER, RIGHT = range(7)
-MEASURES = (
-    "KL of the first token",
-    f"nats of full prefill's {ANSWER_TOKENS} tokens",
-    "nats of the right answer, where full prefill gives it",
-    "the same first token",
-    "the same first token, where full prefill is surer than 0.5",
-    f"the same {ANSWER_TOKENS} tokens",
-    "the right answer, where full prefill gives it",
-)
-"""What is lost counts negative, so that full prefill has 0: more is better in all columns."""
+KL, ALL_KL, NATS, RIGHT_NATS, FIRST, SURE_FIRST, ANSWER, RIGHT = range(8)
+"""Columns of scores: the KL of the first token, the mean KL of all tokens, the nats lost on full prefill's tokens, and
+on the right answer; whether the first token is the same, also only where full prefill is surer than 0.5; whether all
+tokens are the same; whether the answer is right. Right answers count only where full prefill gives them. What is lost
+counts negative: more is better in all columns.
+"""
 
 
 def judge(full: Answer, ours: Answer, right: Tokens) -> Scores:
@@ -26,10 +21,12 @@ def judge(full: Answer, ours: Answer, right: Tokens) -> Scores:
         before[token] - after[token]
         for token, before, after in zip(full.tokens, full.logprobs, ours.logprobs, strict=True)
     ]
+    apart = [divergence(*both) for both in zip(full.logprobs, ours.logprobs, strict=True)]
     same = [_likeliest(after) == token for token, after in zip(full.tokens, ours.logprobs, strict=True)]
     known = bool(right) and full.tokens[: len(right)] == right
     return [
-        -divergence(full.logprobs[0], ours.logprobs[0]),
+        -apart[0],
+        -sum(apart) / len(apart),
         -sum(lost),
         -sum(lost[: len(right)]) if known else None,
         float(same[0]),

@@ -4,13 +4,14 @@ import statistics
 from collections.abc import Iterator, Sequence
 
 from benchmarks.quality.outcomes import Comparison, Outcome, accuracy
-from benchmarks.quality.real.judge import ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
+from benchmarks.quality.real.judge import ALL_KL, ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
 
 LEAST_LOSS = 0.001
 HEAD = (
     "",
     "KL won back",
-    f"nats won back, {ANSWER_TOKENS} tokens",
+    f"of {ANSWER_TOKENS} tokens",
+    "nats won back",
     "of the right answer",
     "first token",
     "where surer than 0.5",
@@ -58,7 +59,7 @@ def _table(workload: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
 
 def _cells(compared: Comparison) -> list[str]:
     ours = compared.ours
-    shares = [compared.share([column]) for column in (KL, NATS, RIGHT_NATS)]
+    shares = [compared.share([column]) for column in (KL, ALL_KL, NATS, RIGHT_NATS)]
     scores, asked = accuracy(ours), [sum(column) for column in zip(*ours.asked, strict=True)]
     cells = ["" if share is None else f"{share:.2f}" for share in shares]
     if interval := compared.interval([KL]):

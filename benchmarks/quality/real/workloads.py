@@ -6,7 +6,7 @@ Questions to the same documents share a case, so that their KV can be computed o
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import islice, repeat
+from itertools import combinations, islice, repeat
 
 from benchmarks.quality.real.chat import CUT, Chat
 from benchmarks.quality.real.people import Asked, Half, older, people
@@ -57,7 +57,7 @@ def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[RealCase]:
     while True:
         documents = list(islice(everyone, rng.randint(6, 12)))
         if across:
-            asked = [older(*rng.sample(documents, 2)) for _ in range(QUESTIONS)]
+            asked = [older(*pair) for pair in rng.sample(list(combinations(documents, 2)), QUESTIONS)]
         else:
             asked = [rng.choice(one.questions) for one in rng.sample(documents, QUESTIONS)]
         texts = [f"Document: {one.text}\n\n" for one in documents]
