@@ -68,9 +68,7 @@ def test_any_model_and_file_of_questions_are_measured_alike(model, tmp_path):
 
 def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, tmp_path, monkeypatch):
     file = write_questions(tmp_path / "data.json", 6)
-    said = (
-        "--quick --hole-ids first --hole-positions 1 --inflate 1 --separator ? --method blend contiguous --submit all"
-    )
+    said = "--quick --hole-ids first --hole-positions 1 --inflate 1 --separator ? --method blend contiguous"
     said += f" --selector first_k --recompute-ratio 0.3 --model {model} --data {file} --json {tmp_path}/holes.json"
     monkeypatch.setattr(sys, "argv", ["holes", *said.split()])
     holes.main()
@@ -85,16 +83,15 @@ def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, tmp_
         assert rows[f"{way}_pass_1_save"] > 0
     # The hole is the second document: without holes only the first one is reused.
     assert rows["contiguous_30_pass_1_hit_rate"] < 0.5 < rows["blend_30_pass_1_hit_rate"]
-    assert (rows["blend_30_pass_1_with_holes"], rows["blend_30_pass_1_with_holes_share"]) == (4, 1.0)
+    assert rows["blend_30_pass_1_with_holes"] == 1.0
     assert rows["contiguous_30_pass_1_with_holes"] == 0
     # What is not stored behind the first pass are a few tokens at the end of some prompt's hole.
     assert rows["blend_30_pass_2_in_holes"] < 0.01 < 0.15 < rows["blend_30_pass_1_in_holes"] < 0.25
-    (((first, second),), _) = written["details"].values()
+    (first, second), _ = written["details"].values()
     assert len(first["queries"]) == 4
     for query in [*first["queries"], *second["queries"]]:
         assert query["first_token_s"] <= query["ended_s"] and query["between_tokens_s"] > 0
         assert query["right"] == ["Rome"]
-    assert (tmp_path / "holes.png").stat().st_size > 10_000
 
 
 def test_prompts_longer_than_the_model_takes_are_refused_before_an_engine_starts(monkeypatch, capsys):
