@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from blendhub_stores.disk import DiskStore
-from blendhub_stores.file_format import StoreFile
 from blendhub_stores.options import DiskOptions
 
 from blendhub.contracts import RunKey, Store, StoredRun
@@ -72,28 +71,11 @@ class TakesNoLoadForAUse(Sound):
         return self._use((run, span), lambda file: file.fill(into)) is not None
 
 
-class TakesANoteForAUse(Sound):
-    def note(self, run: RunKey, span: Span) -> bytes | None:
-        found = self._use((run, span), StoreFile.note)
-        with self._changed:
-            self._catalogue.touch((run, span))
-        return found
-
-
 class TakesChunksOfUnknownRuns(Sound):
     def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
         if self._catalogue.n_tokens(run) is None:
             self.write_run(StoredRun(run, bytes(4 * span.end), b"", ()))
         return super().write(run, span, shards)
-
-
-class KeepsNotesWithoutChunks(Sound):
-    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
-        self._check_open()
-        self.saved[run, span] = bytes(note)
-
-    def note(self, run: RunKey, span: Span) -> bytes | None:
-        return self.saved.get((run, span))
 
 
 class ListsRunsWithoutChunks(Sound):
@@ -103,11 +85,11 @@ class ListsRunsWithoutChunks(Sound):
 
 
 class AnswersAfterItWasClosed(Sound):
-    def note(self, run: RunKey, span: Span) -> bytes | None:
+    def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         try:
-            return super().note(run, span)
+            return super().read(run, span, into)
         except StoreFailed:
-            return None
+            return False
 
 
 FAULTS = [
@@ -121,10 +103,7 @@ FAULTS = [
     (SaysNothingOfWhatItDrops, "test_the_longest_unused_is_dropped_and_reported"),
     (HoldsMoreThanItMay, "test_a_large_chunk_drops_several"),
     (TakesNoLoadForAUse, "test_loading_and_saving_again_are_uses"),
-    (TakesANoteForAUse, "test_notes_are_no_use"),
     (TakesChunksOfUnknownRuns, "test_bad_input_is_refused_and_changes_nothing"),
-    (KeepsNotesWithoutChunks, "test_a_note_goes_with_its_chunk"),
-    (KeepsNotesWithoutChunks, "test_a_note_without_a_chunk_is_nothing"),
     (ListsRunsWithoutChunks, "test_a_run_without_chunks_is_not_listed"),
     (AnswersAfterItWasClosed, "test_a_closed_store_says_so"),
 ]

@@ -73,14 +73,12 @@ class HubClient(HubSession):
         acquire: bool = True,
         skip_prefix: int = 0,
         wait_s: float = 0.0,
-        sensitivity: bool = False,
         settled: float | None = None,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
         """Send the request of ``lookup`` without waiting for the reply.
 
-        ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``. ``settled``: the least
-        share that was recomputed in settled KV; None: find none.
+        ``settled``: the least share that was recomputed in settled KV; None: find none.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -88,7 +86,6 @@ class HubClient(HubSession):
             acquire=acquire,
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
-            sensitivity=sensitivity,
             settled=settled,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
@@ -103,13 +100,6 @@ class HubClient(HubSession):
         """A read lease on matches that a lookup found; evicted chunks are left out."""
         message = wire.Lookup(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
         return self._call(wire.Found, message)
-
-    def learn(self, matches: Sequence[Match], measured: Buffer, variant: Variant = BASE) -> None:
-        """Have the hub take note of how sensitive the tokens of matches are.
-
-        One byte for each position up to where the last match ends; 0: not measured.
-        """
-        self._call(wire.Done, wire.Learn(**self._ids(), variant=variant, matches=tuple(matches)), [measured])
 
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""

@@ -30,8 +30,7 @@ class Selector(ABC):
     whatever was asked before. Scores are summed over the group before they come to ``select``.
 
     *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
-    place of the budget. ``sensitivity``: the selector looks at the bytes of sensitivity, which an engine asks of the
-    hub for such a selector only.
+    place of the budget.
     """
 
     probe_layer: int = 0

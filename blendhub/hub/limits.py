@@ -30,9 +30,6 @@ lost when it is evicted, and counted."""
 CHUNKS_A_PIECE = 16
 """Chunks of another hub that become matchable before other requests have their turn."""
 
-MOST_WAITING_NOTES = 2**16
-"""Chunks whose sensitivity waits to be written to the store. That of one more is written when it changes again."""
-
 MATCH_THREADS = 2
 """Threads for long matches. An engine has one of them at a time, so that another engine's long lookups find one."""
 

@@ -122,8 +122,6 @@ class HubService(Service):
 
     def _check_does_not_wait(self, peer: Peer, message: Any, n_bytes: int, now: float) -> None:
         """Raise Busy if a request may have to wait: it would keep more than its connection's share."""
-        if isinstance(message, wire.Learn):
-            return
         if isinstance(message, wire.Lookup | wire.Prefetch) and n_bytes <= self._config.match_inline_tokens * 4:
             session = self.state.sessions.get(message.session, message.epoch, now, peer)
             index = self.state.find_index(session, message.variant)

@@ -34,8 +34,6 @@ COUNTERS: dict[str, str] = {
     "probe_microseconds": "The part of it spent on choosing the tokens, in microseconds.",
     "recompute_microseconds": "The part of it spent on computing them and the holes, in microseconds.",
     "saved_tokens": "Tokens whose KV was stored.",
-    "learned_tokens": "Tokens computed anew of which the hub learned how much their KV had changed.",
-    "unlearned_tokens": "Tokens computed anew of which the hub did not learn it, though that was meant to be.",
     "save_microseconds": "Time from the begin of saves until the hub had committed them, in microseconds.",
     "carried_bytes": "KV that went through the transport, because this machine cannot map the hub's memory, in bytes.",
 }

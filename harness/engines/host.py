@@ -138,18 +138,6 @@ class Host:
             "ended_s": ended_s,
         }
 
-    def sensitivity(self, prompt: list[int], salt: str = "") -> bytes:
-        """What the hub knows of a prompt's tokens, a byte for each up to the last that it has."""
-        import numpy as np
-
-        from blendhub.core.layout import Variant
-
-        client = self._scheduler.connector._scheduler.executor.client()
-        variant = Variant(cache_salt=salt)
-        asked = client.submit_lookup(np.asarray(prompt, np.uint32), variant, acquire=False, sensitivity=True)
-        asked.result()
-        return b"".join(asked.payload())
-
     def batches_in_flight(self) -> int:
         """How many batches vLLM may have scheduled before it hears of the first: two if it schedules asynchronously."""
         size: int = self._core.batch_queue_size if self._core.batch_queue is not None else 1

@@ -98,4 +98,4 @@ def test_a_selector_sees_the_whole_prompt_with_its_holes_and_its_question():
     (asked,) = selector.asked
     assert (asked.moved, asked.holes, asked.question) == (MOVED, [Span(30, 40)], Span(50, 70))
     assert (asked.ratio, asked.block_tokens, asked.scores) == (0.5, 4, None)
-    assert asked.tokens is tokens and len(asked.sensitivity) == 70
+    assert asked.tokens is tokens

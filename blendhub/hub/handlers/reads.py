@@ -11,7 +11,6 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Match, check_tiling
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, tokens_of, whole_matches
-from blendhub.hub.index.sensitivity import known_sensitivity, learn
 from blendhub.hub.leases.read_leases import ReadLease
 from blendhub.hub.leases.sessions import Session
 
@@ -23,7 +22,6 @@ class ReadHandlers(Handlers):
         return {
             wire.Lookup: self._look,
             wire.Prefetch: self._look,
-            wire.Learn: self._learn,
             wire.Release: self._release,
             wire.Fetch: self._fetch,
         }
@@ -103,9 +101,7 @@ class ReadHandlers(Handlers):
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         lease = self._grant(session, ready) if message.acquire else None
-        answer = self._on_the_way(chunk_matches, lease)
-        known = known_sensitivity(ready) if message.sensitivity else None
-        return Envelope(answer, [known]) if known else answer
+        return self._on_the_way(chunk_matches, lease)
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
         exact = settled = moved = 0
@@ -139,23 +135,6 @@ class ReadHandlers(Handlers):
             on_the_way_tokens=tokens_of(missing),
             on_the_way=spans_of(missing),
         )
-
-    def _learn(self, session: Session, message: wire.Learn, payload: Sequence[Buffer]) -> Answer:
-        end = message.matches[-1].span.end
-        check_tiling(end, message.matches)
-        measured = b"".join(payload) if len(payload) == 1 else b""
-        if len(measured) != end or end > self.config.max_prompt_tokens:
-            raise InvalidInput(
-                f"sensitivity comes as one payload of a byte for each of the {end} positions up to the last match, at "
-                f"most {self.config.max_prompt_tokens} (max_prompt_tokens), but this request has "
-                f"{[memoryview(part).nbytes for part in payload]} bytes in its payloads"
-            )
-        index = self.state.find_index(session, message.variant)
-        changed = learn(index.cut_at_chunks(message.matches), measured) if index else []
-        self.counters.totals["tokens_learned"] += end - measured.count(0)
-        if self.tier:
-            self.tier.notes.write_soon(changed)
-        return DONE
 
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
         self.state.release(session, message.lease)

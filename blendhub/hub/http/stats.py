@@ -28,7 +28,6 @@ def collect_stats(
             **_fleet_gauges(follower),
             "chunks": sum(of_base["chunks"] for of_base in sums.values()),
             "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
-            "sensitivity_bytes": sum(of_base["sensitivity_bytes"] for of_base in sums.values()),
             **counters.latencies(),
         },
         namespaces={
@@ -93,12 +92,10 @@ HELP: Mapping[str, str] = MappingProxyType(
         "index_evictions": "Chunks dropped because the index took too much memory beyond its KV",
         "lookups_that_found": "Lookups that found something",
         "matcher_bytes": "Memory of the matchers",
-        "sensitivity_bytes": "Memory of the sensitivity of tokens",
         "store_later_chunks": "Chunks that are saved when the store is available again",
         "store_skipped": "Chunks not saved because too many waited for the store",
         "store_waiting_chunks": "Chunks that wait to be saved",
         "tokens_exact": "Tokens found at the same position after the same tokens",
-        "tokens_learned": "Tokens whose sensitivity engines reported",
         "tokens_moved": "Tokens found at another position or after other tokens",
         "tokens_settled": "Tokens found after the same tokens, blended before",
     }

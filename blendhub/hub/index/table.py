@@ -79,7 +79,7 @@ class IndexTable:
         Costs as much as has changed since the last call, whatever the number of namespaces.
         """
         for index in list(self._changed):
-            matchers, sensitivity = index.nbytes, index.sensitivity_bytes
+            matchers = index.nbytes
             kv = index.n_chunks * index.namespace.slot_bytes
             new = Counter(
                 variants=1,
@@ -87,8 +87,7 @@ class IndexTable:
                 chunks=index.n_chunks,
                 tokens=len(index),
                 matcher_bytes=matchers,
-                sensitivity_bytes=sensitivity,
-                excess=max(0, matchers + sensitivity - kv),
+                excess=max(0, matchers - kv),
             )
             self._count(index, new)
             if index.queue.is_idle:

@@ -14,7 +14,6 @@ from blendhub.testing.stores.base import (
     key,
     listed,
     loaded,
-    note,
     now_and_reopened,
     run,
 )
@@ -77,12 +76,6 @@ class BoundsTests(StoreTests):
 
     def test_listing_is_no_use(self, full: Store) -> None:
         listed(full)
-        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
-
-    @holds("Reading and writing notes are no uses.")
-    def test_notes_are_no_use(self, full: Store) -> None:
-        full.save_note(key("a"), chunk(0), note(0))
-        full.note(key("a"), chunk(0))
         assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
 
     @holds("The order of use survives a restart, at least roughly.")

@@ -8,7 +8,6 @@ from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.core.spans import Span
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import (
-    CHUNK_TOKENS,
     SHARD_BYTES,
     Open,
     StoreTests,
@@ -17,7 +16,6 @@ from blendhub.testing.stores.base import (
     key,
     listed,
     loaded,
-    note,
     now_and_reopened,
     run,
 )
@@ -206,54 +204,3 @@ class KeepingTests(StoreTests):
         assert store.nbytes == held
         assert store.corrupted == 0
         assert loaded(store, key("a"), chunk(0)) == [content(0)]
-
-    @holds("A note is a hint: it may be lost in a crash, but one that is not what")
-    def test_a_note_comes_back_and_is_replaced(self, open: Open) -> None:
-        store = open()
-        store.save_run(run("a"))
-        store.save(key("a"), chunk(0), [content(0)])
-        assert store.note(key("a"), chunk(0)) is None
-        held = store.nbytes
-        for seed in range(2):
-            store.save_note(key("a"), chunk(0), note(seed))
-            for reader in now_and_reopened(store, open):
-                assert reader.note(key("a"), chunk(0)) == note(seed)
-                assert loaded(reader, key("a"), chunk(0)) == [content(0)]
-                assert reader.nbytes - held <= CHUNK_TOKENS + 1024
-            store = reader
-        assert store.corrupted == 0
-
-    @holds("A note is a hint: it may be lost in a crash, but one that is not what")
-    def test_notes_of_chunks_are_apart(self, store: Store) -> None:
-        for name in ("a", "b"):
-            store.save_run(run(name))
-            for index in range(2):
-                store.save(key(name), chunk(index), [content(index)])
-        store.save_note(key("a"), chunk(1), note(1))
-        store.save_note(key("b"), chunk(0), note(2))
-        found = [store.note(key(name), chunk(index)) for name in ("a", "b") for index in range(2)]
-        assert found == [None, note(1), note(2), None]
-
-    @holds("It goes with its chunk, and when the chunk is saved again.")
-    def test_a_note_goes_with_its_chunk(self, open: Open) -> None:
-        store = open()
-        store.save_run(run("a"))
-        for index in range(2):
-            store.save(key("a"), chunk(index), [content(index)])
-            store.save_note(key("a"), chunk(index), note(index))
-        store.discard(key("a"), chunk(0))
-        store.save(key("a"), chunk(1), [content(5)])
-        for reader in now_and_reopened(store, open):
-            assert [reader.note(key("a"), chunk(index)) for index in range(2)] == [None, None]
-        reader.save(key("a"), chunk(0), [content(0)])
-        assert reader.note(key("a"), chunk(0)) is None
-
-    @holds("Nothing happens where the chunk is not stored.")
-    def test_a_note_without_a_chunk_is_nothing(self, store: Store) -> None:
-        store.save_run(run("a"))
-        store.save(key("a"), chunk(0), [content(0)])
-        held = store.nbytes
-        for name, span in (("a", chunk(1)), ("b", chunk(0)), ("a", Span(1, CHUNK_TOKENS + 1))):
-            store.save_note(key(name), span, note(1))
-            assert store.note(key(name), span) is None
-        assert store.nbytes == held and store.corrupted == 0

@@ -90,8 +90,7 @@ class ConnectorScheduler:
         self._closed_ranks -= report.opened
         self._admission.adapters.report(report.adapters)
         self.reports.count_work(report)
-        for stored in self.saves.settle(report.settled):
-            self.loads.stored(stored)
+        self.saves.settle(report.settled)
         for name, result in report.loads.items():
             self.loads.loaded(name, self._requests.get(name), result)
 
@@ -113,7 +112,7 @@ class ConnectorScheduler:
     @property
     def has_work(self) -> bool:
         """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
-        return self.saves.is_busy or self.loads.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
+        return self.saves.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
@@ -155,10 +154,9 @@ def build_scheduler(
     arena.look()
     reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
-    sensitivity = "sensitivity" in host.spec("selector", settings.selector.name).capabilities
     block_size = config.cache_config.block_size
     loads = LoadScheduler(
-        Lookups(executor, settings, requests, blocks, audits, reports.counters, sensitivity=sensitivity),
+        Lookups(executor, settings, requests, blocks, audits, reports.counters),
         audits,
         SettledBlocks(blocks),
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),

@@ -8,7 +8,7 @@ import numpy as np
 from blendhub.core.errors import BlendHubError
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
-from blendhub.vllm.messages import CopiesJob, LoadJob, LoadResult, StepPlan
+from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
@@ -43,27 +43,17 @@ class LoadScheduler:
         self._block_size = block_size
         self._n_positions = n_positions
         self._loads: list[LoadJob] = []
-        self._copies: list[CopiesJob] = []
         self._cancelled: set[str] = set()
         self._reading: dict[str, Reading] = {}
         """The leases that workers copy under, by request; a request may have been aborted meanwhile."""
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether the workers have yet to compare copies for requests that have ended."""
-        return bool(self._copies)
-
     def arrived(self, state: RequestState, refusal: Refusal | None) -> None:
         """Look up a new request at once, long before vLLM schedules it."""
         self._settled.take(state, None if self.audits.wants(state) else self.audits.settled_ratio(state))
-        if refusal is None:
+        if refusal:
+            self._reports.refuse(state, refusal)
+        else:
             self._lookups.send(state)
-            return
-        self._reports.refuse(state, refusal)
-        # Requests with an adapter are not blended.
-        learns = state.terms.stores and self._settings.learn_sensitivity and state.request.lora_request is None
-        if refusal.why is Why.OFF and learns:
-            self._lookups.preview(state)
 
     def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that are loaded; None: ask again in a later step."""
@@ -124,7 +114,6 @@ class LoadScheduler:
                 reading.lease,
                 reading.epoch,
                 decision.pieces_of(reading.pieces),
-                state.sensitivity,
                 state.terms.adapter,
             )
         )
@@ -140,7 +129,6 @@ class LoadScheduler:
         self.audits.report()
         plan.budget = self._turns.budget(n_scheduled)
         plan.loads, self._loads = self._loads, []
-        plan.copies, self._copies = self._copies, []
         plan.cancelled, self._cancelled = self._cancelled, set()
 
     def loaded(self, request: str, state: RequestState | None, result: LoadResult) -> None:
@@ -164,12 +152,6 @@ class LoadScheduler:
             self._cancelled.add(state.id)
         else:
             self._settled.remember(state)
-
-    def stored(self, state: RequestState) -> None:
-        """Have a worker compare KV that was stored before and again, and so was computed in two contexts."""
-        tokens, earlier = state.tokens()[: state.request.num_prompt_tokens], state.earlier_copies
-        if earlier and self._settings.learn_sensitivity:
-            self._copies.append(CopiesJob(state.id, state.terms.variant, tokens, earlier))
 
     def clear(self, states: Iterable[RequestState]) -> None:
         """Forget what vLLM and the hub had, both cleared, and look up again what waits."""

@@ -53,13 +53,12 @@ class Lookup:
         tokens: Tokens,
         timeout_s: float,
         *,
-        sensitivity: bool,
         settled: float | None,
         skip_prefix: int = 0,
         waits_for_store: bool = True,
     ) -> None:
-        """``sensitivity``: ask for what is known of it, too. ``settled``: the least share that was recomputed in
-        settled KV; None: find none. ``skip_prefix``: so many tokens are not needed."""
+        """``settled``: the least share that was recomputed in settled KV; None: find none. ``skip_prefix``: so many
+        tokens are not needed."""
         self.skip_prefix = skip_prefix
         self.waits_for_store = waits_for_store
         self._executor = executor
@@ -69,7 +68,6 @@ class Lookup:
             variant=variant,
             skip_prefix=skip_prefix,
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
-            sensitivity=sensitivity,
             settled=settled,
             timeout=timeout_s,
         )
@@ -79,8 +77,6 @@ class Lookup:
         self._epoch = 0
         self._reply: PendingReply[Found] | None = None
         self._found: Found | None = None
-        self.sensitivity = b""
-        """The sensitivity in the answer: a byte for each token up to where the last match ends, or nothing."""
         self._error: BlendHubError | None = None
         self.send()
 
@@ -116,9 +112,7 @@ class Lookup:
         assert self._reply and self._client
         if self._reply.done():
             try:
-                found = self._reply.result()
-                self.sensitivity = b"".join(self._reply.payload())
-                return found
+                return self._reply.result()
             except DeadlineExceeded as error:
                 # Kept, because asking for the result notes each time that the hub does not answer.
                 self._error = DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}")
@@ -181,10 +175,8 @@ class Lookups:
         blocks: RequestBlocks,
         audits: Audits,
         counters: Counter[str],
-        *,
-        sensitivity: bool,
     ) -> None:
-        """``requests``: those of the engine, now and later. ``sensitivity``: the selector uses it."""
+        """``requests``: those of the engine, now and later."""
         self._executor = executor
         self._timeout_s = settings.lookup_timeout_s
         self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
@@ -193,7 +185,6 @@ class Lookups:
         self._blocks = blocks
         self._audits = audits
         self._counters = counters
-        self._sensitivity = sensitivity
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
         self._renew_at = 0.0
@@ -211,7 +202,6 @@ class Lookups:
             state.terms.variant,
             state.tokens(),
             self._timeout_s,
-            sensitivity=self._sensitivity and state.terms.moves,
             settled=self._audits.settled_ratio(state),
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
@@ -219,14 +209,6 @@ class Lookups:
         state.look_up(lookup)
         if not lookup.is_sent:
             self._unsent.append(state)
-
-    def preview(self, state: RequestState) -> None:
-        """Ask the hub which parts of a prompt are stored that is going to be computed and stored again.
-
-        Nothing is going to be loaded, nor fetched from the store, nor counted in the hit rate.
-        """
-        look = partial(HubClient.preview, tokens=state.tokens(), variant=state.terms.variant)
-        state.stored_before = self._executor.run(look)
 
     def begin_step(self) -> None:
         """Send the lookups that waited for a session, and renew leases: vLLM asks for requests only at their turn."""
@@ -283,5 +265,5 @@ class Lookups:
         if found is None:
             return False
         self._counters["lookup_microseconds"] += round((time.monotonic() - state.lookup.sent_at) * 1e6)
-        state.answered(found, state.lookup.sensitivity)
+        state.answered(found)
         return True

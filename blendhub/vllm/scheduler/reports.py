@@ -54,8 +54,6 @@ class Reports:
     def count_work(self, report: WorkerReport) -> None:
         """Count what the workers have done in a step."""
         self.counters["saved_tokens"] += report.saved_tokens
-        self.counters["learned_tokens"] += report.learned_tokens
-        self.counters["unlearned_tokens"] += report.unlearned_tokens
         self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
         self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():

@@ -1,7 +1,6 @@
 """The scheduler's state of one request, from its arrival to its end."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.client.wire import Found, Previewed
+from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Span, join_spans
 from blendhub.core.tokens import Tokens
@@ -59,8 +58,6 @@ class RequestState:
         """Present while its lease is needed: until the load has ended."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
-        self.sensitivity = b""
-        """The sensitivity that came with the answer."""
         self.choice: Choice | None = None
         """What is being loaded, or was loaded, of what was found, and why no more."""
         self.result: LoadResult | None = None
@@ -68,8 +65,6 @@ class RequestState:
         """Why nothing is reused."""
         self.had_its_turn = False
         """Whether vLLM has asked for the request."""
-        self.stored_before: Future[Previewed] | None = None
-        """The parts of the prompt that were stored before, of a request that is not looked up for reuse."""
         self.is_sample = False
         """Whether its audit stands for all requests: true if the engine chose the request, false if its client did."""
         self.audit: AuditOutcome | None = None
@@ -120,9 +115,9 @@ class RequestState:
         self.found = self.choice = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
 
-    def answered(self, found: Found, sensitivity: bytes = b"") -> None:
+    def answered(self, found: Found) -> None:
         assert self.stage is Stage.LOOKING_UP
-        self.found, self.sensitivity, self.stage = found, sensitivity, Stage.FOUND
+        self.found, self.stage = found, Stage.FOUND
 
     def decided(self, choice: Choice) -> None:
         """Keep a choice. May be called again: vLLM asks in each step until it can allocate."""
@@ -185,14 +180,6 @@ class RequestState:
     def matches(self) -> tuple[Match, ...]:
         """The matches of the last lookup, which may be loaded."""
         return self.found.matches if self.found else ()
-
-    @property
-    def earlier_copies(self) -> tuple[Match, ...]:
-        """The moved text that was stored before, where all of the prompt was computed nevertheless."""
-        before, matches = self.stored_before, self.matches
-        if before and before.done() and not before.exception():
-            matches = before.result().matches
-        return () if self.decision else tuple(match for match in matches if match.moved)
 
     @property
     def first_approximate(self) -> int | None:

@@ -125,17 +125,13 @@ class SaveScheduler:
         self._plan_answer(saves)
         return True
 
-    def settle(self, requests: Mapping[str, int]) -> list[RequestState]:
-        """Count ranks that have done all commits of these requests; returns the requests that all ranks have done."""
-        stored = []
+    def settle(self, requests: Mapping[str, int]) -> None:
+        """Count ranks that have done all commits of these requests; one that all ranks have done is forgotten."""
         for name, ranks in requests.items():
             saves = self._announced[name]
             saves.unsettled_ranks -= ranks
             if not saves.unsettled_ranks:
-                del self._announced[name]
-                self._abandon(saves)
-                stored.append(saves.request)
-        return stored
+                self._abandon(self._announced.pop(name))
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
