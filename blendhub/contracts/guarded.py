@@ -41,7 +41,7 @@ class Guarded:
                 setattr(cls, name, _guarded(member, name))
 
 
-def blame(made: Guarded, origin: str) -> None:
+def blame(made: Any, origin: str) -> None:
     """Have errors of the object's code name the plugin, which is called ``origin``."""
     # Past the class's own __setattr__: objects may be frozen.
     object.__setattr__(made, "plugin_origin", made.plugin_origin or origin)

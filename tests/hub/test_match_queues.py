@@ -172,6 +172,7 @@ def test_an_owner_with_many_namespaces_has_one_thread(make_hub):
         hostile += [
             match_queues.MatchQueue(threads, "hostile").ask(lambda: order.append("hostile"), 1) for _ in range(50)
         ]
+        await asyncio.sleep(0.05)  # a second thread would take the next ones
         await match_queues.MatchQueue(threads, "good").ask(lambda: order.append("good"), 1)
         assert order.count("hostile") == 1
         gate.wait(30)
