@@ -26,7 +26,6 @@ from blendhub.system.served_vllm import server_command
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
 
-Row = tuple[str, str]
 DEFAULT_TRANSPORT = Listen(endpoint="any").transport
 LEAST_ARENA_GIB = 0.001
 """A size too small for a single chunk of nearly every model."""
@@ -171,7 +170,8 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         *([("TEXT", "of prompts is SHOWN on the page, to everyone who can open it")] if hub.shows_text else []),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
-    return _shown(rows) + f"\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"
+    shown = "\n".join(f"{name:<10}{value}" for name, value in rows)
+    return f"{shown}\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"
 
 
 def _store(hub: "Hub") -> str:
@@ -203,21 +203,6 @@ def _how_to_serve_models(endpoint: str, listen: Listen, host: PluginHost) -> str
         named = " and ".join(f"{file} ({option})" for option, file in options.items())
         intro = f"a client needs {named}; copy them to its machine, and name them there:"
     return f"{intro}\n\n{server_command(given)}"
-
-
-def _shown(rows: list[Row]) -> str:
-    """Two columns; in a terminal the first stands out."""
-    if not sys.stdout.isatty():
-        return "\n".join(f"{name:<10}{value}" for name, value in rows)
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    with console.capture() as captured:
-        for name, value in rows:
-            # Not wrapped, so that users can copy it.
-            console.print(Text.assemble((f"{name:<10}", "bold cyan"), value), soft_wrap=True)
-    return captured.get().rstrip("\n")
 
 
 def _say(text: str) -> None:
