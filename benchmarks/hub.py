@@ -236,7 +236,7 @@ class _Filled:
     def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
-        threads = MatchThreads(HubConfig().match_inline_tokens)
+        threads = MatchThreads()
         self.state = HubState(Cache(arena), IndexTable(host, threads), None)
         self.index = self.state.indexes.get_or_make(namespace)
         register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)

@@ -359,15 +359,6 @@ def test_an_unknown_kind_is_answered_with_the_kinds(site):
         site.host().create("matchers", "mine")
 
 
-def test_load_narrows_to_entry_points_or_distributions(site):
-    site.install("first-plugin", offering("[spec()]"))
-    site.install("second-plugin", offering("[spec(name='other')]"))
-    assert site.host().load(only=["first-plugin"]).names("matcher") == ["mine"]
-    assert site.host().load(only=["second_plugin"]).names("matcher") == ["other"]
-    with pytest.raises(PluginError, match=r"'first-plugn' .*did you mean 'first-plugin'"):
-        site.host().load(only=["first-plugn"])
-
-
 def test_metadata_without_a_name_does_not_take_the_host_down(site):
     site.install("mine-plugin", offering("[spec()]"))
     site.install("nameless", "x = 1")

@@ -53,21 +53,6 @@ def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, ser
         hub.state.check_integrity()
 
 
-def test_with_its_append_only_file_redis_remembers(make_hub, tmp_path):
-    with RedisServer(keeps=True) as server:
-        fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=5.0)
-        one, other = fleet.hub(), fleet.hub()
-        fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-        store(one, one.join())
-        fleet.until_each_knows(3)
-        time.sleep(1.2)  # the file is written every second
-        server.kill()
-        server.start()
-        fleet.until(lambda: count(other, "fleet_snapshots") >= 2, "the hub reads the catalogue again")
-        fleet.until_each_knows(3)
-        assert read(other.join()) == len(TEXT)
-
-
 def test_a_hub_may_start_before_redis(make_hub, server, tmp_path):
     server.kill()
     fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)

@@ -79,31 +79,6 @@ def test_only_so_many_chunks_wait_for_the_store(make_hub, tmp_path, monkeypatch)
     hub.state.check_integrity()
 
 
-def test_chunks_that_were_evicted_while_the_store_was_away_keep_no_tokens(make_hub, tmp_path, monkeypatch):
-    hub, store = a_hub_and_its_store(make_hub, tmp_path, n_slots=8)
-    monkeypatch.setattr(saves, "TRY_AGAIN_S", 0.01)
-    is_away = True
-
-    def save_chunks(*arguments):
-        if is_away:
-            raise StoreAway("the store is away")
-        return save(*arguments)
-
-    save = store.save_chunks
-    monkeypatch.setattr(store, "save_chunks", save_chunks)
-    member = hub.join()
-    for seed in range(4):
-        member.store(tokens(seed, 8 * CHUNK))
-        hub.settle()
-    kept = {chunk.run for chunk in hub.tier.writer._later}
-    assert hub.tier.writer.later == 8 and len(kept) == 1, "all other chunks were evicted"
-    is_away = False
-    while hub.tier.writer.saved < 8:
-        hub.run(asyncio.sleep(0.01))
-    assert hub.tier.writer.later == 0 and [run.tokens for run in kept] == [None]
-    hub.state.check_integrity()
-
-
 def test_a_batch_that_the_store_never_takes_keeps_no_other_from_it(make_hub, tmp_path, monkeypatch):
     hub, store = a_hub_and_its_store(make_hub, tmp_path, n_slots=16)
     monkeypatch.setattr(saves, "TRY_AGAIN_S", 0.01)

@@ -1,6 +1,5 @@
 """The hub's page in Debian's Chromium: what it shows, with the keyboard alone, and whether it can be read."""
 
-import io
 import json
 import os
 import re
@@ -9,14 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from matplotlib.image import imread
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Match, Span
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
-from blendhub.hub.http import tokenizers
 from blendhub.outcome.fates import COLOURS, LABELS, Fate
 from blendhub.outcome.reasons import Why
 from tests.page.browser import Browser, chromium
@@ -152,19 +149,6 @@ def test_a_strip_has_every_stretch_at_its_place_in_its_colour(shown):
     )
 
 
-@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
-def test_a_picture_of_the_page_has_each_stretch_in_its_colour(shown, dark):
-    browser = shown(dark=dark)
-    strip = "document.querySelector('details[data-request=\"cmpl-blended\"] svg.strip').getBoundingClientRect()"
-    left, top, width, height = browser.run(f"[{strip}.x, {strip}.y, {strip}.width, {strip}.height]")
-    pixels = (imread(io.BytesIO(browser.picture()))[..., :3] * 255).round().astype(int)
-    row = pixels[int(top + height / 2)]
-    for one in REPORTS[0].strip:
-        middle = (one.span.start + one.span.end) / 2 / REPORTS[0].prompt_tokens
-        seen = row[int(left + width * middle)].tolist()
-        assert f"rgb({', '.join(map(str, seen))})" == rgb(COLOURS[one.fate]), f"{one} is not in its colour"
-
-
 def rgb(colour: str) -> str:
     return f"rgb({', '.join(str(int(colour[at : at + 2], 16)) for at in (1, 3, 5))})"
 
@@ -269,45 +253,6 @@ def test_nothing_is_cut_off_on_a_desk_or_a_phone(shown, width):
     assert browser.run("document.documentElement.scrollWidth") <= width
     if folder := os.environ.get("BLENDHUB_PICTURES"):
         Path(folder, f"page-{width}.png").write_bytes(browser.picture())
-
-
-def test_text_of_reused_stretches_is_shown_as_text_by_a_hub_that_was_asked_to(browser: Browser, monkeypatch):
-    class Markup:
-        def decode(self, token_ids, **how):
-            return f"{MARKUP} {min(token_ids)} to {max(token_ids)}"
-
-    monkeypatch.setattr(tokenizers, "load", lambda model: Markup())
-    config = HubConfig(arena_gib=0.01, metrics="127.0.0.1:0", show_text=True)
-    with HubInThread(config) as running, running.connect() as client:
-        client.register("engine-d", Namespace(model="m", layout=LAYOUT), rank=0)
-        tokens = np.arange(5000, 5256, dtype=np.uint32)
-        client.commit(client.reserve(tokens, Span(0, 256)).right, 256)
-        (found,) = client.lookup(tokens, acquire=False).matches
-        gone = Match(Span(200, 300), found.run + 999, 0, False)
-        sources = [Match(Span(100, 200), found.run, 50, False), gone]
-        client.report_prompts([prompt_report("cmpl-shown", 400, 0, {"moved": [Span(100, 300)]}, sources)])
-        browser.problems.clear()
-        for dark in (False, True):
-            browser.show(f"http://{running.metrics_address}/", dark=dark, width=360)
-            browser.until("document.querySelector('#requests details')")
-            browser.run("document.querySelector('#requests details').open = true")
-            browser.until("document.querySelectorAll('#requests pre').length == 1")
-            assert texts(browser, "#requests pre") == [f"{MARKUP} 5050 to 5149"]
-            assert texts(browser, ".text p") == ["100 to 200", "200 to 300. It is no longer stored."]
-            assert browser.run("document.querySelectorAll('img').length") == 0
-            assert browser.run("document.getElementById('shown-text').offsetHeight") > 0
-            assert "shows text of prompts" in texts(browser, "#shown-text")[0]
-            assert browser.run(CONTRAST)["bad"] == []
-            assert browser.run("document.documentElement.scrollWidth") <= 360
-        assert browser.problems == []
-
-
-def test_a_hub_that_was_not_asked_to_shows_no_text(shown):
-    browser = shown()
-    browser.run("document.querySelectorAll('#requests details').forEach(one => one.open = true)")
-    browser.until("document.querySelectorAll('#requests table').length >= 4")
-    assert browser.run("document.querySelectorAll('.text, pre').length") == 0
-    assert browser.run("document.getElementById('shown-text').offsetHeight") == 0
 
 
 def test_a_hub_that_is_gone_is_said(browser: Browser):

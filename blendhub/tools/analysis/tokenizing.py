@@ -12,7 +12,7 @@ import numpy as np
 
 from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.config import HubConfig
+from blendhub.hub.limits import MOST_PROMPT_TOKENS
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import BrokenLine
 
@@ -44,7 +44,6 @@ def _kv_bytes(config: dict[str, Any]) -> int:
 
 
 Encoded = Tokens | BrokenLine
-MOST_TOKENS = HubConfig().max_prompt_tokens
 
 
 class Encoder(ABC):
@@ -73,8 +72,8 @@ class Encoder(ABC):
 def _checked(tokens: Tokens) -> Encoded:
     if not tokens.size:
         return BrokenLine("is empty")
-    if tokens.size > MOST_TOKENS:
-        return BrokenLine(f"has more than {MOST_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
+    if tokens.size > MOST_PROMPT_TOKENS:
+        return BrokenLine(f"has more than {MOST_PROMPT_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
     return tokens
 
 

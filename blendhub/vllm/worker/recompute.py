@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -11,14 +11,13 @@ import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
 from blendhub.core.layout import KVLayout
-from blendhub.core.spans import Span, gaps
+from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.spans import behind, joined, sampled, spread, total
+from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.comparison import ComparedLayer, ComparedTokens
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
 
@@ -34,16 +33,13 @@ class BlendContext:
         device: Device,
         selector: Selector,
         ranks: Ranks,
-        compared: ComparedLayer | None = None,
     ) -> None:
-        """``compared``: None where nothing is to be learned of tokens' sensitivity."""
         self.model = model
         self.layers = layers
         self.layout = layout
         self.device = device
         self.selector = selector
         self.ranks = ranks
-        self.compared = compared
 
 
 class Work(NamedTuple):
@@ -51,8 +47,6 @@ class Work(NamedTuple):
 
     spans: list[Span]
     """The spans to compute, in the order of their positions."""
-    stored: Sequence[Span] = ()
-    """The spans whose stored KV is in the pages, and is compared with what is computed."""
     layer: int = 0
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
 
@@ -96,8 +90,6 @@ class Blend:
         self.result: LoadResult | None = LoadResult() if needs_nothing else None
         self.error: Exception | None = None
         self.work: Work | None = None
-        self.comparisons: list[ComparedTokens] = []
-        """The comparisons of the moved tokens that were recomputed with their stored KV."""
         self._context = context
         self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
@@ -158,7 +150,7 @@ class Blend:
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
-        yield from self._compute(joined([*decision.holes, *chosen]), chosen)
+        yield from self._compute(join_spans([*decision.holes, *chosen]))
         if decision.audit:
             yield from self._work_through_audit()
 
@@ -168,26 +160,21 @@ class Blend:
         The request goes on with the exact KV that this leaves. All that it costs is counted like recomputation.
         """
         n = len(self.job.tokens)
-        kept = [left for span in self.job.decision.moved for left in gaps(span, self._recomputed)]
-        blended = yield from self._predict([Span(self.job.decision.end, n)], [])
-        exact = yield from self._predict(inexact(self.job.decision, n), kept)
+        blended = yield from self._predict([Span(self.job.decision.end, n)])
+        exact = yield from self._predict(inexact(self.job.decision, n))
         if blended is not None and exact is not None:
             self._audit = compare(blended, exact)
 
-    def _predict(
-        self, spans: list[Span], stored: list[Span]
-    ) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
+    def _predict(self, spans: list[Span]) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
         """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks."""
-        last = yield from self._compute(spans, stored)
+        last = yield from self._compute(spans)
         assert last
         return self._context.model.logits(last.hidden_at(spans[-1].end - 1))
 
-    def _compute(
-        self, spans: list[Span], stored: list[Span], layer: int = 0
-    ) -> Generator[Work | None, Computed | None, Computed | None]:
+    def _compute(self, spans: list[Span], layer: int = 0) -> Generator[Work | None, Computed | None, Computed | None]:
         """Have all of these tokens computed; returns what the last forward has computed."""
         while spans:
-            computed = yield Work(spans, stored, layer)
+            computed = yield Work(spans, layer)
             assert computed
             if layer:
                 self._probed.append(computed)
@@ -208,7 +195,6 @@ class Blend:
             holes=decision.holes,
             question=Span(decision.end, len(tokens)),
             tokens=tokens,
-            sensitivity=self.job.known_sensitivity,
         )
 
     def _probe(self, scores: npt.NDArray[np.float32]) -> Steps:
@@ -219,7 +205,7 @@ class Blend:
         selector, decision, group = self._context.selector, self.job.decision, self._context.device.block_tokens
         share = selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
-        yield from self._compute(joined([*samples, *decision.holes]), [], selector.probe_layer)
+        yield from self._compute(join_spans([*samples, *decision.holes]), selector.probe_layer)
         yield None
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True

@@ -23,7 +23,6 @@ from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.audit import check_predictions
-from blendhub.vllm.worker.comparison import ComparedLayer, compared_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
@@ -110,11 +109,7 @@ class WorkerStart:
         except BaseException:
             device.close()
             raise
-        compared = None
-        at = compared_layer(layout.layers, selector.probe_layer) if self._settings.learn_sensitivity else None
-        if at is not None and check.support.blends:
-            compared = ComparedLayer(model, at, layers[at], layout, ranks)
-        context = BlendContext(model, layers, layout, device, selector, ranks, compared)
+        context = BlendContext(model, layers, layout, device, selector, ranks)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:

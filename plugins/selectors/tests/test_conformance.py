@@ -15,8 +15,6 @@ class TestHkvd(SelectorSuite):
 
 
 class TestCombined(SelectorSuite):
-    capabilities = ("sensitivity",)
-
     def create(self) -> Selector:
         return HOST.create("selector", "combined")
 

@@ -17,7 +17,7 @@ from blendhub_stores.file_format import FORMAT, MAGIC
 from blendhub import PluginHost
 from blendhub.contracts import Store
 from blendhub.core.errors import OptionError, StoreFailed
-from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
+from blendhub.testing.stores.base import chunk, content, key, listed, loaded, run
 from harness.namespaces import skip_unless_permitted
 
 HOST = PluginHost.discover()
@@ -288,16 +288,6 @@ def test_a_folder_of_another_user_is_named_and_skipped(path, caplog):
     as_anothers(file.parent)
     with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
         assert key("a") not in listed(store) and f"skipped {file.parent}" in caplog.text
-
-
-def test_a_note_does_not_change_the_order_of_use_that_a_restart_finds(store: Store, path: Path) -> None:
-    store.save(key("a"), chunk(1), [content(1)])
-    held = store.nbytes
-    store.save_note(key("a"), chunk(0), note(0))
-    store.close()
-    again = disk(path, capacity_gib=(held + 100) / 2**30)
-    assert again.save(key("a"), chunk(2), [content(2)]) == [(key("a"), chunk(0))]
-    again.close()
 
 
 def test_a_file_of_another_format_is_removed_and_the_log_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:
