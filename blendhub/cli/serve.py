@@ -128,7 +128,7 @@ async def _serve(config: HubConfig) -> None:
 
 
 async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Whether the work was done before ``stop``; if not, it was cancelled and has cleaned up."""
+    """Wait for the work or for ``stop``; returns whether the work was done. If not, it is cancelled and cleans up."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
