@@ -41,7 +41,7 @@ SMALL = bytes(64)
 LARGE = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8")
 GROWTH = KVLayout(layers=1, kv_heads=1, key_dim=8, value_dim=8, dtype="int8")
-"""Of smaller slots, a hub that is full of them would refuse to keep more tokens than KV."""
+"""With smaller slots, a full hub would refuse to keep more tokens than KV."""
 
 
 def main() -> None:

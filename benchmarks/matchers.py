@@ -103,7 +103,9 @@ def coverage(peer: Peer | None, documents: int, prompts: int) -> list[Row]:
     if theirs:
         rows.append(row("coverage_peer", "the peer's share, at its chunks of 256 tokens", "", theirs))
         ratio = [statistics.mean(ours) / statistics.mean(theirs)]
-        rows.append(row("coverage_vs_peer", "our share by the peer's", "x", ratio, PEER_BARS["coverage_vs_peer"]))
+        rows.append(
+            row("coverage_vs_peer", "our share, relative to the peer's", "x", ratio, PEER_BARS["coverage_vs_peer"])
+        )
     return rows
 
 
@@ -185,9 +187,9 @@ def speed(peer: Peer | None, chunks: int) -> list[Row]:
     what = f"match of 32,768 tokens, half of them stored, {chunks:,} chunks of 256, one core"
     rows = [row("match_mtok_s", what, "Mtok/s", matched, 10.0)]
     for id, what, values in (
-        ("match_vs_peer", "the peer's time by ours, same prompt, same stored tokens", ratios),
-        ("add_vs_peer", f"the peer's time by ours, storing {chunks:,} chunks", added),
-        ("discard_vs_peer", f"the peer's time by ours, discarding {chunks:,} chunks", discarded),
+        ("match_vs_peer", "the peer's time, relative to ours, same prompt, same stored tokens", ratios),
+        ("add_vs_peer", f"the peer's time, relative to ours, storing {chunks:,} chunks", added),
+        ("discard_vs_peer", f"the peer's time, relative to ours, discarding {chunks:,} chunks", discarded),
     ):
         if values:
             rows.append(row(id, what, "x", values, PEER_BARS[id]))

@@ -1,4 +1,4 @@
-"""How much memory a process takes without what it shares with others, as the arena."""
+"""The memory of a process without the arena and other memory that it shares."""
 
 from contextlib import suppress
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""How benchmarks time things, and show that they go on."""
+"""Times of functions, and bars of progress."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence

@@ -128,8 +128,8 @@ def _ways(model: Path, rounds: int) -> list[Row]:
                 taken = first_token_s(engine, prompt, asked)
                 if number >= 0:  # the first round warms up
                     seconds[way].append(taken / full)
-    return [row(way, f"{WHAT[way]}; time to first token against full prefill", "x", seconds[way], BARS[way], "lower")
-            for way in BARS]  # fmt: skip
+    what = "time to first token, relative to full prefill"
+    return [row(way, f"{WHAT[way]}; {what}", "x", seconds[way], bar, "lower") for way, bar in BARS.items()]
 
 
 def first_token_s(engine: Engine, prompt: list[int], asked: dict[str, Any]) -> float:
@@ -149,9 +149,7 @@ def _decode_gap(model: Path, rounds: int) -> Row:
             _, ordinary = plain.call("gaps", decoding, prompt, {})
             _, ours = blending.call("gaps", decoding, prompt, {"recompute_ratio": 0.15})
             ratios.append(ours / ordinary)
-    what = (
-        f"worst gap between tokens of 3 others while a prompt blends, against its prefill, {STEP_TOKENS} tokens a step"
-    )
+    what = f"worst gap of 3 others while a prompt blends, relative to its prefill, {STEP_TOKENS} tokens a step"
     return row("decode_gap", what, "x", ratios, 1.5, "lower")
 
 
@@ -168,8 +166,8 @@ def _turns(model: Path, rounds: int) -> Row:
             if number >= 0:  # the first round warms up
                 ratios.append(ours / theirs)
     what = (
-        f"turns 2 to {TURNS} of a chat, each with a document that is stored: time to first token against vLLM with its "
-        "prefix cache"
+        f"turns 2 to {TURNS} of a chat, each with a stored document: time to first token, relative to vLLM with "
+        "its prefix cache"
     )
     return row("turn_vs_prefix_cache", what, "x", ratios, 1.15, "lower")
 
@@ -188,8 +186,8 @@ def _chat(engine: Engine, said: list[list[int]]) -> list[float]:
 
 
 def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:
-    exact = "exact prefix: time to first token against the peer's"
-    stall = "what saving a 4,000-token prompt adds to a step, against the peer's"
+    exact = "exact prefix: time to first token, relative to the peer's"
+    stall = "what saving a 4,000-token prompt adds to a step, relative to the peer's"
     if python is None:
         why = "needs --peer-python"
         return [missing_row("exact_vs_peer", f"{exact}: {why}", "x", 1.0, "lower"),

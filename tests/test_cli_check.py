@@ -83,15 +83,6 @@ def split(case: tuple) -> tuple[dict, dict, list[str]]:
     return (written, {}, found) if next(iter(written)).startswith("kv_") else ({}, written, found)
 
 
-@pytest.mark.parametrize("case", MISTAKES, ids=str)
-def test_a_mistake_is_found(capsys, case):
-    beside, blendhub, found = split(case)
-    code, lines = check(capsys, config(blendhub, **beside))
-    assert code == 1
-    for mistake in found:
-        assert sum(mistake in line for line in lines) == 1, lines
-
-
 def test_all_mistakes_are_found_at_once_and_each_once(capsys):
     beside, blendhub = {}, {}
     for case in MISTAKES:

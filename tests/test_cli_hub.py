@@ -296,26 +296,3 @@ def test_a_hub_whose_readers_are_gone_serves_on_and_ends_well(tmp_path):
         served.kill()
         served.wait()
         served.stderr.close()
-
-
-@pytest.mark.slow
-def test_in_a_terminal_both_are_in_colour_and_nothing_is_cut(serve, tmp_path):
-    ours, theirs = os.openpty()
-    endpoint = f"ipc://{tmp_path}/hub.sock"
-    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "60"}
-    run = [*BLENDHUB, "serve", "--arena-gib", "0.01", "--endpoint", endpoint]
-    served = subprocess.Popen(run, stdout=theirs, env=environment)
-    try:
-        with HubClient(endpoint, timeout=SOON_S) as client:
-            client.stats()
-        done = subprocess.run([*BLENDHUB, "top", "--once", "--endpoint", endpoint], stdout=theirs, env=environment)
-        assert done.returncode == 0
-        served.terminate()
-        assert served.wait(SOON_S) == 0
-        shown = os.read(ours, 2**16).decode()
-    finally:
-        served.kill()
-        served.wait()
-        os.close(theirs)
-        os.close(ours)
-    assert "\x1b[" in shown and f'"endpoint": "{endpoint}"' in shown and "0 of 0 engines" in shown

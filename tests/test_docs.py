@@ -295,3 +295,10 @@ def test_the_words_and_colours_of_strips_are_documented():
 def test_every_reason_why_a_stretch_was_not_reused_is_documented():
     rows = re.findall(r"^\| `(\w{2,})` \| (.*) \|$", read(DOCS / "explain.md"), re.M)
     assert dict(rows) == SENTENCES
+
+
+def test_the_modules_on_a_request_s_way_exist():
+    way = read(DOCS / "how-it-works.md").split("\n| step | modules |")[1].split("\n\n")[0]
+    paths = re.findall(r"`([\w/.]+(?:\.py|/))`", way)
+    rooms = (ROOT / "blendhub", ROOT / "blendhub" / "vllm")
+    assert paths and [path for path in paths if not any((room / path).exists() for room in rooms)] == []

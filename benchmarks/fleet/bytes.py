@@ -129,7 +129,7 @@ def _puts(cluster: Cluster, server: RedisServer, arena: Arena, raw: Raw, rounds:
             for span in spans:
                 store.discard(key, span)
             raw("remove", names)
-    what = "storing 64 MiB of chunks out of an arena, with checksums and catalogue, by Mooncake's own call: speed"
+    what = "storing 64 MiB out of an arena, with checksums and catalogue: speed, relative to Mooncake's own call"
     return row("put_vs_raw", what, "x", ratios[1:], PUT_BAR)
 
 
@@ -150,7 +150,7 @@ def _gets(cluster: Cluster, server: RedisServer, folder: Path, raw: Raw, rounds:
         for turn in progress(range(DOCUMENTS + rounds), "fetching 64 MiB"):
             text = texts[turn % DOCUMENTS]
             ratios.append(_ratio(turn, partial(raw, "get", names), partial(_fetched, reader, text)))
-    what = "fetching 64 MiB of chunks by a lookup into a hub's arena, by Mooncake's own call: speed"
+    what = "fetching 64 MiB of chunks by a lookup into a hub's arena: speed, relative to Mooncake's own call"
     return row("get_vs_raw", what, "x", ratios[DOCUMENTS:], GET_BAR)
 
 

@@ -51,5 +51,5 @@ def rows(server: RedisServer, place: Path, *, quick: bool) -> list[Row]:
                 raise SystemExit(f"the documents of another machine were not reused: {answer.report}")
             if number >= 0:  # the first round warms up
                 ratios.append(answer.first_token_s / full)
-    what = "moved documents that another machine computed, 15% recomputed: time to first token against full prefill"
+    what = "moved documents of another machine, 15% recomputed: time to first token, relative to full prefill"
     return [row("ttft_elsewhere", what, "x", ratios, BAR, "lower")]

@@ -37,7 +37,7 @@ def rows(server: RedisServer, place: Path, *, quick: bool) -> list[Row]:
             costs.append(max(cpu - idle_cpu, 0.0) / applied)
             rates.append(applied / took)
     shares = [HUBS * EACH * cost for cost in costs]
-    what = f"p99 of lookups of 32,768 tokens while {PER_SECOND:,} chunks a second are published, by one while none are"
+    what = f"p99 of lookups of 32,768 tokens while {PER_SECOND:,} chunks a second are published, relative to none"
     return [
         row("lookup_beside_events", what, "x", ratios, 2, "lower"),
         row("lookup_beside_events_p99_ms", "the same in milliseconds", "ms", tails, better="lower"),

@@ -143,7 +143,7 @@ def _longest(prompts: Sequence[Prompt]) -> int:
 
 
 def _asked(given: argparse.Namespace) -> tuple[Writer, list[Case], dict[str, Any]]:
-    """What writes and reads the model's tokens, the queries, and the engine's options."""
+    """The tokenizer with its scores, the queries, and the engine's options."""
     from transformers import AutoTokenizer
 
     writer = Writer(AutoTokenizer.from_pretrained(given.model or given.checkpoint), COLUMNS)

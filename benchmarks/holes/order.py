@@ -73,7 +73,7 @@ def make_prompts(
 
 
 def before(prompts: Sequence[Prompt]) -> list[Tokens]:
-    """What is computed before the queries, each once: the headers, and every text that is no hole of any query."""
+    """The texts to compute before the queries, each once: headers, and all documents that are no hole of any query."""
     reserved = {text for prompt in prompts for text in prompt.missing}
     units: dict[tuple[int, ...], None] = {}
     for prompt in prompts:

@@ -27,7 +27,7 @@ class Way(msgspec.Struct, frozen=True):
         return f"{self.method}_{100 * self.ratio:g}" if self.method in ("blend", "contiguous") else self.method
 
     def asked(self) -> dict[str, Any]:
-        """What each request says. What one way stores, no other one finds."""
+        """BlendHub's settings of each request. The salt keeps ways from finding what another one stored."""
         if self.method == "full":
             return {"mode": "off", "store": False, "cache_salt": self.label}
         mode = "contiguous" if self.method == "contiguous" else "blend"

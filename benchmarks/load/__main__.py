@@ -31,7 +31,7 @@ OURS = {
 }
 PLAIN, BLENDHUB, PEER = "vLLM with its prefix cache", "BlendHub", "the peer"
 RATES = (0.4, 0.8, 1.2)
-"""Of the requests that plain vLLM answers in a second when all come at once."""
+"""Shares of the requests that plain vLLM answers in a second when all come at once."""
 LOADED = RATES[1]
 ANSWER_TOKENS = 16
 PARTS = ("throughput", "no_reuse_overhead", "arrivals", "sustained", "rss_growth", "saturated")
@@ -65,7 +65,7 @@ class Loads:
 
             ratios = self._rounds(compare, f"throughput, {max_num_seqs} at a time")
         what = f"requests a second with max_num_seqs {max_num_seqs}: five moved documents, 15% recomputed"
-        return row(f"throughput_{max_num_seqs}", f"{what}, against mode off", "x", ratios, bar)
+        return row(f"throughput_{max_num_seqs}", f"{what}, relative to mode off", "x", ratios, bar)
 
     def no_reuse_overhead(self) -> list[Row]:
         traces = self._traces()
@@ -80,7 +80,7 @@ class Loads:
                 return seconds[ours] / seconds[plain]
 
             ratios = self._rounds(compare, "prompts that share nothing")
-        what = "time for prompts that share nothing, stored, against vLLM without a connector"
+        what = "time for prompts that share nothing, stored, relative to vLLM without a connector"
         return [row("no_reuse_overhead", what, "x", ratios, 1.03, "lower")]
 
     def arrivals(self) -> list[Row]:
@@ -103,7 +103,7 @@ class Loads:
                         plain, ours = found[PLAIN], found[BLENDHUB]
                         first_token.append(ours.first_token_at(95) / plain.first_token_at(95))
                         per_token.append(statistics.mean(ours.per_token) / statistics.mean(plain.per_token))
-        at = f"at {LOADED:g} of the rate that plain vLLM just sustains, against it"
+        at = f"at {LOADED:g} of the rate that plain vLLM just sustains, relative to it"
         return [row("ttft_p95_loaded", f"p95 of the time to the first token {at}", "x", first_token, 0.35, "lower"),
                 row("tpot_loaded", f"time per output token {at}", "x", per_token, 1.0, "lower")]  # fmt: skip
 
@@ -117,7 +117,7 @@ class Loads:
         first, last = seconds[: sizes.watched], seconds[-sizes.watched :]
         ratio = statistics.median(last) / statistics.median(first)
         what = f"{sizes.questions} novel questions on documents in new orders: median time to first token of the last"
-        return [row("sustained", f"{what} {sizes.watched} against the first", "x", [ratio], 1.1, "lower")]
+        return [row("sustained", f"{what} {sizes.watched}, relative to the first", "x", [ratio], 1.1, "lower")]
 
     def rss_growth(self) -> list[Row]:
         (few, many), traces, memory = self._sizes.requests, self._traces(), []
@@ -126,7 +126,7 @@ class Loads:
             for n_requests in (few, many - few):
                 self.client.run(server, traces.moved(n_requests, 1, 4), at_once=4)
                 memory.append(sum(map(own_bytes, server.processes())))
-        what = f"memory of all processes after {many} requests, against after {few}; the arena aside"
+        what = f"memory of all processes after {many} requests, relative to after {few}; the arena aside"
         return [row("rss_growth", what, "x", [memory[1] / memory[0]], 1.05, "lower")]
 
     def saturated(self) -> list[Row]:
@@ -142,7 +142,7 @@ class Loads:
                         seconds[server] = statistics.median(self.client.run(server, load, at_once=1).first_token)
                 ratios.append(seconds[ours] / seconds[plain])
         what = f"time to first token of {len(traces.documents)} moved documents while others prefill without pause"
-        return [row("ttft_saturated", f"{what}, against plain vLLM", "x", ratios, 0.8, "lower")]
+        return [row("ttft_saturated", f"{what}, relative to plain vLLM", "x", ratios, 0.8, "lower")]
 
     @contextlib.contextmanager
     def _others_prefill(self, server: Server, traces: Traces) -> Iterator[None]:
@@ -174,7 +174,7 @@ class Loads:
             yield server
 
     def _rounds(self, compare: Callable[[], float], what: str) -> list[float]:
-        """What rounds find once others have warmed up the servers."""
+        """The results of the rounds that follow the first ones, which warm up the servers."""
         warm_up = self._sizes.warm_up_rounds
         return [compare() for _ in progress(range(warm_up + self._sizes.rounds), what)][warm_up:]
 

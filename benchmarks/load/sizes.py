@@ -13,7 +13,7 @@ class Sizes(NamedTuple):
     arrivals: int
     """Requests at each rate."""
     novel: tuple[tuple[int, int], ...]
-    """So many prompts, of so many tokens each."""
+    """Numbers of prompts, and the tokens of each."""
     questions: int
     watched: int
     """The number of questions that are compared: the first and the last ones."""

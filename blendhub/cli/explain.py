@@ -109,7 +109,7 @@ def _preview(arguments: argparse.Namespace) -> tuple[str, PromptReport]:
 
 
 def _report_of(found: Previewed, n_tokens: int) -> PromptReport:
-    """As if all that was found were used; the engine's settings may keep it from using short or few stretches."""
+    """The report of a request that uses all matches; an engine's settings may leave out short or few stretches."""
     spans = [match.span for match in found.matches]
     reason = "nothing of it is stored" if not spans else None
     if found.on_the_way_tokens:

@@ -26,7 +26,6 @@ from blendhub.system.served_vllm import server_command
 if TYPE_CHECKING:
     from blendhub.hub.hub import Hub
 
-Row = tuple[str, str]
 DEFAULT_TRANSPORT = Listen(endpoint="any").transport
 LEAST_ARENA_GIB = 0.001
 """A size too small for a single chunk of nearly every model."""
@@ -129,7 +128,7 @@ async def _serve(config: HubConfig) -> None:
 
 
 async def _done_before(stop: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
-    """Whether the work was done before ``stop``; if not, it was cancelled and has cleaned up."""
+    """Wait for the work or for ``stop``; returns whether the work was done. If not, it is cancelled and cleans up."""
     working, stopping = asyncio.create_task(work), asyncio.create_task(stop.wait())
     await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
@@ -165,7 +164,8 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         *([("page", f"http://{hub.metrics_address}/")] if hub.metrics_address else []),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
-    return _shown(rows) + f"\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"
+    shown = "\n".join(f"{name:<10}{value}" for name, value in rows)
+    return f"{shown}\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"
 
 
 def _store(hub: "Hub") -> str:
@@ -197,21 +197,6 @@ def _how_to_serve_models(endpoint: str, listen: Listen, host: PluginHost) -> str
         named = " and ".join(f"{file} ({option})" for option, file in options.items())
         intro = f"a client needs {named}; copy them to its machine, and name them there:"
     return f"{intro}\n\n{server_command(given)}"
-
-
-def _shown(rows: list[Row]) -> str:
-    """Two columns; in a terminal the first stands out."""
-    if not sys.stdout.isatty():
-        return "\n".join(f"{name:<10}{value}" for name, value in rows)
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
-    with console.capture() as captured:
-        for name, value in rows:
-            # Not wrapped, so that users can copy it.
-            console.print(Text.assemble((f"{name:<10}", "bold cyan"), value), soft_wrap=True)
-    return captured.get().rstrip("\n")
 
 
 def _say(text: str) -> None:

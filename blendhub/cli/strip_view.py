@@ -14,7 +14,7 @@ LONGEST_LIST = 20
 
 
 def show_strip(title: str, plan: Sequence[Stretch], tokens: Mapping[Fate, int]) -> None:
-    """The title, the prompt as one line of letters, and what each letter means."""
+    """Print the title, the prompt as one line of letters, and the meaning of each letter."""
     from rich.console import Console
     from rich.text import Text
 
@@ -31,7 +31,7 @@ def show_strip(title: str, plan: Sequence[Stretch], tokens: Mapping[Fate, int]) 
 
 
 def show_sources(sources: Iterable[Match], n_sources: int) -> None:
-    """Where the reused tokens came from."""
+    """Print the run that each reused stretch came from."""
     shown = list(sources)[:LONGEST_LIST]
     if not shown:
         return
@@ -46,7 +46,7 @@ def show_sources(sources: Iterable[Match], n_sources: int) -> None:
 
 
 def show_not_reused(computed: Sequence[NotReused], n_computed: int) -> None:
-    """Why stretches were computed."""
+    """Print the reasons why stretches were computed."""
     if not computed:
         return
     print(f"{'tokens of the prompt':>25} {'tokens':>10}  why it was not reused")

@@ -8,7 +8,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,19 +19,16 @@ from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import wilson
 from blendhub.system.default_paths import default_endpoint
 
-if TYPE_CHECKING:
-    from rich.console import Group
-
 TIMEOUT_S = 2.0
 SHORTEST_S, LONGEST_S = 0.1, 3600.0
+CLEAR_SCREEN = "\x1b[H\x1b[2J"
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "top",
         help="show the numbers of a running hub",
-        description="Show hit rates, memory, leases and latencies of a running hub, updated regularly. "
-        "A table in a terminal, plain lines elsewhere.",
+        description="Show hit rates, memory, leases and latencies of a running hub, updated regularly.",
     )
     parser.add_argument("--endpoint", metavar="EP", help="the hub's; default: where `blendhub serve` listens")
     parser.add_argument("--options", metavar="JSON", default="{}", help="the transport's options, such as keys")
@@ -47,10 +44,13 @@ def run(arguments: argparse.Namespace) -> int:
         )
     hub = Watched(arguments.endpoint or default_endpoint(), read_object("--options", arguments.options))
     if arguments.once:
-        _show_once(hub)
+        print(View(hub.sample()))
         return 0
     with _interrupted() as interrupted:
-        _show_on(hub, arguments.interval, interrupted)
+        for view in _views(hub, arguments.interval, interrupted):
+            if sys.stdout.isatty():
+                print(f"{CLEAR_SCREEN}{hub.endpoint}  {time.strftime('%H:%M:%S')}\n")
+            print(view, end="\n\n", flush=True)
     return 0
 
 
@@ -173,22 +173,9 @@ class View:
         grown = self._now.counter(name) - self._before.counter(name)
         return f" ({grown / (self._now.at - self._before.at):,.0f}/s)"
 
-    def plain(self) -> str:
+    def __str__(self) -> str:
         rows = [*self.rows(), *((kind, f"{n}, p50 {p50}, p99 {p99}") for kind, n, p50, p99 in self.latencies())]
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
-
-    def table(self, endpoint: str) -> "Group":
-        from rich.console import Group
-        from rich.table import Table
-        from rich.text import Text
-
-        facts = Table.grid(padding=(0, 2))
-        for name, text in self.rows():
-            facts.add_row(Text(name, style="bold cyan"), Text(text))
-        times = Table("request", "answered", "p50", "p99", box=None, header_style="bold cyan", padding=(0, 2, 0, 0))
-        for cells in self.latencies():
-            times.add_row(*cells)
-        return Group(Text(f"{endpoint}  {time.strftime('%H:%M:%S')}", style="bold"), "", facts, "", times)
 
 
 class Watched:
@@ -207,29 +194,6 @@ class Watched:
                 return Sample(time.monotonic(), client.stats())
             except TransportError as error:
                 raise HubError(f"no hub at {self.endpoint}: {error}") from error
-
-
-def _show_once(hub: Watched) -> None:
-    view = View(hub.sample())
-    if not sys.stdout.isatty():
-        print(view.plain())
-        return
-    from rich.console import Console
-
-    Console().print(view.table(hub.endpoint))
-
-
-def _show_on(hub: Watched, interval: float, interrupted: socket.socket) -> None:
-    if not sys.stdout.isatty():
-        for view in _views(hub, interval, interrupted):
-            print(view if isinstance(view, HubError) else view.plain(), end="\n\n", flush=True)
-        return
-    from rich.live import Live
-    from rich.text import Text
-
-    with Live(auto_refresh=False) as live:
-        for view in _views(hub, interval, interrupted):
-            live.update(Text(str(view)) if isinstance(view, HubError) else view.table(hub.endpoint), refresh=True)
 
 
 def _views(hub: Watched, interval: float, interrupted: socket.socket) -> Iterator[View | HubError]:

@@ -81,7 +81,7 @@ def write(report: Report, file: Path) -> None:
 
 
 def in_words(report: Report) -> str:
-    """What the demo showed, in a few sentences."""
+    """The results of the demo in a few sentences."""
     full, blended, as_is = (report.ways[name] for name in ("full", "blended", "moved"))
     n_tokens = sum(blended.tokens.values())
     found = 1 - (blended.tokens[Fate.HOLE] + blended.tokens[Fate.COMPUTED]) / n_tokens

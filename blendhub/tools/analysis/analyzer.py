@@ -81,7 +81,7 @@ BATCH_BYTES = 2**22
 
 NEVER = 2**31 - 1
 YOUNG_OBJECTS = 50_000
-"""So many are made before the next collection: about those of a hundred prompts, which leave hardly any cycles."""
+"""New objects before the next collection: about those of a hundred prompts, which leave hardly any cycles."""
 
 Progress = Callable[[], object]
 

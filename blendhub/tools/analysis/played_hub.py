@@ -218,11 +218,6 @@ class PlayedHub:
         """Where in the logs each run in the index was computed."""
         self._ids = itertools.count(1)
 
-    @property
-    def nbytes(self) -> int:
-        """The memory that the matchers use."""
-        return self._index.nbytes
-
     def play(self, tokens: Tokens, place: Place) -> Played:
         """Look a prompt up as an engine would, and store what is new in it."""
         matches = self._index.match(tokens)
