@@ -11,13 +11,14 @@ import msgspec
 import pluggy
 
 from blendhub.contracts import Device, Matcher, Selector, Store, Transport
+from blendhub.contracts.guarded import Guarded
 from blendhub.core.errors import PluginError
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import install_command, owner_of, same_distribution
 from blendhub.framework.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.framework.options import describe_options, did_you_mean
 
-CONTRACTS: Mapping[str, type] = MappingProxyType(
+CONTRACTS: Mapping[str, type[Guarded]] = MappingProxyType(
     {"matcher": Matcher, "transport": Transport, "device": Device, "selector": Selector, "store": Store}
 )
 """The contract that the objects of each kind must meet. The hook that offers them is called ``blendhub_KINDs``."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
@@ -9,20 +10,17 @@ from vllm.v1.request import Request
 
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Match, Span, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
-from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.admission import Terms
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
-from blendhub.vllm.settings import Mode
-from blendhub.vllm.spans import joined
 
-MOVING: tuple[Mode, ...] = ("blend", "contiguous")
-"""The modes in which text may be reused elsewhere than where it was computed."""
-
+if TYPE_CHECKING:
+    from blendhub.vllm.scheduler.lookups import Lookup
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, in which vLLM looks into its cache for what others have blended."""
@@ -40,30 +38,6 @@ class Stage(Enum):
     LOADED = auto()
     COMPUTING = auto()
     """vLLM computes what it lacks: reuse was refused, or the load failed."""
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """The terms of a request, from the engine's settings and its own parameters. Fixed when the request arrives, but
-    for an adapter that is known later."""
-
-    variant: Variant
-    """The variant whose KV the request reads and stores."""
-    mode: Mode
-    ratio: float | None
-    """The share of moved text that is recomputed; None: the engine's."""
-    stores: bool
-    explains: bool = False
-    audit: bool = False
-    """Whether the request asks for an audit."""
-    adapter: Adapter | None = None
-    """Its LoRA adapter; None without one, or until the workers have reported it."""
-    settles: bool = False
-    """Whether the request takes KV that earlier requests blended."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether text may be reused elsewhere than where it was computed."""
-        return self.mode in MOVING
 
 
 class RequestState:
@@ -134,7 +108,7 @@ class RequestState:
             self._approximate_before = settled.first_approximate
         self.is_scheduled = True
 
-    def look_up(self, lookup: Lookup) -> None:
+    def look_up(self, lookup: "Lookup") -> None:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()
@@ -198,6 +172,11 @@ class RequestState:
         return self.request.lora_request is not None and self.terms.adapter is None
 
     @property
+    def can_blend(self) -> bool:
+        """Whether text may be moved, and the hashes of its blocks be salted: a prompt shorter than a block has none."""
+        return self.terms.moves and bool(self.request.block_hashes)
+
+    @property
     def matches(self) -> tuple[Match, ...]:
         """The matches of the last lookup, which may be loaded."""
         return self.found.matches if self.found else ()
@@ -249,7 +228,7 @@ class RequestState:
             engine_tokens=self.engine_tokens,
             spans=ReusedSpans(
                 exact=tuple(loaded.exact if loaded else ()),
-                settled=tuple(joined(settled)),
+                settled=tuple(join_spans(settled)),
                 moved=tuple(loaded.moved if loaded else ()),
                 recomputed=result.recomputed,
                 holes=tuple(loaded.holes if loaded else ()),

@@ -11,12 +11,12 @@ import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
 from blendhub.core.layout import KVLayout
-from blendhub.core.spans import Span
+from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.spans import behind, joined, sampled, spread, total
+from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
@@ -150,7 +150,7 @@ class Blend:
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
-        yield from self._compute(joined([*decision.holes, *chosen]))
+        yield from self._compute(join_spans([*decision.holes, *chosen]))
         if decision.audit:
             yield from self._work_through_audit()
 
@@ -205,7 +205,7 @@ class Blend:
         selector, decision, group = self._context.selector, self.job.decision, self._context.device.block_tokens
         share = selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
-        yield from self._compute(joined([*samples, *decision.holes]), selector.probe_layer)
+        yield from self._compute(join_spans([*samples, *decision.holes]), selector.probe_layer)
         yield None
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True
