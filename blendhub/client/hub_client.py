@@ -113,21 +113,17 @@ class HubClient(HubSession):
     def shard(self, slot: int) -> Bytes:
         """This rank's part of a slot, in place."""
         if self.arena is None:
-            raise HubError("the hub's arena is on another machine; use fetch and put")
+            raise HubError("the hub's arena is on another machine; use submit_fetch and put")
         return self.arena.slot(self.shard_at(slot), self.namespace.layout.shard_bytes)
 
     def shard_at(self, slot: int) -> int:
         """Where in the arena this rank's part of a slot begins."""
         return slot + self._rank * self.namespace.layout.shard_bytes
 
-    def fetch(self, lease: int, slots: Sequence[int]) -> list[Buffer]:
-        """This rank's shards of slots of a lease, through the transport; for hubs on other machines."""
-        return list(self.submit_fetch(lease, slots).payload())
-
     def submit_fetch(
         self, lease: int, slots: Sequence[int], *, timeout: float | None = None
     ) -> PendingReply[wire.Bytes]:
-        """Send the request of ``fetch`` without waiting for the reply."""
+        """Ask for this rank's shards of slots of a lease, as payloads of the reply; for hubs on other machines."""
         return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
 
     # Writing.

@@ -1,8 +1,8 @@
 """Reads entry points: lists the offers of each module, and the faults of modules that do not fit."""
 
+import pkgutil
 import re
 from collections.abc import Callable, Iterable, Mapping
-from importlib import import_module
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any
@@ -172,25 +172,14 @@ def _offers(manager: pluggy.PluginManager, entry: EntryPoint, module: Any, fault
 
 
 def import_factory(named: str, origin: str) -> Callable[..., Any]:
-    """The factory called ``module:Class``; raises PluginError naming the plugin, the module and what is wrong."""
-    module_name, attribute = named.split(":")
+    """The factory called ``module:Class``; raises PluginError with the plugin and what is wrong."""
     try:
-        module = import_module(module_name)
+        factory: Callable[..., Any] = pkgutil.resolve_name(named)
     except FOREIGN_ERRORS as error:
-        raise PluginError(
-            f"{origin}: its factory {named!r} cannot be used: import of {module_name} failed: {short(error)}"
-        ) from error
-    try:
-        factory = getattr(module, attribute)
-    except AttributeError:
-        hint = did_you_mean(attribute, vars(module))
-        raise PluginError(
-            f"{origin}: its factory {named!r} cannot be used: module {module_name} has no {attribute!r}{hint}"
-        ) from None
+        raise PluginError(f"{origin}: its factory {named!r} cannot be used: {short(error)}") from error
     if not callable(factory):
         raise PluginError(f"{origin}: its factory {named!r} is {factory!r}, which cannot be called")
-    called: Callable[..., Any] = factory
-    return called
+    return factory
 
 
 def _unknown_hooks(manager: pluggy.PluginManager, module: Any) -> str:

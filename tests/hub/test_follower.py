@@ -103,19 +103,6 @@ def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
     other.state.check_integrity()
 
 
-def test_changed_bytes_are_never_served(fleet, two):
-    one, other = two
-    store(one, one.join())
-    fleet.until_each_knows(3)
-    for file in fleet.files():
-        content = bytearray(file.read_bytes())
-        content[7] ^= 1
-        file.write_bytes(content)
-    assert read(other.join()) == 0
-    assert count(other, "store_corrupted") == 3
-    fleet.until(lambda: known(other) == 0, "the reader forgets what is damaged")
-
-
 def test_clear_is_heard_by_all(fleet, two):
     one, _ = two
     member = one.join()

@@ -131,8 +131,7 @@ class SaveScheduler:
             saves = self._announced[name]
             saves.unsettled_ranks -= ranks
             if not saves.unsettled_ranks:
-                del self._announced[name]
-                self._abandon(saves)
+                self._abandon(self._announced.pop(name))
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
