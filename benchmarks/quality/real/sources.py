@@ -5,6 +5,7 @@ import random
 from collections.abc import Iterator
 from pydoc_data.topics import topics
 from typing import Any, NamedTuple
+from zlib import crc32
 
 from benchmarks.quality.real.people import Half
 from harness.engines.real_model import PACKAGES, NoRealModel
@@ -35,9 +36,14 @@ class Dialogue(NamedTuple):
 
 
 def manual(half: Half) -> list[list[str]]:
-    """For each topic of Python's manual its sections, each of a few paragraphs."""
-    chosen = [text for number, (_, text) in enumerate(sorted(topics.items())) if number % 2 == _part(half)]
-    return [_sections(text) for text in chosen]
+    """For each topic of Python's manual its sections, each of a few paragraphs. Some topics repeat those of others."""
+    chosen, seen = [], set[str]()
+    for number, (_, text) in enumerate(sorted(topics.items())):
+        sections = [section for section in _sections(text) if section not in seen]
+        seen.update(sections)
+        if number % 2 == _part(half) and sections:
+            chosen.append(sections)
+    return chosen
 
 
 def requests(half: Half) -> list[Request]:
@@ -47,8 +53,7 @@ def requests(half: Half) -> list[Request]:
     for one in _read("BFCL_v4_live_multiple.json"):
         (said,), answer = one["question"], right[one["id"]]
         functions = {function["name"]: json.dumps(function) for function in one["function"]}
-        # The second number of an id is that of its set of functions.
-        ours = int(one["id"].split("-")[1]) % 2 == _part(half)
+        ours = crc32(" ".join(sorted(functions)).encode()) % 2 == _part(half)
         short = max(map(len, functions.values())) < FUNCTION_CHARACTERS and len(said[-1]["content"]) < 400
         if ours and short and len(said) == 1 and len(answer) == 1:
             found.append(Request(said[-1]["content"], functions, next(iter(answer[0]))))

@@ -71,7 +71,7 @@ def across(chat: Chat, half: Half) -> Iterator[RealCase]:
 def of_manual(chat: Chat, half: Half) -> Iterator[RealCase]:
     """Sections of different topics. A passage is to be continued, or a statement explained."""
     rng = random.Random(f"manual {half}")
-    sections = [(topic[0].split("\n")[0], section) for topic in manual(half) if topic for section in topic]
+    sections = [(topic[0].split("\n")[0], section) for topic in manual(half) for section in topic]
     rng.shuffle(sections)
     system = "You answer questions about the Python manual."
     while len(sections) >= 8:
