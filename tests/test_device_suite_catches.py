@@ -268,7 +268,7 @@ FAULTS = [
     (RaisesOtherErrors, "test_nothing_is_copied_before_attach_and_pin"),
     (RaisesOtherErrors, "test_an_arena_that_is_read_only_serves_loads_only"),
     (ChecksNothing, "test_pages_that_are_not_what_the_layout_says"),
-    (ChecksNothing, "test_an_unknown_format_is_refused"),
+    (ChecksNothing, "test_unsupported_formats_and_dtypes_are_refused"),
     (CopiesBeforeItChecks, "test_invalid_segments_change_nothing"),
     (CopiesBeforeItChecks, "test_a_block_that_does_not_exist_changes_nothing"),
     (CopiesBeforeItChecks, "test_positions_beyond_the_rotation_table_change_nothing"),

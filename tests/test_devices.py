@@ -22,11 +22,14 @@ def layer(**changes):
 
 
 def check(changed, setup=SETUP, formats=("packed_heads", "split")):
-    return devices.check_pages([layer(), changed], setup.block_size, setup.layout(), formats)
+    return devices.read_pages([layer(), changed], setup.block_size, setup.layout(), formats)
 
 
-def test_check_pages_returns_the_pages_device():
-    assert check(layer(rotation=Rotary().build())) == torch.device("cpu")
+def test_layers_that_share_a_table_share_its_contiguous_copy():
+    table = torch.ones(100, 20)[:, :8]
+    pages = check(layer(rotation=Rotation(table, True)))
+    assert pages.place == torch.device("cpu") and pages.n_positions == 100
+    assert pages.layers[1].rotation.cos_sin.is_contiguous()
 
 
 def test_int8_keys_cannot_be_rotated():
@@ -34,7 +37,7 @@ def test_int8_keys_cannot_be_rotated():
     whole = [layer(tensors=(as_bytes,)), layer(tensors=(as_bytes,), rotation=Rotary().build())]
     layout = msgspec.structs.replace(SETUP, dtype="int8").layout()
     with pytest.raises(Unsupported, match="cannot be rotated"):
-        devices.check_pages(whole, SETUP.block_size, layout, ["packed_heads"])
+        devices.read_pages(whole, SETUP.block_size, layout, ["packed_heads"])
 
 
 @pytest.mark.parametrize("width, offset", [(14, 0), (8, 5), (8, -1), (7, 0), (0, 0)])
@@ -75,7 +78,8 @@ def test_a_block_has_tokens():
 
 
 def bounds():
-    return devices.Bounds(SETUP.layout(), SETUP.block_size, SETUP.n_blocks, None)
+    pages = devices.Pages((), SETUP.n_blocks, None, torch.device("cpu"))
+    return devices.Bounds(SETUP.layout(), SETUP.block_size, pages)
 
 
 def test_a_negative_prefix_is_refused():

@@ -1,30 +1,33 @@
 """Shared parts of device plugins: input checks, uniform views of pages, and transfers on streams. Needs torch."""
 
-from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover, Slice
-from blendhub.devices.block_spans import BLOCK_SPAN_RECORD, after_prefix, split_at_blocks
-from blendhub.devices.bounds import Bounds, check_arena, check_writable
-from blendhub.devices.host_arena import HostArena
-from blendhub.devices.pages import TENSOR_TYPES, check_pages, count_blocks, count_positions, planes_of
+from blendhub.devices.batches import Batch, BatchPlanner
+from blendhub.devices.bounds import Bounds, after_prefix, check_arena, check_writable
+from blendhub.devices.host_arena import HostArena, PinningThread
+from blendhub.devices.pages import TENSOR_TYPES, Pages, Planes, planes_of, read_pages
+from blendhub.devices.queues import Mover
+from blendhub.devices.rotation import Angles, angles_between, pairs_of
 from blendhub.devices.runtime import Runtime
-from blendhub.devices.stream_device import StreamDevice
+from blendhub.devices.stream_device import ACCESS_BYTES, StreamDevice
 
 __all__ = [
-    "BLOCK_SPAN_RECORD",
+    "ACCESS_BYTES",
     "TENSOR_TYPES",
-    "BatchGroup",
+    "Angles",
+    "Batch",
     "BatchPlanner",
     "Bounds",
     "HostArena",
     "Mover",
+    "Pages",
+    "PinningThread",
+    "Planes",
     "Runtime",
-    "Slice",
     "StreamDevice",
     "after_prefix",
+    "angles_between",
     "check_arena",
-    "check_pages",
     "check_writable",
-    "count_blocks",
-    "count_positions",
+    "pairs_of",
     "planes_of",
-    "split_at_blocks",
+    "read_pages",
 ]

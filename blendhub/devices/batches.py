@@ -1,15 +1,25 @@
-"""The parts of a transfer that pass through staging, as the queues of a device with streams see them."""
+"""Plans a transfer: which bytes are copied to staging, and where the tokens in staging belong. Arithmetic without I/O.
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+Staging holds, layer by layer, the keys of a batch's tokens and then their values, without gaps. So one operator
+serves all tokens of a layer, and a whole chunk has the same order in staging as in the arena: one copy brings it.
+"""
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from blendhub.contracts import Segment
 from blendhub.core.layout import KVLayout
+from blendhub.devices.bounds import after_prefix
+
+SLOT, POSITION, SOURCE, SPAN_BLOCK, SPAN_COUNT = range(5)
+"""Rows of a batch's table. The first three have a column for each token, the last two one for each block span."""
+TABLE_ROWS = 5
+ALIGNED_TOKENS = 16
+"""The rows of a table begin at multiples of 64 bytes, as operators that read them with wide accesses want."""
 
 
 class Slice(NamedTuple):
@@ -21,87 +31,146 @@ class Slice(NamedTuple):
     nbytes: int
 
 
-class AnySlice(Protocol):
-    """A ``Slice``, or a device's own tuple with the same fields and more."""
+class BlockSpan(NamedTuple):
+    """Consecutive tokens of one block."""
 
-    @property
-    def at(self) -> int: ...
-    @property
-    def staging_at(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
+    block: int
+    slot: int
+    n_tokens: int
 
 
-class Batch(Protocol):
-    """The work between two uses of a stream's staging."""
+class Rows(NamedTuple):
+    """The place of a batch's rows in staging or, if its slices are empty, in the arena."""
 
-    @property
-    def slices(self) -> Sequence[AnySlice]:
-        """The contents of staging; empty: the mover reads and writes the arena itself."""
-
-
-class BatchGroup(Protocol):
-    """Batches that share one table, because each copy of a table costs the host time."""
-
-    @property
-    def table(self) -> npt.NDArray[Any]:
-        """The table that the mover needs in device memory."""
-
-    @property
-    def batches(self) -> Sequence[Any]: ...
+    at: int
+    """The offset of the batch's first layer."""
+    first: int
+    """The row of the batch's first token."""
+    n_rows: int
+    """The rows that each layer has there, of keys and of values."""
 
 
-class BatchPlanner(ABC):
-    """Splits transfers into batches that each fit into the staging of one stream. Arithmetic without I/O."""
+class Batch(NamedTuple):
+    """The work between two uses of a stream's staging: some layers of tokens that together fit into it."""
 
-    layout: KVLayout
-    table_bytes: int
-    """Device memory of a stream for the table of a group."""
-    staging_bytes: int
-    """Device memory of a stream for the slices of a batch."""
+    table: npt.NDArray[np.int32]
+    """``[TABLE_ROWS, columns]``: the mover needs it in device memory."""
+    n_tokens: int
+    spans: tuple[BlockSpan, ...]
+    moved: bool
+    """Whether the keys are rotated. It is the same for all tokens of a batch."""
+    first_layer: int
+    n_layers: int
+    rows: Rows
+    slices: tuple[Slice, ...]
+    """The contents of staging, which are rows of the segments only; empty: the mover uses the arena itself."""
 
-    @property
-    def layer_bytes(self) -> int:
-        """The bytes that one layer keeps of a chunk. Staging must hold as many."""
-        return self.layout.keys_at(1)
 
-    @abstractmethod
-    def batch_groups(
+class BatchPlanner:
+    """Splits transfers into batches that each fit into the staging of one stream."""
+
+    def __init__(self, layout: KVLayout, block_size: int, stream_bytes: int) -> None:
+        self.layout = layout
+        self.table_bytes = -(-TABLE_ROWS * 4 * _columns(layout.chunk_tokens) // 256) * 256
+        """Device memory of a stream for the table of a batch."""
+        self.staging_bytes = stream_bytes - self.table_bytes
+        """Device memory of a stream for the slices of a batch: at least ``layer_bytes``."""
+        self.layer_bytes = layout.keys_at(1)
+        """The bytes that one layer keeps of a chunk."""
+        self._block_size = block_size
+
+    def batches(
         self,
         segments: Iterable[Segment],
         block_ids: npt.NDArray[np.int64],
         skip_prefix_n_tokens: int,
-        stage_partial_chunks: bool,
-    ) -> Iterator[BatchGroup]:
-        """The batches of the segments' tokens from ``skip_prefix_n_tokens`` on, in groups."""
+        reaches: Callable[[int], bool] = lambda shard: False,
+    ) -> Iterator[Batch]:
+        """The batches of the segments' tokens from ``skip_prefix_n_tokens`` on.
 
-    @abstractmethod
-    def rows_of(self, batch: Any) -> Iterable[AnySlice]:
-        """The parts of the batch's slices that a save may write: the rows of its segments."""
+        Parts of the chunks whose shard the mover ``reaches`` are left in the arena, because their rows are scattered
+        there: they would take two copies a layer.
+        """
+        chunk_tokens, layers = self.layout.chunk_tokens, self.layout.layers
+        staged: list[Segment] = []
+        n_tokens = 0
+        for piece in after_prefix(segments, skip_prefix_n_tokens):
+            if len(piece.span) < chunk_tokens and reaches(piece.shard):
+                rows = Rows(piece.shard, piece.row, chunk_tokens)
+                yield self._batch([piece], block_ids)._replace(n_layers=layers, rows=rows)
+                continue
+            # Small pieces together, as many tokens as a chunk has at most; moved ones apart from the others.
+            if staged and (n_tokens + len(piece.span) > chunk_tokens or _is_moved(piece) != _is_moved(staged[0])):
+                yield from self._staged(staged, block_ids)
+                staged, n_tokens = [], 0
+            staged.append(piece)
+            n_tokens += len(piece.span)
+        if staged:
+            yield from self._staged(staged, block_ids)
+
+    def _staged(self, pieces: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Iterator[Batch]:
+        """About equally many layers at once, as staging allows."""
+        whole, layers = self._batch(pieces, block_ids), self.layout.layers
+        token_bytes = self.layout.key_row_bytes + self.layout.value_row_bytes
+        n_batches = -(-layers // (self.staging_bytes // (whole.n_tokens * token_bytes)))
+        for first, end in itertools.pairwise(layers * number // n_batches for number in range(n_batches + 1)):
+            slices = tuple(self._slices(pieces, first, end))
+            yield whole._replace(first_layer=first, n_layers=end - first, slices=slices)
+
+    def _batch(self, pieces: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Batch:
+        """The pieces' tokens, without layers and slices."""
+        spans = tuple(span for piece in pieces for span in self._spans(piece, block_ids))
+        n_tokens = sum(len(piece.span) for piece in pieces)
+        table = np.zeros((TABLE_ROWS, _columns(n_tokens)), np.int32)
+        table[SLOT, :n_tokens] = _joined((span.block * self._block_size + span.slot, span.n_tokens) for span in spans)
+        table[POSITION, :n_tokens] = _joined((piece.span.start, len(piece.span)) for piece in pieces)
+        table[SOURCE, :n_tokens] = _joined((piece.source_start, len(piece.span)) for piece in pieces)
+        table[SPAN_BLOCK, : len(spans)] = [span.block for span in spans]
+        table[SPAN_COUNT, : len(spans)] = [span.n_tokens for span in spans]
+        return Batch(table, n_tokens, spans, _is_moved(pieces[0]), 0, 0, Rows(0, 0, n_tokens), ())
+
+    def _spans(self, piece: Segment, block_ids: npt.NDArray[np.int64]) -> Iterator[BlockSpan]:
+        at, size = piece.span.start, self._block_size
+        while at < piece.span.end:
+            number, slot = divmod(at, size)
+            count = min(size - slot, piece.span.end - at)
+            yield BlockSpan(int(block_ids[number]), slot, count)
+            at += count
+
+    def _slices(self, pieces: Sequence[Segment], first: int, end: int) -> Iterator[Slice]:
+        """The pieces' rows of these layers, in the order of staging; neighbours in the arena are joined."""
+        joined: Slice | None = None
+        for one in self._rows(pieces, first, end):
+            if joined and joined.at + joined.nbytes == one.at:
+                joined = joined._replace(nbytes=joined.nbytes + one.nbytes)
+                continue
+            if joined:
+                yield joined
+            joined = one
+        if joined:
+            yield joined
+
+    def _rows(self, pieces: Sequence[Segment], first: int, end: int) -> Iterator[Slice]:
+        layout, staging_at = self.layout, 0
+        for layer in range(first, end):
+            for begin, row_bytes in (
+                (layout.keys_at(layer), layout.key_row_bytes),
+                (layout.values_at(layer), layout.value_row_bytes),
+            ):
+                for piece in pieces if row_bytes else ():
+                    nbytes = len(piece.span) * row_bytes
+                    yield Slice(piece.shard + begin + piece.row * row_bytes, staging_at, nbytes)
+                    staging_at += nbytes
 
 
-class Mover(ABC):
-    """Moves a batch between memory that the device reaches and the engine's pages, in a stream."""
-
-    @abstractmethod
-    def rows_to_pages(
-        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Any
-    ) -> None:
-        """Write the batch to pages. ``memory`` is the staging or the arena, ``table`` the group's in device memory."""
-
-    @abstractmethod
-    def pages_to_rows(
-        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Any
-    ) -> None:
-        """Read the batch from pages."""
+def _is_moved(piece: Segment) -> bool:
+    return piece.span.start != piece.source_start
 
 
-def covering(slices: Iterable[AnySlice]) -> list[slice]:
-    """The slices' places in staging; neighbours are joined."""
-    joined: list[slice] = []
-    for one in slices:
-        if joined and joined[-1].stop == one.staging_at:
-            joined[-1] = slice(joined[-1].start, one.staging_at + one.nbytes)
-        else:
-            joined.append(slice(one.staging_at, one.staging_at + one.nbytes))
-    return joined
+def _joined(ranges: Iterable[tuple[int, int]]) -> npt.NDArray[np.int64]:
+    """All numbers of ranges that are given by their first number and their count."""
+    return np.concatenate([np.arange(first, first + count) for first, count in ranges])
+
+
+def _columns(n_tokens: int) -> int:
+    return -(-n_tokens // ALIGNED_TOKENS) * ALIGNED_TOKENS

@@ -1,7 +1,7 @@
-"""Bounds checks of a transfer's segments and arena, made before the transfer starts."""
+"""Bounds checks of a transfer's segments and arena, made before the transfer starts, and the skipped prefix."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,18 @@ import numpy.typing as npt
 from blendhub.contracts import Segment
 from blendhub.core.errors import InvalidInput
 from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
+from blendhub.devices.pages import Pages
+
+
+def after_prefix(segments: Iterable[Segment], skip_prefix_n_tokens: int) -> Iterator[Segment]:
+    """What is left of the segments from token ``skip_prefix_n_tokens`` on."""
+    for segment in segments:
+        start, end = segment.span.start, segment.span.end
+        n_skipped = max(skip_prefix_n_tokens - start, 0)
+        if start + n_skipped < end:
+            source = segment.source_start + n_skipped
+            yield Segment(Span(start + n_skipped, end), segment.shard, segment.row + n_skipped, source)
 
 
 def check_arena(arena: npt.NDArray[np.uint8]) -> None:
@@ -26,11 +38,11 @@ def check_writable(arena: npt.NDArray[np.uint8]) -> None:
 class Bounds:
     """The limits of segments: shards, arena, block table, pages and rotation tables."""
 
-    def __init__(self, layout: KVLayout, block_size: int, n_blocks: int, n_positions: int | None) -> None:
+    def __init__(self, layout: KVLayout, block_size: int, pages: Pages) -> None:
         self._layout = layout
         self._block_size = block_size
-        self._n_blocks = n_blocks
-        self._n_positions = n_positions
+        self._n_blocks = pages.n_blocks
+        self._n_positions = pages.n_positions
 
     def check(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], arena_bytes: int) -> None:
         """Raise InvalidInput unless each segment stays within its shard, the arena, the block table and the pages."""

@@ -1,9 +1,10 @@
-"""The arena as a device with streams uses it."""
+"""The arena as a device with streams uses it, and the thread that pins it."""
 
 import logging
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from queue import SimpleQueue
 
 import numpy as np
 import numpy.typing as npt
@@ -31,8 +32,8 @@ class HostArena:
             warnings.simplefilter("ignore", UserWarning)
             self.tensor = torch.from_numpy(arena)
 
-    def is_pinned(self, start: int, end: int) -> bool:
-        """Whether these bytes are pinned. They stay so until ``unpin``."""
+    def is_pinned(self, end: int) -> bool:
+        """Whether the bytes before ``end`` are pinned. They stay so until ``unpin``."""
         return end <= self._pinned_end
 
     def parts(self, start: int, end: int) -> Iterator[slice]:
@@ -80,3 +81,37 @@ class HostArena:
             return self._runtime.register(memory)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
+
+
+class PinningThread:
+    """Runs functions in order, so that no step of an engine waits: the machine locks a GiB in 0.1 to 0.5 s.
+
+    A process may end while it runs one.
+    """
+
+    def __init__(self, device: str) -> None:
+        self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"blendhub-{device}-pinning", daemon=True)
+        self._thread.start()
+
+    def run_later(self, work: Callable[[], None]) -> None:
+        self._work.put(work)
+
+    def wait(self) -> None:
+        """Return when everything that was added has run."""
+        done = threading.Event()
+        self._work.put(done.set)
+        done.wait()
+
+    def close(self) -> None:
+        """Run what was added, and end the thread."""
+        self._work.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (work := self._work.get()) is not None:
+            try:
+                work()
+            except Exception:
+                log.exception("the arena's memory could not be pinned or released")
+            del work  # it refers to the arena, which must be freed before the next work comes

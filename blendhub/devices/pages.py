@@ -1,6 +1,7 @@
 """Checks of an engine's pages, and uniform views of every page format."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -19,10 +20,26 @@ TENSOR_TYPES = {
 """The torch dtypes of each layout dtype. Engines also keep 8-bit items in tensors of bytes."""
 
 
-def check_pages(
-    layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, formats: Sequence[PageFormat]
-) -> torch.device:
-    """Raise LayoutMismatch or Unsupported unless the layers fit the layout; returns the torch device of all pages."""
+class Planes(NamedTuple):
+    """The pages of one layer, as views ``[blocks, heads, tokens, width]``."""
+
+    keys: torch.Tensor
+    values: torch.Tensor
+    """The values; of width 0 if one vector is both key and value."""
+    rotation: Rotation | None
+
+
+class Pages(NamedTuple):
+    layers: tuple[Planes, ...]
+    n_blocks: int
+    """The number of blocks that every layer has."""
+    n_positions: int | None
+    """The positions that every rotation table covers; None: no layer has a rotation."""
+    place: torch.device
+
+
+def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, formats: Sequence[PageFormat]) -> Pages:
+    """Uniform views of the layers. Raises LayoutMismatch or Unsupported unless the layers fit the layout."""
     if len(layers) != layout.layers:
         raise LayoutMismatch(f"{len(layers)} layers were given, but the layout has {layout.layers}")
     if block_size < 1:
@@ -42,7 +59,16 @@ def check_pages(
         raise Unsupported(
             f"pages and cos_sin lie on {', '.join(sorted(map(str, places)))}; they must lie on one device"
         )
-    return places.pop()
+    # Layers that share a table also share its contiguous copy.
+    contiguous = {id(table): table.contiguous() for table in tables}
+    planes = []
+    for layer in layers:
+        rotation = layer.rotation
+        if rotation is not None:
+            rotation = Rotation(contiguous[id(rotation.cos_sin)], rotation.neox, rotation.offset)
+        planes.append(Planes(*planes_of(layer, block_size, layout), rotation))
+    n_blocks = min(tensor.shape[layer.format == "kv_first"] for layer in layers for tensor in layer.tensors)
+    return Pages(tuple(planes), n_blocks, min(map(len, tables), default=None), places.pop())
 
 
 def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[torch.Tensor, torch.Tensor]:
@@ -66,16 +92,6 @@ def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[tor
             keys = first.unsqueeze(1)
             values = keys[..., widths[0] :]
     return keys, values
-
-
-def count_blocks(layers: Sequence[PagedLayer]) -> int:
-    """The number of blocks that every layer has."""
-    return min(tensor.shape[layer.format == "kv_first"] for layer in layers for tensor in layer.tensors)
-
-
-def count_positions(layers: Sequence[PagedLayer]) -> int | None:
-    """The number of positions that every rotation table covers; None: no layer has a rotation."""
-    return min((len(layer.rotation.cos_sin) for layer in layers if layer.rotation), default=None)
 
 
 def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[int | None, ...]]:

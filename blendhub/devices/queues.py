@@ -9,7 +9,7 @@ thread, and block it once the accelerator's launch queue is full.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from itertools import cycle
@@ -19,9 +19,24 @@ import numpy as np
 import torch
 
 from blendhub.contracts import Transfer
-from blendhub.devices.batches import AnySlice, Batch, BatchGroup, BatchPlanner, Mover, covering
+from blendhub.devices.batches import Batch, BatchPlanner
 from blendhub.devices.host_arena import HostArena
 from blendhub.devices.runtime import Runtime
+
+
+class Mover(ABC):
+    """Moves a batch between memory that the device reaches and the engine's pages, in the current stream.
+
+    ``memory`` is the staging or the arena, ``table`` the batch's in device memory.
+    """
+
+    @abstractmethod
+    def rows_to_pages(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
+        """Write the batch to pages."""
+
+    @abstractmethod
+    def pages_to_rows(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
+        """Read the batch from pages."""
 
 
 class StagingStream:
@@ -34,8 +49,6 @@ class StagingStream:
         self._runtime = runtime
         self._bounce_buffer: torch.Tensor | None = None
         self._bounce_copied: Any = None
-        self.group: BatchGroup | None = None
-        """The group whose table ``table`` holds."""
         self.unfinished: tuple[Batch, HostArena] | None = None
         """A saved batch that the host has yet to copy from the bounce buffer to the arena."""
 
@@ -52,9 +65,27 @@ class StagingStream:
             self._runtime.synchronize(self._bounce_copied)
             self._bounce_copied = None
 
-    def record_bounce_copy(self) -> None:
-        """Remember the end of the copy between the bounce buffer and staging that was just submitted."""
+    def copy_bounce_buffer(self, batch: Batch, *, to_staging: bool) -> None:
+        """Submit the copy of the batch's slices between the bounce buffer and staging."""
+        end = batch.slices[-1].staging_at + batch.slices[-1].nbytes
+        target, source = self.staging[:end], self.bounce_buffer[:end]
+        self._runtime.copy(self.handle, [(target, source) if to_staging else (source, target)])
         self._bounce_copied = self._runtime.record_event(self.handle)
+
+    def copy_table(self, batch: Batch) -> torch.Tensor:
+        """Submit the copy of the batch's table; returns its place in device memory."""
+        pinned = self._runtime.allocate_pinned(batch.table.nbytes)
+        pinned.numpy()[:] = batch.table.view(np.uint8).reshape(-1)
+        table = self.table[: len(pinned)]
+        self._runtime.copy(self.handle, [(table, pinned)])
+        return table
+
+    def staging_and_arena(self, batch: Batch, arena: HostArena) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
+        for one in batch.slices:
+            for part in arena.parts(one.at, one.at + one.nbytes):
+                staging_at = one.staging_at + part.start - one.at
+                yield self.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]
 
 
 class StreamTransfer(Transfer):
@@ -82,23 +113,14 @@ class TransferQueue(ABC):
     def __init__(self, name: str, n_streams: int, runtime: Runtime, mover: Mover, planner: BatchPlanner) -> None:
         self._runtime = runtime
         self._mover = mover
-        self._planner = planner
         self._streams = [StagingStream(runtime, planner) for _ in range(n_streams)]
         self._next_streams = cycle(self._streams)
         self._thread = ThreadPoolExecutor(1, f"blendhub-{name}")
 
-    def warm_up(self, groups: Iterable[BatchGroup]) -> None:
-        """Move the groups' batches, which have no tokens: this compiles kernels before the first request."""
-        stream = self._streams[0]
-        for group in groups:
-            for batch in group.batches:
-                self._move(stream, stream.staging, group, batch)
-        self._synchronize()
-
-    def start(self, arena: HostArena, groups: Iterable[BatchGroup]) -> StreamTransfer:
+    def start(self, arena: HostArena, batches: Iterable[Batch]) -> StreamTransfer:
         """Run the batches after the engine's work that they must follow."""
         self._runtime.enter()
-        return StreamTransfer(self._runtime, self._thread.submit(self._submit, self._begin(), arena, groups))
+        return StreamTransfer(self._runtime, self._thread.submit(self._submit, self._begin(), arena, batches))
 
     def drain(self) -> None:
         """Return when no transfer is pending."""
@@ -108,28 +130,24 @@ class TransferQueue(ABC):
         self.drain()
         self._thread.shutdown()
 
-    def _submit(self, begin: Any, arena: HostArena, groups: Iterable[BatchGroup]) -> list[Any]:
+    def _submit(self, begin: Any, arena: HostArena, batches: Iterable[Batch]) -> list[Any]:
         """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
         used: list[StagingStream] = []
         try:
             self._runtime.enter()
-            for group in groups:
-                table = self._pinned_table(group)
-                for batch, stream in zip(group.batches, self._next_streams, strict=False):
-                    if stream not in used:
-                        used.append(stream)
-                        self._runtime.wait_event(stream.handle, begin)
-                    if stream.group is not group:
-                        stream.group = group
-                        self._runtime.copy(stream.handle, stream.table[: len(table)], table)
-                    self._submit_batch(stream, group, batch, arena)
+            for batch in batches:
+                stream = next(self._next_streams)
+                if stream not in used:
+                    used.append(stream)
+                    self._runtime.wait_event(stream.handle, begin)
+                self._submit_batch(stream, stream.copy_table(batch), batch, arena)
             for stream in used:
                 self._finish_batch(stream)
             return [self._runtime.record_event(stream.handle) for stream in used]
         except BaseException as error:
             # After ``wait`` has raised, the caller may use the bytes for something else.
             for stream in self._streams:
-                stream.group = stream.unfinished = None
+                stream.unfinished = None
             with suppress(Exception):  # the first error tells the cause
                 self._synchronize()
             if isinstance(error, Exception):
@@ -141,25 +159,15 @@ class TransferQueue(ABC):
         """An event that the batches must follow: the end of all work that the engine has submitted so far."""
         return self._runtime.record_event()
 
-    def _pinned_table(self, group: BatchGroup) -> torch.Tensor:
-        pinned = self._runtime.allocate_pinned(group.table.nbytes)
-        pinned.numpy()[:] = group.table.view(np.uint8).reshape(-1)
-        return pinned
-
     def _synchronize(self) -> None:
         self._runtime.enter()
         _synchronize_all(self._runtime, [self._runtime.record_event(stream.handle) for stream in self._streams])
 
     @abstractmethod
-    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
-        """Submit the mover's work between ``memory`` and pages."""
-
-    @abstractmethod
-    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
+    def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
         """Submit the copies and the mover's work of the batch to the stream."""
 
-    @abstractmethod
-    def _finish_batch(self, stream: StagingStream) -> None:
+    def _finish_batch(self, stream: StagingStream) -> None:  # noqa: B027 (the host's part of a load comes first)
         """Do the host's part of the stream's last batch."""
 
 
@@ -174,63 +182,39 @@ class LoadQueue(TransferQueue):
     def _begin(self) -> Any:
         return super()._begin() if self._step_begins is None else self._step_begins
 
-    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
-        self._mover.rows_to_pages(stream.handle, memory, stream.table, group, batch)
-
-    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
-        if not batch.slices:
-            self._move(stream, arena.tensor, group, batch)
-        elif _are_pinned(arena, batch.slices):
-            self._runtime.copy_many(stream.handle, _staging_and_arena(stream, batch.slices, arena))
-            self._move(stream, stream.staging, group, batch)
+    def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
+        if _are_pinned(batch, arena):
+            self._runtime.copy(stream.handle, list(stream.staging_and_arena(batch, arena)))
         else:
-            self._fill_bounce_buffer(stream, batch.slices, arena)
-            parts = covering(batch.slices)
-            self._runtime.copy_many(
-                stream.handle, [(stream.staging[part], stream.bounce_buffer[part]) for part in parts]
-            )
-            stream.record_bounce_copy()
-            self._move(stream, stream.staging, group, batch)
-
-    def _finish_batch(self, stream: StagingStream) -> None:
-        """Do nothing: the host's part of a load comes before its copies."""
-
-    def _fill_bounce_buffer(self, stream: StagingStream, slices: Sequence[AnySlice], arena: HostArena) -> None:
-        stream.wait_for_bounce_copy()
-        target = stream.bounce_buffer.numpy()
-        for one in slices:
-            target[one.staging_at : one.staging_at + one.nbytes] = arena.bytes[one.at : one.at + one.nbytes]
+            stream.wait_for_bounce_copy()
+            target = stream.bounce_buffer.numpy()
+            for one in batch.slices:
+                target[one.staging_at : one.staging_at + one.nbytes] = arena.bytes[one.at : one.at + one.nbytes]
+            stream.copy_bounce_buffer(batch, to_staging=True)
+        memory = stream.staging if batch.slices else arena.tensor
+        self._runtime.launch(stream.handle, self._mover.rows_to_pages, memory, table, batch)
 
 
 class SaveQueue(TransferQueue):
-    def _move(self, stream: StagingStream, memory: torch.Tensor, group: BatchGroup, batch: Batch) -> None:
-        self._mover.pages_to_rows(stream.handle, memory, stream.table, group, batch)
-
-    def _submit_batch(self, stream: StagingStream, group: BatchGroup, batch: Batch, arena: HostArena) -> None:
-        if not batch.slices:
-            self._move(stream, arena.tensor, group, batch)
-            return
+    def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
         self._finish_batch(stream)
-        self._move(stream, stream.staging, group, batch)
-        if _are_pinned(arena, batch.slices):
-            pairs = _staging_and_arena(stream, self._planner.rows_of(batch), arena)
-            self._runtime.copy_many(stream.handle, [(target, source) for source, target in pairs])
+        memory = stream.staging if batch.slices else arena.tensor
+        self._runtime.launch(stream.handle, self._mover.pages_to_rows, memory, table, batch)
+        if _are_pinned(batch, arena):
+            pairs = stream.staging_and_arena(batch, arena)
+            self._runtime.copy(stream.handle, [(target, source) for source, target in pairs])
         else:
-            parts = covering(batch.slices)
-            self._runtime.copy_many(
-                stream.handle, [(stream.bounce_buffer[part], stream.staging[part]) for part in parts]
-            )
-            stream.record_bounce_copy()
+            stream.copy_bounce_buffer(batch, to_staging=False)
             stream.unfinished = batch, arena
 
     def _finish_batch(self, stream: StagingStream) -> None:
-        """Copy the rows that have arrived in the bounce buffer to the arena; other rows are not part of this save."""
+        """Copy the rows that have arrived in the bounce buffer to the arena."""
         if stream.unfinished is None:
             return
         (batch, arena), stream.unfinished = stream.unfinished, None
         stream.wait_for_bounce_copy()
         source = stream.bounce_buffer.numpy()
-        for one in self._planner.rows_of(batch):
+        for one in batch.slices:
             arena.bytes[one.at : one.at + one.nbytes] = source[one.staging_at : one.staging_at + one.nbytes]
 
 
@@ -246,17 +230,5 @@ def _synchronize_all(runtime: Runtime, events: Iterable[Any]) -> None:
         raise errors[0]
 
 
-def _are_pinned(arena: HostArena, slices: Iterable[AnySlice]) -> bool:
-    return all(arena.is_pinned(one.at, one.at + one.nbytes) for one in slices)
-
-
-def _staging_and_arena(
-    stream: StagingStream, slices: Iterable[AnySlice], arena: HostArena
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each slice in staging and in the arena, cut where parts of the arena were pinned apart."""
-    pairs = []
-    for one in slices:
-        for part in arena.parts(one.at, one.at + one.nbytes):
-            staging_at = one.staging_at + part.start - one.at
-            pairs.append((stream.staging[staging_at : staging_at + part.stop - part.start], arena.tensor[part]))
-    return pairs
+def _are_pinned(batch: Batch, arena: HostArena) -> bool:
+    return all(arena.is_pinned(one.at + one.nbytes) for one in batch.slices)

@@ -1,8 +1,8 @@
 """The base of devices with streams: states, checks, staging, and the two queues of transfers."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,23 +11,17 @@ import torch
 from blendhub.contracts import Device, PagedLayer, Segment, Transfer
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices.batches import BatchGroup, BatchPlanner, Mover
+from blendhub.devices.batches import Batch, BatchPlanner
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
-from blendhub.devices.host_arena import HostArena
-from blendhub.devices.pinning import PinningThread
-from blendhub.devices.queues import LoadQueue, SaveQueue
+from blendhub.devices.host_arena import HostArena, PinningThread
+from blendhub.devices.pages import Pages, read_pages
+from blendhub.devices.queues import LoadQueue, Mover, SaveQueue
 from blendhub.devices.runtime import Runtime
 
+ACCESS_BYTES = 16
+"""Kernels read and write rows of the arena itself only where these begin at a multiple of their widest access."""
 
-class Pages(Protocol):
-    """The facts about the engine's pages that every device needs."""
-
-    @property
-    def n_blocks(self) -> int: ...
-
-    @property
-    def n_positions(self) -> int | None:
-        """The positions that every rotation table covers; None: no layer has a rotation."""
+MAX_SLOTS = 2**31
 
 
 class _Attached(NamedTuple):
@@ -47,10 +41,11 @@ class StreamDevice(Device):
     name: ClassVar[str]
     """The name in configurations."""
     streams_per_queue: ClassVar[int]
-    arena_alignment: ClassVar[int] = 1
-    """The arena must begin at a multiple of this."""
+    reaches_arena: ClassVar[bool] = False
+    """Whether the mover takes rows in the arena itself, where the runtime's kernels reach it."""
 
-    def __init__(self, staging_mib: float, runtime: Callable[[torch.device], Runtime]) -> None:
+    def __init__(self, staging_mib: float, block_tokens: int, runtime: Callable[[torch.device], Runtime]) -> None:
+        self.block_tokens = block_tokens
         self._staging_mib = staging_mib
         self._runtime = runtime
         self._attached: _Attached | None = None
@@ -59,35 +54,27 @@ class StreamDevice(Device):
         self._closed = False
 
     @abstractmethod
-    def _read_pages(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> Pages:
-        """Check the layers against the layout."""
-
-    @abstractmethod
-    def _planner(self, layout: KVLayout, block_size: int, stream_bytes: int) -> BatchPlanner:
-        """A planner for streams of this much device memory."""
-
-    @abstractmethod
-    def _mover(self, runtime: Runtime, pages: Any, planner: Any, block_size: int) -> Mover:
-        """The mover that moves the planner's batches to the pages and from them."""
-
-    def _warm_up_groups(self, planner: Any) -> Sequence[BatchGroup]:
-        """Groups without tokens, to compile every variant of the kernels with; none: there is nothing to compile."""
-        return ()
+    def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> Mover:
+        """The mover between rows of this layout and these pages. Kernels are compiled when it returns."""
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed or self._attached:
             raise InvalidInput("a device is attached once; create another one for other pages")
-        pages = self._read_pages(layers, block_size, layout)
-        planner = self._checked_planner(layout, block_size)
-        bounds = Bounds(layout, block_size, pages.n_blocks, pages.n_positions)
+        pages = read_pages(layers, block_size, layout, self.formats)
+        if pages.n_blocks * block_size >= MAX_SLOTS:
+            raise Unsupported(
+                f"{pages.n_blocks} blocks of {block_size} tokens are too many: device {self.name!r} numbers slots with "
+                "32 bits; lower --gpu-memory-utilization"
+            )
+        planner = self._planner(layout, block_size)
         try:
-            self._attached = self._set_up(layers[0].tensors[0].device, pages, planner, bounds, block_size)
+            self._attached = self._set_up(pages, planner, block_size)
         except BlendHubError:
             raise
         except Exception as error:
             raise Unsupported(
-                f"device {self.name!r} cannot be set up on {layers[0].tensors[0].device}: "
-                f"{type(error).__name__}: {error}; `blendhub plugins` says what it needs"
+                f"device {self.name!r} cannot be set up on {pages.place}: {type(error).__name__}: {error}; "
+                "`blendhub plugins` says what it needs"
             ) from error
         if self._arena_bytes is not None:
             self._use_arena(self._attached, self._arena_bytes)
@@ -96,10 +83,6 @@ class StreamDevice(Device):
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)
-        if arena.ctypes.data % self.arena_alignment:
-            raise InvalidInput(
-                f"an arena must begin at a multiple of {self.arena_alignment} bytes, got address {arena.ctypes.data:#x}"
-            )
         self._release_arena()
         self._arena_bytes = arena
         if self._attached:
@@ -116,7 +99,7 @@ class StreamDevice(Device):
         attached, arena = self._ready()
         attached.bounds.check(segments, block_ids, arena.bytes.size)
         attached.bounds.check_load(segments, skip_prefix_n_tokens)
-        return attached.loads.start(arena, self._groups(segments, block_ids, skip_prefix_n_tokens))
+        return attached.loads.start(arena, self._batches(segments, block_ids, skip_prefix_n_tokens))
 
     def begin_step(self) -> None:
         if self._attached:
@@ -126,7 +109,7 @@ class StreamDevice(Device):
         attached, arena = self._ready()
         attached.bounds.check(segments, block_ids, arena.bytes.size)
         check_writable(arena.bytes)
-        return attached.saves.start(arena, self._groups(segments, block_ids, 0))
+        return attached.saves.start(arena, self._batches(segments, block_ids, 0))
 
     def close(self) -> None:
         self._release_arena()
@@ -137,30 +120,39 @@ class StreamDevice(Device):
         self._closed = True
         self._attached = None
 
-    def _set_up(
-        self, place: torch.device, pages: Pages, planner: BatchPlanner, bounds: Bounds, block_size: int
-    ) -> _Attached:
+    def _set_up(self, pages: Pages, planner: BatchPlanner, block_size: int) -> _Attached:
         """Allocate staging and compile kernels."""
-        runtime = self._runtime(place)
+        runtime = self._runtime(pages.place)
         runtime.enter()
-        mover = self._mover(runtime, pages, planner, block_size)
+        mover = self._mover(pages, planner.layout, block_size)
         queue = self.streams_per_queue, runtime, mover, planner
-        loads, saves = LoadQueue(f"{self.name}-loads", *queue), SaveQueue(f"{self.name}-saves", *queue)
-        groups = self._warm_up_groups(planner)
-        loads.warm_up(groups)
-        saves.warm_up(groups)
-        return _Attached(runtime, bounds, planner, loads, saves, PinningThread(self.name))
+        return _Attached(
+            runtime,
+            Bounds(planner.layout, block_size, pages),
+            planner,
+            LoadQueue(f"{self.name}-loads", *queue),
+            SaveQueue(f"{self.name}-saves", *queue),
+            PinningThread(self.name),
+        )
 
-    def _groups(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Any:
+    def _batches(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Iterator[Batch]:
         attached, arena = self._ready()
-        end = max((segment.shard for segment in segments), default=0) + attached.planner.layout.shard_bytes
-        is_reached = attached.runtime.kernels_reach_registered_memory and arena.is_pinned(0, end)
-        # The caller may change the block table after the call, while the queue's thread reads it.
-        return attached.planner.batch_groups(tuple(segments), block_ids.copy(), skipped, not is_reached)
+        shard_bytes = attached.planner.layout.shard_bytes
 
-    def _checked_planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
+        def reaches(shard: int) -> bool:
+            return (
+                self.reaches_arena
+                and attached.runtime.kernels_reach_registered_memory
+                and arena.is_pinned(shard + shard_bytes)
+                and (arena.bytes.ctypes.data + shard) % ACCESS_BYTES == 0
+            )
+
+        # The caller may change the block table after the call, while the queue's thread reads it.
+        return attached.planner.batches(tuple(segments), block_ids.copy(), skipped, reaches)
+
+    def _planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
         n_streams = 2 * self.streams_per_queue
-        planner = self._planner(layout, block_size, int(self._staging_mib * 2**20) // n_streams // 256 * 256)
+        planner = BatchPlanner(layout, block_size, int(self._staging_mib * 2**20) // n_streams // 256 * 256)
         if planner.staging_bytes < planner.layer_bytes:
             needed = n_streams * (planner.table_bytes + planner.layer_bytes + 256) / 2**20
             raise InvalidInput(

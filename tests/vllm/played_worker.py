@@ -19,8 +19,7 @@ from vllm.v1.request import Request
 
 from blendhub import Span
 from blendhub.contracts import Segment, Transfer
-from blendhub.devices import HostArena
-from blendhub.devices.pinning import PinningThread
+from blendhub.devices import HostArena, PinningThread
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
 from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker

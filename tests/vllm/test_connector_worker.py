@@ -16,7 +16,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub import Span
 from blendhub.client.hub_client import HubClient
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.testing.devices.slow_registration import SlowRegistration
+from blendhub.testing.devices.deferred import SlowRegistration
 from blendhub.vllm.messages import Adapter, HubAddress, StepPlan
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.hub.processes import HubProcess

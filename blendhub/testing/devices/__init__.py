@@ -1,11 +1,10 @@
 """The conformance suite of devices: every sentence of :mod:`blendhub.contracts.device`, tested."""
 
 from blendhub.testing.devices.copying import CopyingTests
-from blendhub.testing.devices.formats import FormatTests
+from blendhub.testing.devices.formats import FormatTests, RotationTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.random import RandomTests
 from blendhub.testing.devices.refusing import RefusingTests
-from blendhub.testing.devices.rotation import RotationTests
 
 
 class DeviceSuite(CopyingTests, FormatTests, RotationTests, RefusingTests, LifecycleTests, RandomTests):

@@ -7,24 +7,24 @@ from collections.abc import Iterator
 from itertools import product
 
 import numpy as np
-import pytest
 
 from blendhub.testing.devices.base import DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import DeviceHarness
 from blendhub.testing.sentences import holds
 
-SIZES = [(8, 24), (24, 8), (16, 12), (12, 16), (7, 5), (5, 17), (16, 16), (1, 6), (6, 1)]
+SIZES = [(8, 24), (24, 8), (16, 12), (7, 5), (5, 17), (16, 16), (1, 6), (6, 1)]
 """Tokens of a block and of a chunk: equal, larger, smaller, multiples of each other or not."""
 
 
-SPANS_WITH_HOLES = {
-    "hole at the start": [(11, 30), (30, 50)],
-    "in the middle": [(0, 13), (37, 60)],
-    "at the end": [(0, 13), (20, 33)],
-    "everywhere": [(5, 6), (7, 8), (30, 31), (59, 60)],
-    "beside an empty segment": [(17, 17), (20, 29)],
-    "only holes": [],
-}
+SPANS_WITH_HOLES = [
+    [(11, 30), (30, 50)],
+    [(0, 13), (37, 60)],
+    [(0, 13), (20, 33)],
+    [(5, 6), (7, 8), (30, 31), (59, 60)],
+    [(17, 17), (20, 29)],
+    [],
+]
+"""Holes at the start, in the middle, at the end, everywhere, beside an empty segment; and nothing but a hole."""
 
 
 @holds("Values are copied bit for bit, and so are keys that stay at their position")
@@ -37,20 +37,7 @@ class CopyingTests(DeviceTests):
                 self.setup(block_size=block_size, chunk_tokens=chunk_tokens, n_blocks=blocks, n_shards=shards)
             )
 
-    def test_a_run_of_chunks_is_loaded(self, make_harness: MakeHarness) -> None:
-        for harness in self.of_any_size(make_harness):
-            harness.load(harness.chunks(0, 60))
-            harness.overwrite_pages()
-            harness.load(harness.chunks(3, 58))
-
-    @holds("``save`` writes the rows of its segments and nothing else.")
-    def test_a_run_of_chunks_is_saved(self, make_harness: MakeHarness) -> None:
-        for harness in self.of_any_size(make_harness):
-            harness.save(harness.chunks(0, 60))
-            harness.overwrite_pages()
-            harness.save(harness.chunks(3, 58))
-
-    def test_saved_tokens_are_loaded_unchanged(self, make_harness: MakeHarness) -> None:
+    def test_saved_chunks_are_loaded_unchanged(self, make_harness: MakeHarness) -> None:
         for harness in self.of_any_size(make_harness):
             harness.save(harness.chunks(3, 58))
             harness.overwrite_pages()
@@ -59,15 +46,14 @@ class CopyingTests(DeviceTests):
     @holds("``load`` writes the tokens of its segments from position")
     def test_the_skipped_prefix_is_not_touched(self, make_harness: MakeHarness) -> None:
         for harness in self.of_any_size(make_harness):
-            for skipped in (0, 1, 3, 10, 24, 27, 40, 57, 58, 1000):
-                harness.overwrite_pages()
+            for skipped in (1, 10, 24, 57, 1000):
                 harness.load(harness.chunks(3, 58), skip_prefix_n_tokens=skipped)
+                harness.overwrite_pages()
 
-    @pytest.mark.parametrize("spans", SPANS_WITH_HOLES.values(), ids=SPANS_WITH_HOLES)
     @holds("``load`` writes the tokens of its segments from position")
-    def test_holes_are_not_touched(self, harness: DeviceHarness, spans: list[tuple[int, int]]) -> None:
-        segments = [harness.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
-        for skipped in (0, 20):
+    def test_holes_are_not_touched(self, harness: DeviceHarness) -> None:
+        for spans, skipped in product(SPANS_WITH_HOLES, (0, 20)):
+            segments = [harness.segment(start, end, shard=number) for number, (start, end) in enumerate(spans)]
             harness.load(segments, skipped)
             harness.overwrite_pages()
             harness.save(segments)
@@ -87,19 +73,14 @@ class CopyingTests(DeviceTests):
             skip_prefix_n_tokens=5,
         )
 
-    def test_one_shard_serves_several_segments(self, harness: DeviceHarness) -> None:
+    def test_one_shard_serves_several_segments_and_one_token_several_shards(self, harness: DeviceHarness) -> None:
         harness.load([harness.segment(2, 22), harness.segment(40, 52, row=6), harness.segment(60, 70, row=14)])
-
-    @holds("``save`` writes the rows of its segments and nothing else.")
-    def test_one_token_is_saved_to_several_shards(self, harness: DeviceHarness) -> None:
+        harness.overwrite_pages()
         harness.save([harness.segment(2, 22, shard=0), harness.segment(10, 30, shard=1, row=2)])
 
     @holds("Keys are not rotated, and ``source_start`` is ignored.")
     def test_source_start_plays_no_part_in_saving(self, harness: DeviceHarness) -> None:
         harness.save([harness.segment(2, 22, source=900), harness.segment(30, 34, shard=2, source=0)])
-
-    def test_a_block_table_may_be_longer_than_the_prompt(self, harness: DeviceHarness) -> None:
-        harness.load([harness.segment(1, 5)])
 
     def test_blocks_of_a_table_that_no_segment_needs_may_be_unknown(self, harness: DeviceHarness) -> None:
         harness.block_ids = np.concatenate([harness.block_ids, np.array([-1, 2**40])])

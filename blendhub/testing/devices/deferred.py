@@ -1,8 +1,10 @@
-"""A runtime without an accelerator that defers all work until something waits for it. Needs torch."""
+"""Runtimes without an accelerator: all work is deferred until something waits for it. Needs torch."""
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -10,6 +12,8 @@ import numpy.typing as npt
 import torch
 
 from blendhub.devices import Runtime
+
+DEADLINE_S = 20.0
 
 
 class Task:
@@ -48,7 +52,7 @@ class DeferredRuntime(Runtime):
     interpreter.
 
     A thread that has not set its device is refused, as an NPU refuses it. Without ``host_pointers``, a kernel that gets
-    an address of the arena fails, as on a GPU under WSL2.
+    memory of the arena fails, as on a GPU under WSL2.
     """
 
     registration_bytes = 2**14
@@ -57,7 +61,7 @@ class DeferredRuntime(Runtime):
     """Tasks run one at a time in the whole process: interpreters of kernels are not thread-safe."""
 
     def __init__(self, register_error: str | None = None, host_pointers: bool = True) -> None:
-        super().__init__()
+        super().__init__(torch.device("cpu"), None)
         self.kernels_reach_registered_memory = host_pointers
         self.engine = DeferredStream()
         """The engine's stream. Tests submit the engine's work to it."""
@@ -127,23 +131,23 @@ class DeferredRuntime(Runtime):
             self.errors.append("memory was unregistered while copies of it were pending")
         self.registered.remove(addresses)
 
-    def copy(self, stream: DeferredStream, target: torch.Tensor, source: torch.Tensor) -> None:
+    def copy(self, stream: DeferredStream, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         self._check_thread()
-        memory = self._copied(target), self._copied(source)
-        with self._lock:
-            stream.submit(lambda: target.copy_(source), memory=memory)
+        for target, source in pairs:
+            memory = self._copied(target), self._copied(source)
+            with self._lock:
+                stream.submit(partial(target.copy_, source), memory=memory)
 
-    def launch(self, stream: DeferredStream, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
-        addresses = [one.data_ptr() if isinstance(one, torch.Tensor) else one for one in arguments.values()]
+    def launch(self, stream: DeferredStream, kernel: Callable[..., object], *arguments: Any) -> None:
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
 
         def run() -> None:
-            if not self.kernels_reach_registered_memory and any(
-                one in two for one in addresses for two in self.registered
-            ):
+            reached = [one for one in tensors if any(one.data_ptr() in two for two in self.registered)]
+            if reached and not self.kernels_reach_registered_memory:
                 raise RuntimeError("a kernel was given an address of the host, which is none of the device")
             # Interpreters compute masked items with NumPy, too, and these may be anything.
             with np.errstate(all="ignore"):
-                kernel(**arguments)
+                kernel(*arguments)
 
         self._check_thread()
         with self._lock:
@@ -171,6 +175,36 @@ class DeferredRuntime(Runtime):
         task.run()
         task.done = True
         task.stream.pending.popleft()
+
+
+class SlowRegistration(DeferredRuntime):
+    """A machine that takes long to lock memory: ``register`` waits until the test allows it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._allowed = threading.Semaphore(0)
+        self._calls = 0
+
+    def register(self, memory: npt.NDArray[np.uint8]) -> str | None:
+        self._calls += 1
+        if not self._allowed.acquire(timeout=DEADLINE_S):
+            raise TimeoutError(f"the test did not allow call {self._calls} of register")
+        return super().register(memory)
+
+    def allow(self, n_calls: int) -> None:
+        """Let calls return, and wait until the call after them waits."""
+        next_one = self._calls + n_calls
+        self.allow_soon(n_calls)
+        self.wait_for_call(next_one)
+
+    def allow_soon(self, n_calls: int) -> None:
+        self._allowed.release(n_calls)
+
+    def wait_for_call(self, number: int = 1) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while self._calls < number:
+            assert time.monotonic() < deadline, "the device does not register its arena"
+            time.sleep(0.001)
 
 
 def _addresses_of(memory: npt.NDArray[np.uint8]) -> range:

@@ -1,16 +1,29 @@
-"""Every page format and dtype is copied bit for bit."""
+"""Every page format and dtype is copied bit for bit, and moved keys are rotated within one rounding."""
 
 from itertools import product
 
 from msgspec.structs import replace
 
-from blendhub.contracts import PageFormat
+from blendhub.contracts import PageFormat, Rotation
 from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests, MakeHarness
 from blendhub.testing.devices.device_harness import Rotary, Setup
 from blendhub.testing.sentences import holds
 
 DIMS = [(1, 2, 2), (2, 16, 8), (1, 64, 64), (5, 6, 10), (2, 33, 1)]
 """Heads, and widths of their keys and values."""
+
+ROTATIONS = [
+    Rotary(width=12),
+    Rotary(width=12, neox=False),
+    Rotary(width=6),
+    Rotary(width=6, neox=False),
+    Rotary(width=4, offset=5),
+    Rotary(width=4, offset=8, neox=False),
+    Rotary(width=12, scale=1.37),
+    Rotary(width=12, scale=0.25, neox=False),
+    Rotary(width=2, offset=3),
+]
+"""Of whole keys, of parts at the start, in the middle and at the end, with other scales, and of one pair."""
 
 
 @holds("Values are copied bit for bit, and so are keys that stay at their position")
@@ -45,8 +58,6 @@ class FormatTests(DeviceTests):
         """As of a joint latent."""
         harness = make_harness(self.setup(format=format, key_dim=40, rotations=(Rotary(offset=32, neox=False),) * 2))
         harness.load(harness.chunks(3, 60, source=500), skip_prefix_n_tokens=10)
-        harness.overwrite_pages()
-        harness.save(harness.chunks(3, 60))
 
     def test_numbers_of_8_bits_may_be_kept_as_bytes(self, make_harness: MakeHarness, dtype_of_8_bits: str) -> None:
         import torch
@@ -58,6 +69,19 @@ class FormatTests(DeviceTests):
         harness.load(harness.chunks(3, 60, source=100 if is_rotatable else None))
         harness.overwrite_pages()
         harness.save(harness.chunks(3, 60))
+
+    @holds("Values too large for an 8-bit dtype saturate.")
+    def test_values_too_large_for_8_bits_saturate(self, make_harness: MakeHarness, dtype_of_8_bits: str) -> None:
+        import torch
+
+        if dtype_of_8_bits not in ROTATABLE_DTYPES:
+            return
+        harness = make_harness(self.setup(dtype=dtype_of_8_bits, rotations=(Rotary(width=12),)))
+        pages = harness.layers[0].tensors[0]
+        harness.arena[:] = torch.tensor(torch.finfo(pages.dtype).max).to(pages.dtype).view(torch.uint8).numpy()
+        pages.zero_()
+        harness.device.load([harness.segment(0, 20, source=300)], harness.block_ids).wait()
+        assert not pages.float().isnan().any() and not pages.float().isinf().any()
 
     def test_pages_of_all_layers_may_share_one_allocation(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """As in engines with several KV cache groups."""
@@ -74,3 +98,59 @@ class FormatTests(DeviceTests):
             for tensor, view in zip(layer.tensors, views.tensors, strict=True):
                 tensor.copy_(view)
         harness.check()
+
+
+@holds("Moved keys are rotated by the angle between the two positions:")
+class RotationTests(DeviceTests):
+    def test_every_rotation(self, make_harness: MakeHarness, rotatable_dtype: str) -> None:
+        for rotary in ROTATIONS:
+            harness = make_harness(self.setup(dtype=rotatable_dtype, rotations=(rotary,)))
+            harness.load([harness.segment(3, 20, row=5, source=200), harness.segment(31, 50, shard=1, source=0)])
+
+    def test_each_layer_has_its_own_rotation(self, make_harness: MakeHarness) -> None:
+        """None, one shared with another layer, other bases, widths and pairings, one table at several offsets."""
+        local, part = Rotary(width=12, base=500.0), Rotary(width=4, offset=8, neox=False)
+        others = Rotary(width=4, offset=8), Rotary(width=4, offset=1), Rotary(width=4, offset=1, neox=False)
+        harness = make_harness(self.setup(rotations=(local, None, Rotary(width=12), local, None, part, *others, local)))
+        harness.load(harness.chunks(3, 60, source=111), skip_prefix_n_tokens=7)
+
+    @holds("Values are copied bit for bit, and so are keys that stay at their position")
+    def test_moved_and_unmoved_segments_side_by_side(self, make_harness: MakeHarness) -> None:
+        harness = make_harness(self.setup(rotations=(Rotary(), None, Rotary(neox=False))))
+        harness.load(
+            [
+                harness.segment(3, 11, source=3),
+                harness.segment(11, 15, shard=1, source=12),
+                harness.segment(15, 17, shard=2, row=9, source=15),
+                harness.segment(17, 40, shard=3, source=16),
+            ]
+        )
+
+    def test_tokens_after_a_skipped_prefix_are_rotated_from_their_own_position(self, make_harness: MakeHarness) -> None:
+        harness = make_harness(self.setup(rotations=(Rotary(),)))
+        for skipped in (5, 26, 27, 40):
+            harness.overwrite_pages()
+            harness.load(harness.chunks(3, 60, source=500), skip_prefix_n_tokens=skipped)
+
+    def test_positions_up_to_the_last_row_of_the_table(self, make_harness: MakeHarness) -> None:
+        for neox, positions in ((True, 140_000), (False, 140_000), (True, 60)):
+            harness = make_harness(self.setup(rotations=(Rotary(width=8, neox=neox, positions=positions),)))
+            harness.load([harness.segment(0, 20, source=positions - 20), harness.segment(50, 60, shard=1, source=0)])
+
+    @holds("Keys are not rotated, and ``source_start`` is ignored.")
+    def test_rotating_forth_and_back_stays_within_rounding(self, make_harness: MakeHarness) -> None:
+        """Loaded 100 further on, saved as they are, and loaded where they were: each step within its rounding."""
+        harness = make_harness(self.setup(rotations=(Rotary(), None), n_blocks=30))
+        harness.load([harness.segment(102, 120, source=2)])
+        harness.save([harness.segment(102, 120, shard=1, source=7)])
+        harness.load([harness.segment(2, 20, shard=1, source=102)])
+
+    def test_a_table_may_be_part_of_a_wider_one(self, make_harness: MakeHarness) -> None:
+        import torch
+
+        harness = make_harness(self.setup(rotations=(Rotary(width=12), Rotary(width=12))))
+        table = Rotary(width=12).build().cos_sin
+        wider = torch.cat([table, torch.full((len(table), 8), torch.nan)], dim=1).to(self.torch_type)
+        rotation = Rotation(wider[:, :12], neox=True)
+        harness.replace_device(self.create(), [replace(layer, rotation=rotation) for layer in harness.layers])
+        harness.load(harness.chunks(3, 60, source=100))

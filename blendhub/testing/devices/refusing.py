@@ -36,7 +36,7 @@ INVALID_ARENAS: list[Any] = [np.zeros(64, np.int8), np.zeros((2, 64), np.uint8),
 """Numbers with a sign, rows of bytes, bytes with gaps."""
 
 WRONG_LAYOUTS: tuple[dict[str, int], ...] = (
-    {"layers": 3},
+    {"layers": 5},
     {"kv_heads": 4},
     {"key_dim": 10},
     {"value_dim": 10},
@@ -93,37 +93,26 @@ class RefusingTests(DeviceTests):
 
     @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
     def test_pages_that_are_not_what_the_layout_says(self, make_harness: MakeHarness, format: PageFormat) -> None:
-        harness = make_harness(self.setup(format=format))
-        for changed in WRONG_LAYOUTS:
-            layout = replace(harness.layout, **changed)
-            if _shown(format, layout) != _shown(format, harness.layout):
-                self._refused(harness.layers, harness.setup.block_size, layout)
-
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
-    def test_pages_of_another_type(self, harness: DeviceHarness) -> None:
+        """Also with another block size, more tensors, items of another size, and in one layer of many."""
+        harness = make_harness(self.setup(format=format, rotations=(None,) * 4))
+        layers, block_size, layout = harness.layers, harness.setup.block_size, harness.layout
+        refused: list[tuple[list[PagedLayer], int, KVLayout]] = [
+            (layers, 2 * block_size, layout),
+            ([replace(layer, tensors=layer.tensors * 2) for layer in layers], block_size, layout),
+        ]
         for dtype in self.dtypes:
-            if ITEM_SIZES[dtype] != ITEM_SIZES[harness.layout.dtype]:
-                self._refused(harness.layers, harness.setup.block_size, replace(harness.layout, dtype=dtype))
-
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
-    def test_pages_of_another_block_size(self, harness: DeviceHarness) -> None:
-        self._refused(harness.layers, harness.setup.block_size * 2, harness.layout)
-
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
-    def test_too_many_tensors(self, harness: DeviceHarness) -> None:
-        layers = [replace(layer, tensors=layer.tensors * 2) for layer in harness.layers]
-        self._refused(layers, harness.setup.block_size, harness.layout)
-
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
-    def test_one_layer_of_many_that_differs(self, make_harness: MakeHarness) -> None:
-        harness = make_harness(self.setup(rotations=(None,) * 4))
-        other = make_harness(self.setup(rotations=(None,) * 4, kv_heads=2, key_dim=18, value_dim=18))
-        layers = [*harness.layers[:3], other.layers[3]]
-        self._refused(layers, harness.setup.block_size, harness.layout)
-
-    def _refused(self, layers: list[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        with contextlib.closing(self.create()) as device, pytest.raises(LayoutMismatch):
-            device.attach(layers, block_size, layout)
+            if ITEM_SIZES[dtype] != ITEM_SIZES[layout.dtype]:
+                refused.append((layers, block_size, replace(layout, dtype=dtype)))
+        for changed in WRONG_LAYOUTS:
+            other = replace(layout, **changed)
+            if _shown(format, other) != _shown(format, layout):
+                refused.append((layers, block_size, other))
+        if format != "latent":
+            other_pages = make_harness(self.setup(format=format, rotations=(None,) * 4, kv_heads=2)).layers
+            refused.append(([*layers[:3], other_pages[3]], block_size, layout))
+        for given in refused:
+            with contextlib.closing(self.create()) as device, pytest.raises(LayoutMismatch):
+                device.attach(*given)
 
     @holds("Called once, before any transfer.")
     def test_a_device_is_attached_once(self, harness: DeviceHarness) -> None:
@@ -165,13 +154,10 @@ class RefusingTests(DeviceTests):
         harness.check()
 
     @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
-    def test_an_unknown_format_is_refused(self, harness: DeviceHarness, device: Device) -> None:
+    def test_unsupported_formats_and_dtypes_are_refused(self, harness: DeviceHarness, device: Device) -> None:
         layers = [replace(layer, format=cast(PageFormat, "spiral")) for layer in harness.layers]
         with pytest.raises(Unsupported):
             device.attach(layers, harness.setup.block_size, harness.layout)
-
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
-    def test_unsupported_formats_and_dtypes_are_refused(self) -> None:
         usual = self.setup()
         unserved = [replace(usual, format=format) for format in get_args(PageFormat) if format not in self.formats]
         unserved += [replace(usual, dtype=dtype) for dtype in ITEM_SIZES if dtype not in self.dtypes]

@@ -5,7 +5,7 @@ import threading
 import time
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import product
@@ -20,14 +20,13 @@ from blendhub.contracts import Device, PageFormat, Transfer
 from blendhub.core.errors import Unsupported
 from blendhub.devices import StreamDevice
 from blendhub.testing.devices.base import harnesses
-from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, Task
+from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, SlowRegistration, Task
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
-from blendhub.testing.devices.slow_registration import SlowRegistration
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
 
-Tensors: TypeAlias = list[list[torch.Tensor]]
 MakeHarness: TypeAlias = Callable[..., DeviceHarness]
+MonkeyPatch: TypeAlias = pytest.MonkeyPatch
 
 RUNTIMES: Mapping[str, Callable[[], DeferredRuntime]] = {
     "pinned arena": DeferredRuntime,
@@ -63,45 +62,45 @@ class StreamSuite(ABC):
     def create(self, runtime: DeferredRuntime) -> StreamDevice:
         """A new device on this runtime, not attached to anything."""
 
-    def setup(self, **fields: Any) -> Setup:
-        """A small setup with these fields changed."""
-        defaults = {"format": self.formats[0], "rotations": (Rotary(),) * 3}
+    def setup(self) -> Setup:
         sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
-        return Setup(**{**defaults, **sizes, **self.fields, **fields})
+        return Setup(**{"format": self.formats[0], "rotations": (Rotary(),) * 3, **sizes, **self.fields})
+
+    def harness_on(self, runtime: DeferredRuntime) -> DeviceHarness:
+        return DeviceHarness(self.create(runtime), "cpu", self.setup())
 
     @pytest.fixture(params=RUNTIMES)
     def runtime(self, request: pytest.FixtureRequest) -> DeferredRuntime:
         return RUNTIMES[request.param]()
 
     @pytest.fixture
-    def make_harness(self, runtime: DeferredRuntime) -> Iterator[MakeHarness]:
-        """Makes harnesses of devices on ``runtime``, of a small setup with these fields changed."""
+    def harness(self, runtime: DeferredRuntime) -> Iterator[DeviceHarness]:
         with harnesses(lambda: self.create(runtime), "cpu") as make:
+            harness = make(self.setup())
+            wait_until_pinned(harness)
+            yield harness
 
-            def make_pinned(**fields: Any) -> DeviceHarness:
-                harness = make(self.setup(**fields))
-                wait_until_pinned(harness)
-                return harness
-
-            yield make_pinned
-
-    @pytest.fixture
-    def harness(self, make_harness: MakeHarness) -> DeviceHarness:
-        return make_harness()
-
-    def test_a_save_follows_the_engine(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+    def test_transfers_follow_the_engine_s_earlier_work(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
+        load_pages_that_the_engine_has_yet_to_write(harness, runtime)
         save_pages_that_the_engine_has_yet_to_write(harness, runtime)
 
-    def test_a_load_follows_the_engine(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-        load_pages_that_the_engine_has_yet_to_write(harness, runtime)
-
     def test_a_transfer_that_does_not_follow_the_engine_is_caught(self) -> None:
-        """Without its waits the device fails the two tests before, so these do test its waits."""
+        """Without its waits the device fails the test before, so that does test its waits."""
         for transfer in (save_pages_that_the_engine_has_yet_to_write, load_pages_that_the_engine_has_yet_to_write):
             runtime = RuntimeWithoutWaits()
-            harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
             with pytest.raises(AssertionError):
-                transfer(harness, runtime)
+                transfer(self.harness_on(runtime), runtime)
+
+    def test_in_a_step_saves_follow_its_work_and_loads_only_that_before(
+        self, harness: DeviceHarness, runtime: DeferredRuntime
+    ) -> None:
+        harness.device.begin_step()
+        forward = runtime.engine.submit(lambda: None)
+        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
+        harness.check()
+        assert not forward.done
+        load_pages_that_the_engine_has_yet_to_write(harness, runtime, then=harness.device.begin_step)
+        save_pages_that_the_engine_has_yet_to_write(harness, runtime)
 
     def test_wait_does_not_wait_for_later_engine_work(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
         transfer = harness.start_save(harness.chunks(0, 160))
@@ -109,21 +108,6 @@ class StreamSuite(ABC):
         transfer.wait()
         harness.check()
         assert not later.done
-
-    def test_a_load_runs_beside_the_work_of_its_step(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-        harness.device.begin_step()
-        forward = runtime.engine.submit(lambda: None)
-        harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
-        harness.check()
-        assert not forward.done
-
-    def test_a_load_follows_the_work_before_its_step(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-        harness.device.begin_step()
-        load_pages_that_the_engine_has_yet_to_write(harness, runtime, begin_step=True)
-
-    def test_a_save_follows_the_work_of_its_step(self, harness: DeviceHarness, runtime: DeferredRuntime) -> None:
-        harness.device.begin_step()
-        save_pages_that_the_engine_has_yet_to_write(harness, runtime)
 
     def test_any_thread_may_use_the_device(self, harness: DeviceHarness) -> None:
         """Each thread sets its device first: CUDA's contexts on other GPUs would cost memory, and ACL fails."""
@@ -143,13 +127,6 @@ class StreamSuite(ABC):
     def test_pending_transfers_do_not_overwrite_each_other_s_staging(self, harness: DeviceHarness) -> None:
         run_pending_transfers(harness)
 
-    def test_only_the_segment_s_rows_are_saved(self, make_harness: MakeHarness) -> None:
-        for fields in ({}, {"format": "split", "value_dim": 5}, {"format": "latent"}):
-            if fields.get("format", self.formats[0]) in self.formats:
-                harness = make_harness(**fields)
-                for start, end, row in ((0, 40, 0), (0, 40, 1), (7, 47, 0), (3, 20, 5), (3, 4, 39)):
-                    harness.save([harness.segment(start, min(end, start + 40 - row), row=row, shard=2)])
-
     def test_a_replaced_arena_is_released_after_its_copies(
         self, harness: DeviceHarness, runtime: DeferredRuntime
     ) -> None:
@@ -166,7 +143,7 @@ class StreamSuite(ABC):
     def test_transfers_do_not_wait_until_the_arena_is_pinned(self) -> None:
         """Hosts with hundreds of GiB take minutes."""
         runtime = SlowRegistration()
-        harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+        harness = self.harness_on(runtime)
         chunks, n_parts = harness.chunks(0, 240), -(-harness.arena.size // runtime.registration_bytes)
         runtime.wait_for_call()
         for n_next in (1, n_parts // 2, 1):
@@ -188,28 +165,28 @@ class StreamSuite(ABC):
         assert not runtime.registered and not runtime.errors
 
     def test_what_was_pinned_before_an_error_is_used(
-        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: MonkeyPatch
     ) -> None:
-        runtime, register, copy = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime.copy
-        copied: list[int] = []
+        runtime, register, copied = DeferredRuntime(), DeferredRuntime.register, DeferredRuntime._copied
+        addresses: list[int] = []
 
         def fail_at_the_fourth(runtime: DeferredRuntime, memory: Any) -> str | None:
             return "no more locked memory" if len(runtime.registered) == 3 else register(runtime, memory)
 
-        def note(runtime: DeferredRuntime, stream: DeferredStream, *tensors: torch.Tensor) -> None:
-            copied.extend(one.data_ptr() for one in tensors)
-            copy(runtime, stream, *tensors)
+        def note(runtime: DeferredRuntime, memory: torch.Tensor) -> range:
+            addresses.append(memory.data_ptr())
+            return copied(runtime, memory)
 
         monkeypatch.setattr(DeferredRuntime, "register", fail_at_the_fourth)
-        monkeypatch.setattr(DeferredRuntime, "copy", note)
-        harness = DeviceHarness(self.create(runtime), "cpu", self.setup())
+        monkeypatch.setattr(DeferredRuntime, "_copied", note)
+        harness = self.harness_on(runtime)
         wait_until_pinned(harness)
         for _ in range(2):
             harness.load(harness.chunks(0, 240), 10)
             harness.overwrite_pages()
             harness.save(harness.chunks(0, 240))
         assert len(runtime.registered) == 3
-        assert {one in addresses for one in copied for addresses in runtime.registered} == {True, False}
+        assert {one in part for one in addresses for part in runtime.registered} == {True, False}
         (line,) = [record.getMessage() for record in caplog.records if "pinned" in record.getMessage()]
         assert "no more locked memory" in line and runtime.pinning_advice in line
         harness.device.close()
@@ -217,57 +194,46 @@ class StreamSuite(ABC):
 
     @pytest.mark.parametrize("direction", ["load", "save"])
     def test_wait_raises_the_error_of_any_call_and_the_device_stays_usable(
-        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch, direction: str
+        self, harness: DeviceHarness, monkeypatch: MonkeyPatch, direction: str
     ) -> None:
-        def fail(kind: type[BaseException], *_: object) -> None:
-            raise kind("the accelerator is lost")
-
-        calls = ("wait_event", "allocate_pinned", "copy", "launch")
-        for call, kind in product(calls, (torch.OutOfMemoryError, Panic)):
+        for call, kind in product(("wait_event", "allocate_pinned", "copy", "launch"), (torch.OutOfMemoryError, Panic)):
             with monkeypatch.context() as patch:
-                patch.setattr(DeferredRuntime, call, partial(fail, kind))
+                patch.setattr(DeferredRuntime, call, partial(fail, kind("the accelerator is lost")))
                 transfer = getattr(harness.device, direction)(harness.chunks(0, 160), harness.block_ids)
                 for _ in range(2):
                     with pytest.raises(Exception, match="the accelerator is lost"):
                         transfer.wait()
                 assert transfer.done()
-            if direction == "load":
-                harness.load(harness.chunks(0, 160))
+        if direction == "load":
+            harness.load(harness.chunks(0, 160))
 
     def test_an_error_of_the_work_itself_ends_the_transfer(
-        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+        self, harness: DeviceHarness, monkeypatch: MonkeyPatch
     ) -> None:
         """Accelerators report it when events are asked for, and ``done`` must not raise it to the engine."""
-
-        def fail(*_: object) -> None:
-            raise RuntimeError("an illegal memory access")
-
         transfer = harness.start_load(harness.chunks(0, 160))
         with monkeypatch.context() as patch:
             for call in ("query", "synchronize"):
-                patch.setattr(DeferredRuntime, call, fail)
+                patch.setattr(DeferredRuntime, call, partial(fail, RuntimeError("an illegal memory access")))
             poll(transfer)
             with pytest.raises(RuntimeError, match="illegal memory access"):
                 transfer.wait()
         harness.load(harness.chunks(0, 160))
 
     def test_attach_raises_unsupported_where_the_accelerator_refuses(
-        self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch
+        self, harness: DeviceHarness, monkeypatch: MonkeyPatch
     ) -> None:
         """An engine then serves without reuse, and says why."""
-
-        def fail(*_: object) -> None:
-            raise torch.OutOfMemoryError("0.1 of 80 GiB are free")
-
-        device = self.create(DeferredRuntime())
+        device, pages = self.create(DeferredRuntime()), (harness.layers, harness.setup.block_size, harness.layout)
         with monkeypatch.context() as patch:
-            patch.setattr(DeferredRuntime, "allocate", fail)
+            error = torch.OutOfMemoryError("0.1 of 80 GiB are free")
+            patch.setattr(DeferredRuntime, "allocate", partial(fail, error))
             with pytest.raises(Unsupported, match=rf"{device.name}.* cannot be set up .*0\.1 of 80 GiB are free"):
-                device.attach(harness.layers, harness.setup.block_size, harness.layout)
-        device.attach(harness.layers, harness.setup.block_size, harness.layout)
+                device.attach(*pages)
+        device.attach(*pages)
         device.close()
 
-    def test_a_failed_save_writes_nothing_later(self, harness: DeviceHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_save_writes_nothing_later(self, harness: DeviceHarness, monkeypatch: MonkeyPatch) -> None:
         """After ``wait`` has raised, the slots may belong to another writer."""
         launch, n_launches = DeferredRuntime.launch, 0
 
@@ -302,6 +268,10 @@ class StreamSuite(ABC):
         assert watched() is None
 
 
+def fail(error: BaseException, *_: object) -> None:
+    raise error
+
+
 def save_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
     """Raises AssertionError if the save reads the pages before the engine's work that was submitted before it."""
     _overwrite_pages_later(harness, runtime)
@@ -310,15 +280,14 @@ def save_pages_that_the_engine_has_yet_to_write(harness: DeviceHarness, runtime:
 
 
 def load_pages_that_the_engine_has_yet_to_write(
-    harness: DeviceHarness, runtime: DeferredRuntime, *, begin_step: bool = False
+    harness: DeviceHarness, runtime: DeferredRuntime, then: Callable[[], None] = lambda: None
 ) -> None:
     """Raises AssertionError if the load writes the pages before the engine's work that was submitted before it.
 
-    ``begin_step``: between the two a step begins.
+    ``then`` is called between the two.
     """
     _overwrite_pages_later(harness, runtime)
-    if begin_step:
-        harness.device.begin_step()
+    then()
     harness.start_load(harness.chunks(0, 160, source=50), 30).wait()
     runtime.synchronize(runtime.record_event())
     harness.check()
@@ -346,18 +315,15 @@ def run_pending_transfers(harness: DeviceHarness) -> None:
 
 def _overwrite_pages_later(harness: DeviceHarness, runtime: DeferredRuntime) -> None:
     """Submit random writes of all pages to the engine's stream. The reference's pages change at once."""
-    before = _copies(harness)
+    tensors = [tensor for layer in harness.layers for tensor in layer.tensors]
+    before = [tensor.clone() for tensor in tensors]
     harness.overwrite_pages()
-    after = _copies(harness)
-    _write(harness, before)
-    runtime.engine.submit(lambda: _write(harness, after))
+    after = [tensor.clone() for tensor in tensors]
+    write = partial(_write, tensors)
+    write(before)
+    runtime.engine.submit(lambda: write(after))
 
 
-def _copies(harness: DeviceHarness) -> Tensors:
-    return [[tensor.clone() for tensor in layer.tensors] for layer in harness.layers]
-
-
-def _write(harness: DeviceHarness, tensors: Sequence[Sequence[torch.Tensor]]) -> None:
-    for layer, values in zip(harness.layers, tensors, strict=True):
-        for tensor, value in zip(layer.tensors, values, strict=True):
-            tensor.copy_(value)
+def _write(tensors: list[torch.Tensor], values: list[torch.Tensor]) -> None:
+    for tensor, value in zip(tensors, values, strict=True):
+        tensor.copy_(value)

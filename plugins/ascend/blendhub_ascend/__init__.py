@@ -35,7 +35,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
             name="npu",
             api=3,
             summary="copies and rotates KV between host and NPU memory, beside the engine's work",
-            factory="blendhub_ascend.factory:create",
+            factory="blendhub_ascend.device:create",
             options=AscendOptions,
             probe=probe,
             details=details,

@@ -33,9 +33,9 @@ def probe() -> Unavailable | None:
 
 def details() -> tuple[str, ...]:
     """The operators that this machine's torch_npu offers, and why others are not used. Called after ``probe``."""
-    chips, fast_ops = (import_module(f"blendhub_ascend.{name}") for name in ("chips", "fast_ops"))
-    soc_version = import_module("torch_npu").npu.get_soc_version()
-    return tuple(fast_ops.offered(chips.chip_of(soc_version)))
+    operators = import_module("blendhub_ascend.operators")
+    chip = operators.chip_of(import_module("torch_npu").npu.get_soc_version())
+    return tuple(operators.offered(chip))
 
 
 def _import_failure(error: Exception) -> Unavailable:

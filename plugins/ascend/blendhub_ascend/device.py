@@ -1,23 +1,27 @@
 """The Ascend device: pages lie in NPU memory, and transfers run beside the engine's work."""
 
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 import torch
 
 from blendhub.contracts import PagedLayer
+from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices import Runtime, StreamDevice
+from blendhub.devices import Pages, Runtime, StreamDevice
 from blendhub_ascend import AscendOptions
-from blendhub_ascend.batches import TokenPlanner
-from blendhub_ascend.chips import chip_of
-from blendhub_ascend.fast_ops import choose
-from blendhub_ascend.mover import PageMover
-from blendhub_ascend.pages import FORMATS, TYPES, Pages, read_pages
+from blendhub_ascend.mover import TYPES, PageMover
+from blendhub_ascend.operators import chip_of
+from blendhub_ascend.runtime import AscendRuntime
+
+BASE_FORMATS = (-1, 0, 1, 2, 30)
+"""The numbers of torch_npu's formats whose memory is what torch's strides say: undefined, NCHW, NHWC, ND, NCDHW."""
 
 
 class AscendDevice(StreamDevice):
     torch_type = "npu"
-    formats = FORMATS
+    formats = ("split", "kv_first", "latent")
+    """vllm-ascend has ``split``. The others are those of vLLM that it may change to; packed pages do not occur."""
     dtypes = tuple(TYPES)
     name = "npu"
     streams_per_queue = 3
@@ -26,17 +30,45 @@ class AscendDevice(StreamDevice):
     def __init__(
         self, options: AscendOptions, runtime: Callable[[torch.device], Runtime], soc_version: Callable[[], int]
     ) -> None:
-        super().__init__(options.staging_mib, runtime)
-        self.block_tokens = options.block_tokens
+        super().__init__(options.staging_mib, options.block_tokens, runtime)
         self._fast_ops = options.fast_ops
         self._soc_version = soc_version
 
-    def _read_pages(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> Pages:
-        return read_pages(layers, block_size, layout)
+    def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        if layout.dtype not in TYPES:
+            raise Unsupported(
+                f"device 'npu' does not support KV of {layout.dtype}; it supports {', '.join(TYPES)}: "
+                "leave out --kv-cache-dtype, and serve a model without quantised KV"
+            )
+        for layer in layers:
+            for tensor in layer.tensors:
+                _refuse_private_format(layer.name, tensor)
+        super().attach(layers, block_size, layout)
 
-    def _planner(self, layout: KVLayout, block_size: int, stream_bytes: int) -> TokenPlanner:
-        return TokenPlanner(layout, block_size, stream_bytes)
+    def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> PageMover:
+        return PageMover(pages, layout, chip_of(self._soc_version()), self._fast_ops)
 
-    def _mover(self, runtime: Runtime, pages: Pages, planner: TokenPlanner, block_size: int) -> PageMover:
-        chosen = choose(chip_of(self._soc_version()), pages, self._fast_ops)
-        return PageMover(runtime, pages, planner, chosen)
+
+def create(options: AscendOptions) -> AscendDevice:
+    torch_npu = import_module("torch_npu")
+
+    def runtime(place: torch.device) -> AscendRuntime:
+        if place.type != "npu":
+            raise Unsupported(
+                f"the pages lie on {place}, but device 'npu' supports only pages in NPU memory; choose another device"
+            )
+        return AscendRuntime(place, torch_npu, options.fast_ops)
+
+    return AscendDevice(options, runtime, torch_npu.npu.get_soc_version)
+
+
+def _refuse_private_format(name: str, tensor: torch.Tensor) -> None:
+    """An NPU may keep a tensor in fractal order (NZ), which no view of torch's describes."""
+    if tensor.device.type != "npu":
+        return
+    number = torch.ops.npu.get_npu_format(tensor)
+    if number not in BASE_FORMATS:
+        raise Unsupported(
+            f"layer {name!r} has pages in the private format {number} of torch_npu, which device 'npu' does not "
+            "support; turn off enable_kv_nz (a 310P has no other format)"
+        )

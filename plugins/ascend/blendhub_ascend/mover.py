@@ -2,60 +2,43 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
-from blendhub.devices import Mover, Runtime
-from blendhub_ascend.batches import (
-    POSITION,
-    SLOT,
-    SOURCE,
-    SPAN_BLOCK,
-    SPAN_COUNT,
-    TABLE_ROWS,
-    Batch,
-    BatchGroup,
-    TokenPlanner,
-)
-from blendhub_ascend.fast_ops import FastOps
-from blendhub_ascend.pages import TYPES, Pages, Planes, as_bits
-from blendhub_ascend.rotation import Angles, angles_between, rotate
+from blendhub.core.layout import KVLayout
+from blendhub.devices import Angles, Batch, Mover, Pages, Planes, angles_between, pairs_of
+from blendhub.devices.batches import POSITION, SLOT, SOURCE, SPAN_BLOCK, SPAN_COUNT, TABLE_ROWS
+from blendhub_ascend.operators import Chip, as_bits, choose
+
+TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+"""The supported dtypes. KV of 8 bits comes with scales or in private layouts on NPUs."""
 
 
 class PageMover(Mover):
-    def __init__(self, runtime: Runtime, pages: Pages, planner: TokenPlanner, fast_ops: FastOps) -> None:
-        self._runtime = runtime
-        self._layers = pages.layers
-        self._layout = planner.layout
-        self._fast_ops = fast_ops
+    def __init__(self, pages: Pages, layout: KVLayout, chip: Chip, fast_ops: bool) -> None:
+        self._layers = tuple(
+            Planes(layer.keys.transpose(1, 2), layer.values.transpose(1, 2), layer.rotation) for layer in pages.layers
+        )
+        """Keys and values as ``[blocks, tokens, heads, width]``."""
+        self.operators = choose(chip, self._layers, fast_ops)
+        self._layout = layout
 
-    def rows_to_pages(
-        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Batch
-    ) -> None:
-        self._runtime.launch(stream, self._write, {"memory": memory, "table": table, "batch": batch})
-
-    def pages_to_rows(
-        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Batch
-    ) -> None:
-        self._runtime.launch(stream, self._read, {"memory": memory, "table": table, "batch": batch})
-
-    def _write(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
+    def rows_to_pages(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
         keys, values = self._staged(memory, batch)
-        columns = _rows_of(table)[:, batch.first_column : batch.first_column + batch.n_tokens]
+        columns = table.view(torch.int32).view(TABLE_ROWS, -1)[:, : batch.n_tokens]
         if batch.moved:
             self._rotate(keys, columns[SOURCE], columns[POSITION], batch)
         for layer, some_keys, some_values in zip(self._layers_of(batch), keys, values, strict=True):
-            if self._fast_ops.scatter:
-                self._fast_ops.scatter(some_keys, some_values, layer.keys, layer.values, columns[SLOT])
+            if self.operators.scatter:
+                self.operators.scatter(some_keys, some_values, layer.keys, layer.values, columns[SLOT])
             else:
                 for page, rows in _in_blocks(batch, layer, some_keys, some_values):
                     page.copy_(rows)
 
-    def _read(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
+    def pages_to_rows(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
         keys, values = self._staged(memory, batch)
-        columns = _rows_of(table)[:, batch.first_column : batch.first_column + len(batch.spans)]
-        gather = self._fast_ops.gather if all(span.slot == 0 for span in batch.spans) else None
+        columns = table.view(torch.int32).view(TABLE_ROWS, -1)[:, : len(batch.spans)]
+        gather = self.operators.gather if all(span.slot == 0 for span in batch.spans) else None
         for layer, some_keys, some_values in zip(self._layers_of(batch), keys, values, strict=True):
             if gather:
                 gather(some_keys, some_values, layer.keys, layer.values, columns[SPAN_BLOCK], columns[SPAN_COUNT])
@@ -76,7 +59,7 @@ class PageMover(Mover):
         return keys.unflatten(1, (*shape, layout.key_dim)), values.unflatten(1, (*shape, layout.value_dim))
 
     def _rotate(self, keys: torch.Tensor, old: torch.Tensor, new: torch.Tensor, batch: Batch) -> None:
-        """Rotate the keys in staging: layers that follow each other and rotate alike at once."""
+        """Rotate the keys in staging, in float32: layers that follow each other and rotate alike at once."""
         known: dict[int, Angles] = {}
         rotations = [layer.rotation for layer in self._layers_of(batch)]
         end = 0
@@ -84,15 +67,19 @@ class PageMover(Mover):
             some = list(alike)
             first, end = end, end + len(some)
             rotation = some[0]
-            if rotation is not None:
-                table = rotation.cos_sin
-                if id(table) not in known:
-                    known[id(table)] = angles_between(table, old, new)
-                rotate(keys[first:end], rotation, known[id(table)])
-
-
-def _rows_of(table: torch.Tensor) -> torch.Tensor:
-    return table.view(torch.int32).view(TABLE_ROWS, -1)
+            if rotation is None:
+                continue
+            table = rotation.cos_sin
+            if id(table) not in known:
+                known[id(table)] = angles_between(table.index_select(0, old), table.index_select(0, new))
+            cos, sin = known[id(table)]
+            part = keys[first:end, ..., rotation.offset : rotation.offset + table.shape[1]]
+            one, other = pairs_of(part, rotation.neox)
+            # Views of the keys themselves if these are float32, so nothing is written before all is computed.
+            before, after = one.float(), other.float()
+            before, after = before * cos - after * sin, after * cos + before * sin
+            one.copy_(before)
+            other.copy_(after)
 
 
 def _in_blocks(

@@ -1,9 +1,11 @@
 """An NPU as the runtime of the device, through torch_npu."""
 
+import ctypes
 import logging
+import mmap
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -11,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 from blendhub.devices import Runtime
-from blendhub_ascend.host_memory import HostMemory
-from blendhub_ascend.schemas import problem_with
+from blendhub_ascend.operators import COPY_MANY, problem_with
 
 log = logging.getLogger("blendhub.ascend")
 
@@ -21,6 +22,8 @@ Pairs: TypeAlias = Sequence[tuple[torch.Tensor, torch.Tensor]]
 
 HOST_TO_NPU, NPU_TO_HOST = 0, 1
 """Directions of ``swap_blocks_batch``."""
+MAP_HOST_MEMORY = 0
+"""The only type of ``aclrtHostRegister``."""
 BATCH_ALIGNMENT = 64
 """Releases of CANN want addresses of copies in batches to be multiples of this."""
 TIMED_BYTES = 64 * 2**20
@@ -34,45 +37,19 @@ class AscendRuntime(Runtime):
     pinning_advice = "docs/ascend.md says what was tried and what helps"
 
     def __init__(self, place: torch.device, torch_npu: Any, batch_copies: bool) -> None:
-        super().__init__()
-        self._npu = torch_npu.npu
-        self._place = place
+        super().__init__(place, torch_npu.npu)
         self._is_timed = False
         """Whether a copy from registered memory was found to run beside the host."""
-        self._host_memory = HostMemory(self._npu)
-        problem = problem_with("_C_ascend::swap_blocks_batch") if batch_copies else "fast_ops is false"
+        problem = problem_with(COPY_MANY) if batch_copies else "fast_ops is false"
         self._batch_copies = problem is None
         log.info("device 'npu': many copies are submitted %s", f"one by one: {problem}" if problem else "at once")
 
-    def set_device(self) -> None:
-        # ACL's context belongs to a thread; without it, all calls of a thread fail with error 107002.
-        self._npu.set_device(self._place)
-
-    def create_stream(self) -> Any:
-        return self._npu.Stream(self._place)
-
-    def record_event(self, stream: Any = None) -> Any:
-        event = self._npu.Event()
-        event.record(stream or self._npu.current_stream(self._place))
-        return event
-
-    def wait_event(self, stream: Any, event: Any) -> None:
-        stream.wait_event(event)
-
-    def query(self, event: Any) -> bool:
-        return bool(event.query())
-
-    def synchronize(self, event: Any) -> None:
-        event.synchronize()
-
-    def allocate(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, device=self._place)
-
-    def allocate_pinned(self, nbytes: int) -> torch.Tensor:
-        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
-
     def register(self, memory: Arena) -> str | None:
-        error = self._host_memory.register(memory.ctypes.data, memory.size)
+        """With ACL, so that the NPU's copy engine reads and writes the memory without a detour."""
+        first, nbytes = _whole_pages(memory)
+        address, device_address = ctypes.c_void_p(first), ctypes.c_void_p()
+        to = ctypes.byref(device_address)
+        error = _call("aclrtHostRegister", lambda call: call(address, ctypes.c_uint64(nbytes), MAP_HOST_MEMORY, to))
         # Once is enough, and an engine that is at work distorts later measurements.
         if error is None and not self._is_timed and memory.size >= LEAST_TIMED_BYTES:
             self._is_timed = self._copies_run_beside_the_host(memory)
@@ -82,26 +59,18 @@ class AscendRuntime(Runtime):
         return error
 
     def unregister(self, memory: Arena) -> None:
-        error = self._host_memory.unregister(memory.ctypes.data)
+        first, _ = _whole_pages(memory)
+        error = _call("aclrtHostUnregister", lambda call: call(ctypes.c_void_p(first)))
         if error:
             log.warning("the arena stays registered with the NPU's driver: %s", error)
 
-    def copy(self, stream: Any, target: torch.Tensor, source: torch.Tensor) -> None:
-        self.copy_many(stream, [(target, source)])
-
-    def copy_many(self, stream: Any, pairs: Pairs) -> None:
-        with self._npu.stream(stream):
-            if self._batch_copies and len(pairs) > 1 and _are_aligned(pairs):
-                _copy_at_once(pairs)
-            else:
-                for target, source in pairs:
-                    target.copy_(source, non_blocking=True)
+    def copy(self, stream: Any, pairs: Pairs) -> None:
+        if self._batch_copies and len(pairs) > 1 and _are_aligned(pairs):
+            self.launch(stream, _copy_at_once, pairs)
+        else:
+            super().copy(stream, pairs)
         # That kernels of a stream wait for the stream's earlier copies has been doubted; an event makes it sure.
         stream.wait_event(self.record_event(stream))
-
-    def launch(self, stream: Any, kernel: Callable[..., object], arguments: Mapping[str, Any]) -> None:
-        with self._npu.stream(stream):
-            kernel(**arguments)
 
     def _copies_run_beside_the_host(self, arena: Arena) -> bool:
         """Whether a copy from the arena returns long before it ends. Host memory that ACL does not know blocks."""
@@ -113,11 +82,32 @@ class AscendRuntime(Runtime):
         self.synchronize(self.record_event())
         for _ in range(2):  # the first round warms up
             start = time.perf_counter()
-            self.copy(stream, target, source)
+            self.copy(stream, [(target, source)])
             submitted = time.perf_counter()
             self.synchronize(self.record_event(stream))
             ended = time.perf_counter()
         return submitted - start < (ended - start) / 2
+
+
+def load_acl() -> Any:
+    """CANN's library. torch_npu itself registers host memory from 2.10.0.post5 on only."""
+    return ctypes.CDLL("libascendcl.so")
+
+
+def _call(name: str, call: Callable[[Any], Any]) -> str | None:
+    """Returns the reason of a failure."""
+    try:
+        status = call(getattr(load_acl(), name))
+    except (OSError, AttributeError) as error:
+        return f"{name} failed: {error}"
+    return f"{name} returned error {int(status)}" if status else None
+
+
+def _whole_pages(memory: Arena) -> tuple[int, int]:
+    """The address and size of the memory's pages: ACL takes whole ones only. Those around the arena are mapped too."""
+    address = memory.ctypes.data
+    first = address // mmap.PAGESIZE * mmap.PAGESIZE
+    return first, -(-(address + memory.size - first) // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def _are_aligned(pairs: Pairs) -> bool:

@@ -7,6 +7,7 @@ it, and there are no names that the wheel of torch_npu lacks.
 import threading
 from contextlib import contextmanager
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,34 +27,8 @@ NEEDS_STAND_INS = pytest.mark.skipif(HAS_NPU, reason="the operators are torch_np
 
 A2, A3, A5, UNKNOWN = 220, 250, 260, 999
 """SoC versions as ``torch_npu.npu.get_soc_version`` returns them."""
-
-
-class StandInEvent:
-    def __init__(self, npu):
-        self._npu = npu
-        self.recorded = False
-
-    def record(self, stream):
-        self._npu.check_thread()
-        self.recorded = True
-
-    def query(self):
-        self._npu.check_thread()
-        assert self.recorded, "an event that was never recorded seems to be reached"
-        return True
-
-    synchronize = query
-
-
-class StandInStream:
-    def __init__(self, npu):
-        self._npu = npu
-        self.events = []
-
-    def wait_event(self, event):
-        self._npu.check_thread()
-        assert event.recorded, "a wait for an event that was never recorded has no effect"
-        self.events.append(event)
+WIDE = {"dtype": "bfloat16", "key_dim": 16, "value_dim": 16}
+"""Pages of widths that the operators of torch_npu take."""
 
 
 class StandInNpu:
@@ -64,7 +39,7 @@ class StandInNpu:
         self._threads = threading.local()
         self._default = StandInStream(self)
 
-    def check_thread(self):
+    def _check_thread(self):
         assert getattr(self._threads, "place", None) is not None, "error 107002: this thread has no context"
 
     def set_device(self, place):
@@ -80,36 +55,59 @@ class StandInNpu:
         return StandInEvent(self)
 
     def Stream(self, place):
-        self.check_thread()
+        self._check_thread()
         return StandInStream(self)
 
     def current_stream(self, place):
-        self.check_thread()
+        self._check_thread()
         return getattr(self._threads, "stream", self._default)
 
     @contextmanager
     def stream(self, stream):
-        self.check_thread()
         before = self.current_stream(None)
         self._threads.stream = stream
         yield
         self._threads.stream = before
 
 
-class StandInTorchNpu:
-    def __init__(self, soc_version=A2):
-        self.npu = StandInNpu(soc_version)
+class StandInEvent:
+    def __init__(self, npu):
+        self._npu = npu
+        self.recorded = False
+
+    def record(self, stream):
+        self._npu._check_thread()
+        self.recorded = True
+
+    def query(self):
+        self._npu._check_thread()
+        assert self.recorded, "an event that was never recorded seems to be reached"
+        return True
+
+    synchronize = query
+
+
+class StandInStream:
+    def __init__(self, npu):
+        self._npu = npu
+        self.events = []
+
+    def wait_event(self, event):
+        event.query()
+        self.events.append(event)
+
+
+def torch_npu_of(soc_version=A2):
+    return SimpleNamespace(npu=StandInNpu(soc_version))
 
 
 class HostRuntime(AscendRuntime):
-    """The NPU's runtime, whose memory is the host's."""
-
-    def allocate_pinned(self, nbytes):
-        # torch pins memory only where there is an accelerator. Direct copies want addresses of multiples of 64.
-        return aligned(nbytes)
+    """The NPU's runtime, whose memory is the host's. Direct copies want addresses of multiples of 64."""
 
     def allocate(self, nbytes):
         return aligned(nbytes)
+
+    allocate_pinned = allocate
 
 
 def aligned(nbytes):
@@ -120,7 +118,7 @@ def aligned(nbytes):
 
 def device_on_npu_runtime(soc_version=A2, **options):
     """A device whose work all goes through the runtime for NPUs, with operators in place of those of this NPU."""
-    torch_npu, chosen = StandInTorchNpu(soc_version), AscendOptions(**options)
+    torch_npu, chosen = torch_npu_of(soc_version), AscendOptions(**options)
     return AscendDevice(
         chosen, lambda place: HostRuntime(place, torch_npu, chosen.fast_ops), torch_npu.npu.get_soc_version
     )
@@ -138,4 +136,4 @@ class Wide:
     dtypes = AscendDevice.dtypes
 
     def setup(self, **fields):
-        return super().setup(**{"key_dim": 16, "value_dim": 16, **fields})
+        return super().setup(**{**WIDE, **fields})

@@ -7,7 +7,7 @@ documents do not allow raises: another dtype, gaps in memory, slots out of range
 import ctypes
 
 import torch
-from blendhub_ascend.schemas import SCHEMAS
+from blendhub_ascend.operators import SCHEMAS
 
 _kept: list[torch.library.Library] = []
 

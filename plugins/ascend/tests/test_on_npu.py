@@ -2,10 +2,9 @@
 
 import pytest
 from blendhub_ascend import AscendOptions
-from blendhub_ascend.factory import create
+from blendhub_ascend.device import create
 from npu_stand_ins import HAS_NPU, Wide
 
-from blendhub.contracts import Device
 from blendhub.testing.devices import DeviceSuite
 from blendhub.testing.devices.racing import RaceSuite
 
@@ -17,14 +16,13 @@ pytestmark = pytest.mark.npu
 class TestNpu(Wide, DeviceSuite):
     torch_type = "npu"
 
-    def create(self) -> Device:
+    def create(self):
         return create(AscendOptions())
 
 
 @pytest.mark.parametrize("fast_ops", [True, False], ids=["operators", "torch alone"], scope="class")
 class TestRaces(RaceSuite):
     torch_type, format, block = "npu", "split", 128
-    fast_ops = True
 
     @pytest.fixture(autouse=True)
     def choose(self, fast_ops):

@@ -5,7 +5,7 @@ Every transfer ends before the call returns. The engine would wait for it anyway
 
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, TypeAlias, cast
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,14 +16,14 @@ from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import (
     TENSOR_TYPES,
+    Angles,
     Bounds,
     after_prefix,
+    angles_between,
     check_arena,
-    check_pages,
     check_writable,
-    count_blocks,
-    count_positions,
-    planes_of,
+    pairs_of,
+    read_pages,
 )
 from blendhub_cpu import CpuOptions
 
@@ -31,9 +31,6 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
 """Items are copied as integers of their size, so that no conversion can change the bits of a NaN."""
 MOST_COPIES = 4
 """Tokens in more than so many separate ranges of a plane are copied by one index: each copy costs microseconds."""
-
-Angles: TypeAlias = tuple[torch.Tensor, torch.Tensor]
-"""Cosines and sines ``[tokens, 1, half]``, for all heads."""
 
 
 class Plane(NamedTuple):
@@ -54,14 +51,9 @@ class Range(NamedTuple):
     rows: slice
 
 
-class Tokens(NamedTuple):
-    """Tokens of one segment, and their places in the pages."""
+class Places(NamedTuple):
+    """The places of a segment's tokens in the pages."""
 
-    start: int
-    end: int
-    shard: int
-    row: int
-    source: int
     ranges: Sequence[Range]
     """Empty if there are more than ``MOST_COPIES``."""
     index: tuple[torch.Tensor, torch.Tensor]
@@ -89,18 +81,17 @@ class CpuDevice(Device):
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed or self._planes:
             raise InvalidInput("a device is attached once; create another one for other pages")
-        place = check_pages(layers, block_size, layout, self.formats)
-        if place.type != "cpu":
+        pages = read_pages(layers, block_size, layout, self.formats)
+        if pages.place.type != "cpu":
             raise Unsupported(
-                f"the pages lie on {place}, but device 'cpu' supports only pages in host memory; choose another device"
+                f"the pages lie on {pages.place}, but device 'cpu' supports only pages in host memory; "
+                "choose another device"
             )
         self._dtype = TENSOR_TYPES[layout.dtype][0]
         self._block_size = block_size
-        self._bounds = Bounds(layout, block_size, count_blocks(layers), count_positions(layers))
-        for index, layer in enumerate(layers):
-            keys, values = (
-                plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in planes_of(layer, block_size, layout)
-            )
+        self._bounds = Bounds(layout, block_size, pages)
+        for index, layer in enumerate(pages.layers):
+            keys, values = (plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values))
             self._planes.append(Plane(keys, layout.keys_at(index), layout.key_row_bytes, layer.rotation))
             if layout.value_dim:
                 self._planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
@@ -119,30 +110,33 @@ class CpuDevice(Device):
     ) -> Transfer:
         arena = self._checked_arena(segments, block_ids)
         self._bounds.check_load(segments, skip_prefix_n_tokens)
-        for tokens in self._tokens(segments, block_ids, skip_prefix_n_tokens):
+        for segment in after_prefix(segments, skip_prefix_n_tokens):
+            places = self._places(segment, block_ids)
             known: dict[int, Angles] = {}
             for plane in self._planes:
-                rows = _rows(arena, plane, tokens)
-                if plane.rotation and tokens.source != tokens.start:
-                    angles = known.get(id(plane.rotation.cos_sin))
-                    if angles is None:
-                        angles = known[id(plane.rotation.cos_sin)] = _angles(plane.rotation.cos_sin, tokens)
-                    rows = _rotated(rows.view(self._dtype), plane.rotation, angles).view(rows.dtype)
-                if not tokens.ranges:
-                    plane.pages[tokens.index] = rows
-                for one in tokens.ranges:
+                rows = _rows(arena, plane, segment)
+                if plane.rotation and segment.source_start != segment.span.start:
+                    table = plane.rotation.cos_sin
+                    if id(table) not in known:
+                        old, new = (table[at : at + len(rows)] for at in (segment.source_start, segment.span.start))
+                        known[id(table)] = angles_between(old, new)
+                    rows = _rotated(rows.view(self._dtype), plane.rotation, known[id(table)]).view(rows.dtype)
+                if not places.ranges:
+                    plane.pages[places.index] = rows
+                for one in places.ranges:
                     pages = plane.pages[one.blocks, one.slots]
                     pages.copy_(rows[one.rows].view(pages.shape))
         return FinishedTransfer()
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         arena = self._checked_arena(segments, block_ids, writes=True)
-        for tokens in self._tokens(segments, block_ids, 0):
+        for segment in after_prefix(segments, 0):
+            places = self._places(segment, block_ids)
             for plane in self._planes:
-                rows = _rows(arena, plane, tokens)
-                if not tokens.ranges:
-                    rows.copy_(plane.pages[tokens.index])
-                for one in tokens.ranges:
+                rows = _rows(arena, plane, segment)
+                if not places.ranges:
+                    rows.copy_(plane.pages[places.index])
+                for one in places.ranges:
                     pages = plane.pages[one.blocks, one.slots]
                     rows[one.rows].view(pages.shape).copy_(pages)
         return FinishedTransfer()
@@ -161,13 +155,12 @@ class CpuDevice(Device):
             check_writable(self._arena)
         return self._arena_tensor
 
-    def _tokens(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Iterator[Tokens]:
-        for start, end, shard, row, source in after_prefix(segments, skipped).tolist():
-            positions = np.arange(start, end)
-            blocks, slots = block_ids[positions // self._block_size].astype(np.int64), positions % self._block_size
-            ranges = list(self._ranges(start, end, block_ids))
-            index = torch.from_numpy(blocks), torch.from_numpy(slots)
-            yield Tokens(start, end, shard, row, source, ranges if len(ranges) <= MOST_COPIES else (), index)
+    def _places(self, segment: Segment, block_ids: npt.NDArray[np.int64]) -> Places:
+        start, end = segment.span.start, segment.span.end
+        positions = np.arange(start, end)
+        blocks, slots = block_ids[positions // self._block_size].astype(np.int64), positions % self._block_size
+        ranges = list(self._ranges(start, end, block_ids))
+        return Places(ranges if len(ranges) <= MOST_COPIES else (), (torch.from_numpy(blocks), torch.from_numpy(slots)))
 
     def _ranges(self, start: int, end: int, block_ids: npt.NDArray[np.int64]) -> Iterator[Range]:
         """Whole blocks whose numbers follow each other are one range."""
@@ -187,21 +180,12 @@ class CpuDevice(Device):
             at += count
 
 
-def _rows(arena: torch.Tensor, plane: Plane, tokens: Tokens) -> torch.Tensor:
-    """The tokens' rows in the arena, ``[tokens, heads, width]``."""
+def _rows(arena: torch.Tensor, plane: Plane, segment: Segment) -> torch.Tensor:
+    """The segment's rows in the arena, ``[tokens, heads, width]``."""
     _, _, heads, width = plane.pages.shape
-    start = tokens.shard + plane.shard_offset + tokens.row * plane.row_bytes
-    rows = arena[start : start + (tokens.end - tokens.start) * plane.row_bytes]
+    start = segment.shard + plane.shard_offset + segment.row * plane.row_bytes
+    rows = arena[start : start + len(segment.span) * plane.row_bytes]
     return rows.view(plane.pages.dtype).view(-1, heads, width)
-
-
-def _angles(table: torch.Tensor, tokens: Tokens) -> Angles:
-    """Each token's angle from the position that its key is stored for to its new one."""
-    count = tokens.end - tokens.start
-    cos_old, sin_old = table[tokens.source : tokens.source + count, None].chunk(2, -1)
-    cos_new, sin_new = table[tokens.start : tokens.end, None].chunk(2, -1)
-    scale = cos_old * cos_old + sin_old * sin_old
-    return (cos_new * cos_old + sin_new * sin_old) / scale, (sin_new * cos_old - cos_new * sin_old) / scale
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Tensor:
@@ -209,8 +193,8 @@ def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Te
     part = slice(rotation.offset, rotation.offset + rotation.cos_sin.shape[1])
     numbers, (cos, sin) = keys[..., part].float(), angles
     rotated = torch.empty_like(numbers)
-    one, other = _pairs(numbers, rotation.neox)
-    first, second = _pairs(rotated, rotation.neox)
+    one, other = pairs_of(numbers, rotation.neox)
+    first, second = pairs_of(rotated, rotation.neox)
     torch.mul(one, cos, out=first).addcmul_(other, sin, value=-1)
     torch.mul(other, cos, out=second).addcmul_(one, sin)
     if keys.itemsize == 1:
@@ -222,9 +206,3 @@ def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Te
     result = keys.clone()
     result[..., part] = rotated.to(keys.dtype)
     return result
-
-
-def _pairs(numbers: torch.Tensor, neox: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of the two items of each pair."""
-    halves = numbers.chunk(2, -1) if neox else (numbers[..., ::2], numbers[..., 1::2])
-    return cast("tuple[torch.Tensor, torch.Tensor]", halves)

@@ -1,16 +1,13 @@
 """Options and errors of the CPU device that the contract does not cover."""
 
-import msgspec
 import numpy as np
 import pytest
-import torch
 from blendhub_cpu import CpuOptions
 from blendhub_cpu.device import CpuDevice
+from msgspec.structs import replace
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
-
-replace = msgspec.structs.replace
 
 
 def harness_of(**fields):
@@ -37,22 +34,6 @@ def test_blocks_that_follow_each_other_and_those_that_do_not(table):
         harness.load([harness.segment(start, end, source=500)])
         harness.overwrite_pages()
         harness.save([harness.segment(start, end)])
-
-
-def test_values_too_large_for_8_bits_saturate():
-    for dtype in ("float8_e4m3", "float8_e5m2"):
-        harness = harness_of(dtype=dtype, rotations=(Rotary(), None))
-        kind = getattr(torch, "float8_e4m3fn" if dtype == "float8_e4m3" else dtype)
-        largest = torch.finfo(kind).max
-        harness.arena[:] = torch.full(harness.arena.shape, largest).to(kind).view(torch.uint8).numpy()
-        harness.device.load([harness.segment(0, 20, source=300)], harness.block_ids).wait()
-        assert not any(tensor.float().isnan().any() for tensor in pages_of(harness, 20))
-
-
-def pages_of(harness, n_tokens):
-    """The keys of the blocks that the first tokens fill."""
-    whole = harness.block_ids[: n_tokens // harness.setup.block_size]
-    return [harness.layers[0].tensors[0][whole][..., : harness.layout.key_dim]]
 
 
 def test_pages_on_another_device_are_refused():

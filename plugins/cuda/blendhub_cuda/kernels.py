@@ -1,60 +1,27 @@
-"""Kernels that copy between rows of the arena, or of staging, and blocks of pages: all layers, keys and values at once.
+"""The kernel that copies between rows of the arena, or of staging, and blocks of pages: all layers, keys and values.
 
-They group on addresses, because one launch serves the tensors of all layers. Nothing is checked here: what reaches a
+It gets addresses, because one launch serves the tensors of all layers. Nothing is checked here: what reaches the
 kernel was checked by :mod:`blendhub.devices`.
 
-A program copies one tile, at most ``TOKENS`` tokens of one segment, of one layer's keys or values. The masks keep_alive
-it from everything else, so what is skipped is never touched: no program is started for it.
+A program copies one tile, at most ``TOKENS`` tokens of a batch, of one layer's keys or values. The masks keep it from
+everything else, and tokens that are skipped are in no batch, so they are never touched.
 """
 
 import triton
 import triton.language as tl
 
-from blendhub_cuda import records
+from blendhub.devices import batches
 from blendhub_cuda.dtypes import decode, encode
 
-PLANE_WORDS = tl.constexpr(records.PLANE_WORDS)
-ADDRESS, BLOCK_STRIDE = tl.constexpr(records.ADDRESS), tl.constexpr(records.BLOCK_STRIDE)
-HEAD_STRIDE, TOKEN_STRIDE = tl.constexpr(records.HEAD_STRIDE), tl.constexpr(records.TOKEN_STRIDE)
-SHARD_OFFSET, ROW_ITEMS = tl.constexpr(records.SHARD_OFFSET), tl.constexpr(records.ROW_ITEMS)
-TABLE, HALF = tl.constexpr(records.TABLE), tl.constexpr(records.HALF)
-NEOX, OFFSET = tl.constexpr(records.NEOX), tl.constexpr(records.OFFSET)
-COUNT, SLOT = tl.constexpr(records.COUNT), tl.constexpr(records.SLOT)
-POSITION, SOURCE = tl.constexpr(records.POSITION), tl.constexpr(records.SOURCE)
-ORIGIN, ROW, BLOCKS = tl.constexpr(records.ORIGIN), tl.constexpr(records.ROW), tl.constexpr(records.BLOCKS)
+PLANE_WORDS = tl.constexpr(8)
+"""A plane is one layer's keys or values in the pages, as words of int64. Strides are in items."""
+ADDRESS, BLOCK_STRIDE, HEAD_STRIDE, TOKEN_STRIDE = (tl.constexpr(word) for word in range(4))
+TABLE, HALF, NEOX, OFFSET = (tl.constexpr(word) for word in range(4, 8))
+"""Address of ``cos_sin``, or 0 without a rotation; its angles for a position; its pairing; its offset in a key."""
+SLOT, POSITION, SOURCE = (tl.constexpr(row) for row in (batches.SLOT, batches.POSITION, batches.SOURCE))
 
-NOT_SPECIAL = ["base", "tiles", "planes"]
+CHANGING = ["base", "planes", "table", "columns", "first_row", "n_rows", "n_tokens", "moved"]
 """Arguments that differ between launches; specializing on them would compile the kernel again."""
-
-
-@triton.jit
-def _addresses(
-    base,
-    tiles,
-    planes,
-    TILE_WORDS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    ITEM: tl.constexpr,
-):
-    """This program's tile and plane, the mask of its tokens, and their addresses in pages and in rows.
-
-    The grid has tiles on axis 0 and planes on axis 1.
-    """
-    tile = tiles.to(tl.pointer_type(tl.int64)) + tl.program_id(0).to(tl.int64) * TILE_WORDS
-    plane = planes.to(tl.pointer_type(tl.int64)) + tl.program_id(1).to(tl.int64) * PLANE_WORDS
-    tokens = tl.arange(0, TOKENS)
-    alive = tokens < tl.load(tile + COUNT)
-
-    first_row = (base + tl.load(tile + ORIGIN) + tl.load(plane + SHARD_OFFSET)).to(tl.pointer_type(ITEM))
-    rows = first_row + (tl.load(tile + ROW) + tokens) * tl.load(plane + ROW_ITEMS)
-
-    slots = tl.load(tile + SLOT) + tokens
-    blocks = tl.load(tile + BLOCKS + slots // BLOCK_SIZE, mask=alive, other=0)
-    first_page = tl.load(plane + ADDRESS).to(tl.pointer_type(ITEM))
-    within = slots % BLOCK_SIZE * tl.load(plane + TOKEN_STRIDE)
-    pages = first_page + (blocks * tl.load(plane + BLOCK_STRIDE) + within)
-    return tile, plane, alive, pages, rows
 
 
 @triton.jit
@@ -64,12 +31,11 @@ def _copy(
     sources,
     source_head,
     mask,
+    columns,
     HEADS: tl.constexpr,
-    COLUMNS: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
     """Copy the masked tokens and items of all heads."""
-    columns = tl.arange(0, COLUMNS)[None, :]
     targets = targets[:, None] + columns
     sources = sources[:, None] + columns
     for head in tl.range(0, HEADS):
@@ -135,57 +101,27 @@ def _rotate_interleaved(
 
 
 @triton.jit
-def _rotate(
-    targets,
-    target_head,
-    sources,
-    source_head,
-    alive,
-    plane,
-    tile,
-    HEADS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HALF_COLUMNS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ROTATED_ITEMS: tl.constexpr,
-    ALIGN: tl.constexpr,
-    TABLE_ALIGN: tl.constexpr,
-):
-    """Write the rotated part of each key, from the position it was stored for to its new one."""
-    half = tl.multiple_of(tl.load(plane + HALF), ROTATED_ITEMS)
-    table = tl.load(plane + TABLE).to(tl.pointer_type(tl.float32))
-    tokens = tl.arange(0, TOKENS)
+def _angles(plane, positions, alive, half, HALF_COLUMNS: tl.constexpr, TABLE_ALIGN: tl.constexpr):
+    """The cosines and sines of these positions."""
     angles = tl.arange(0, HALF_COLUMNS)[None, :]
-    pairs = alive[:, None] & (angles < half)
-    new = table + ((tl.load(tile + POSITION) + tokens) * (2 * half))[:, None] + angles
-    old = table + ((tl.load(tile + SOURCE) + tokens) * (2 * half))[:, None] + angles
-    cos_new = tl.load(tl.multiple_of(new, (1, TABLE_ALIGN)), mask=pairs, other=1.0)
-    sin_new = tl.load(tl.multiple_of(new + half, (1, TABLE_ALIGN)), mask=pairs, other=1.0)
-    cos_old = tl.load(tl.multiple_of(old, (1, TABLE_ALIGN)), mask=pairs, other=1.0)
-    sin_old = tl.load(tl.multiple_of(old + half, (1, TABLE_ALIGN)), mask=pairs, other=1.0)
-    scale = cos_old * cos_old + sin_old * sin_old
-    cos = (cos_new * cos_old + sin_new * sin_old) / scale
-    sin = (sin_new * cos_old - cos_new * sin_old) / scale
-
-    start = tl.load(plane + OFFSET)
-    sources = sources[:, None] + start
-    targets = targets[:, None] + start
-    if tl.load(plane + NEOX) != 0:
-        _rotate_neox(
-            targets, target_head, sources, source_head, alive, half, cos, sin, HEADS, HALF_COLUMNS, DTYPE, ALIGN
-        )
-    else:
-        _rotate_interleaved(
-            targets, target_head, sources, source_head, alive, half, cos, sin, HEADS, TOKENS, HALF_COLUMNS, DTYPE, ALIGN
-        )
+    mask = alive[:, None] & (angles < half)
+    table = tl.load(plane + TABLE).to(tl.pointer_type(tl.float32))
+    rows = table + (positions.to(tl.int64) * (2 * half))[:, None] + angles
+    cos = tl.load(tl.multiple_of(rows, (1, TABLE_ALIGN)), mask=mask, other=1.0)
+    sin = tl.load(tl.multiple_of(rows + half, (1, TABLE_ALIGN)), mask=mask, other=1.0)
+    return cos, sin
 
 
-@triton.jit(do_not_specialize=NOT_SPECIAL)
-def rows_to_pages(
+@triton.jit(do_not_specialize=CHANGING)
+def copy_tokens(
     base,
-    tiles,
     planes,
-    TILE_WORDS: tl.constexpr,
+    table,
+    columns,
+    first_row,
+    n_rows,
+    n_tokens,
+    moved,
     TOKENS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     KINDS: tl.constexpr,
@@ -194,61 +130,70 @@ def rows_to_pages(
     KEY_COLUMNS: tl.constexpr,
     VALUE_WIDTH: tl.constexpr,
     VALUE_COLUMNS: tl.constexpr,
+    DTYPE: tl.constexpr,
     ITEM: tl.constexpr,
     ALIGN: tl.constexpr,
-    DTYPE: tl.constexpr,
+    TO_PAGES: tl.constexpr,
     HALF_COLUMNS: tl.constexpr,
-    ROTATED_ITEMS: tl.constexpr,
     ROTATED_ALIGN: tl.constexpr,
+    ROTATED_ITEMS: tl.constexpr,
     TABLE_ALIGN: tl.constexpr,
 ):
-    """Copy tiles from rows to pages, and rotate moved keys.
+    """Copy a batch from rows to pages, and rotate moved keys, or from pages to rows. Tiles are on axis 0, planes on 1.
 
-    ``KINDS`` 2: planes alternate between keys and values; 1: all are keys. ``HALF_COLUMNS`` 0: no layer has a rotation.
+    ``KINDS`` 2: planes alternate between keys and values; 1: all are keys. ``HALF_COLUMNS`` 0: nothing is rotated.
     """
-    tile, plane, alive, pages, rows = _addresses(base, tiles, planes, TILE_WORDS, TOKENS, BLOCK_SIZE, ITEM)
+    tokens = tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)
+    alive = tokens < n_tokens
+    plane = planes.to(tl.pointer_type(tl.int64)) + tl.program_id(1) * PLANE_WORDS
+    entries = table.to(tl.pointer_type(tl.int32)) + tokens
+
+    slots = tl.load(entries + SLOT * columns, mask=alive, other=0).to(tl.int64)
+    first_page = tl.load(plane + ADDRESS).to(tl.pointer_type(ITEM))
+    within = slots % BLOCK_SIZE * tl.load(plane + TOKEN_STRIDE)
+    pages = first_page + slots // BLOCK_SIZE * tl.load(plane + BLOCK_STRIDE) + within
     page_head = tl.load(plane + HEAD_STRIDE)
+
+    # A layer's keys and then its values, each of ``n_rows`` rows.
+    layer_items = HEADS * (KEY_WIDTH + VALUE_WIDTH) * n_rows.to(tl.int64)
+    rows = base.to(tl.pointer_type(ITEM)) + tl.program_id(1) // KINDS * layer_items
+    row = (first_row + tokens).to(tl.int64)
     if tl.program_id(1) % KINDS == 0:
-        columns = tl.arange(0, KEY_COLUMNS)[None, :]
-        mask = alive[:, None] & (columns < KEY_WIDTH)
+        keys = rows + row * (HEADS * KEY_WIDTH)
+        items = tl.arange(0, KEY_COLUMNS)[None, :]
+        mask = alive[:, None] & (items < KEY_WIDTH)
         if HALF_COLUMNS:  # noqa: SIM102  # decided at compile time
-            if (tl.load(plane + TABLE) != 0) & (tl.load(tile + SOURCE) != tl.load(tile + POSITION)):
+            if (tl.load(plane + TABLE) != 0) & (moved != 0):
                 start = tl.multiple_of(tl.load(plane + OFFSET), ROTATED_ITEMS)
-                end = start + 2 * tl.multiple_of(tl.load(plane + HALF), ROTATED_ITEMS)
-                mask &= (columns < start) | (columns >= end)
-                _rotate(
-                    pages, page_head, rows, KEY_WIDTH, alive, plane, tile,
-                    HEADS, TOKENS, HALF_COLUMNS, DTYPE, ROTATED_ITEMS, ROTATED_ALIGN, TABLE_ALIGN,
-                )  # fmt: skip
-        _copy(pages, page_head, rows, KEY_WIDTH, mask, HEADS, KEY_COLUMNS, ALIGN)
+                half = tl.multiple_of(tl.load(plane + HALF), ROTATED_ITEMS)
+                mask &= (items < start) | (items >= start + 2 * half)
+                new = tl.load(entries + POSITION * columns, mask=alive, other=0)
+                old = tl.load(entries + SOURCE * columns, mask=alive, other=0)
+                cos_new, sin_new = _angles(plane, new, alive, half, HALF_COLUMNS, TABLE_ALIGN)
+                cos_old, sin_old = _angles(plane, old, alive, half, HALF_COLUMNS, TABLE_ALIGN)
+                scale = cos_old * cos_old + sin_old * sin_old
+                cos = (cos_new * cos_old + sin_new * sin_old) / scale
+                sin = (sin_new * cos_old - cos_new * sin_old) / scale
+                to, parts = pages[:, None] + start, keys[:, None] + start
+                if tl.load(plane + NEOX) != 0:
+                    _rotate_neox(
+                        to, page_head, parts, KEY_WIDTH, alive, half, cos, sin,
+                        HEADS, HALF_COLUMNS, DTYPE, ROTATED_ALIGN,
+                    )  # fmt: skip
+                else:
+                    _rotate_interleaved(
+                        to, page_head, parts, KEY_WIDTH, alive, half, cos, sin,
+                        HEADS, TOKENS, HALF_COLUMNS, DTYPE, ROTATED_ALIGN,
+                    )  # fmt: skip
+        if TO_PAGES:
+            _copy(pages, page_head, keys, KEY_WIDTH, mask, items, HEADS, ALIGN)
+        else:
+            _copy(keys, KEY_WIDTH, pages, page_head, mask, items, HEADS, ALIGN)
     else:
-        mask = alive[:, None] & (tl.arange(0, VALUE_COLUMNS)[None, :] < VALUE_WIDTH)
-        _copy(pages, page_head, rows, VALUE_WIDTH, mask, HEADS, VALUE_COLUMNS, ALIGN)
-
-
-@triton.jit(do_not_specialize=NOT_SPECIAL)
-def pages_to_rows(
-    base,
-    tiles,
-    planes,
-    TILE_WORDS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,
-    KINDS: tl.constexpr,
-    HEADS: tl.constexpr,
-    KEY_WIDTH: tl.constexpr,
-    KEY_COLUMNS: tl.constexpr,
-    VALUE_WIDTH: tl.constexpr,
-    VALUE_COLUMNS: tl.constexpr,
-    ITEM: tl.constexpr,
-    ALIGN: tl.constexpr,
-):
-    """Copy tiles from pages to rows, without rotation. Planes as in :func:`rows_to_pages`."""
-    _, plane, alive, pages, rows = _addresses(base, tiles, planes, TILE_WORDS, TOKENS, BLOCK_SIZE, ITEM)
-    page_head = tl.load(plane + HEAD_STRIDE)
-    if tl.program_id(1) % KINDS == 0:
-        mask = alive[:, None] & (tl.arange(0, KEY_COLUMNS)[None, :] < KEY_WIDTH)
-        _copy(rows, KEY_WIDTH, pages, page_head, mask, HEADS, KEY_COLUMNS, ALIGN)
-    else:
-        mask = alive[:, None] & (tl.arange(0, VALUE_COLUMNS)[None, :] < VALUE_WIDTH)
-        _copy(rows, VALUE_WIDTH, pages, page_head, mask, HEADS, VALUE_COLUMNS, ALIGN)
+        values = rows + HEADS * KEY_WIDTH * n_rows.to(tl.int64) + row * (HEADS * VALUE_WIDTH)
+        value_items = tl.arange(0, VALUE_COLUMNS)[None, :]
+        value_mask = alive[:, None] & (value_items < VALUE_WIDTH)
+        if TO_PAGES:
+            _copy(pages, page_head, values, VALUE_WIDTH, value_mask, value_items, HEADS, ALIGN)
+        else:
+            _copy(values, VALUE_WIDTH, pages, page_head, value_mask, value_items, HEADS, ALIGN)

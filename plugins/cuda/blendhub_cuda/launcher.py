@@ -1,100 +1,88 @@
-"""Launches the kernels with their constants and the tiles of a batch."""
+"""Launches the kernel with its constants, the tokens of a batch, and a table of the engine's pages."""
 
 from math import gcd
-from typing import Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 
-from blendhub.core.layout import ITEM_SIZES
-from blendhub.devices import Mover, Runtime
+from blendhub.core.layout import ITEM_SIZES, KVLayout
+from blendhub.devices import ACCESS_BYTES, Batch, Mover, Pages
+from blendhub.devices.batches import TABLE_ROWS, Rows
 from blendhub_cuda import kernels
 from blendhub_cuda.dtypes import ITEM_TYPES
-from blendhub_cuda.pages import Pages
-from blendhub_cuda.tiles import Batch, BatchGroup, TilePlanner
 
-
-class GridKernel(NamedTuple):
-    """A kernel of Triton's with its grid."""
-
-    kernel: Any
-    grid: tuple[int, int, int]
-
-    def __call__(self, **arguments: Any) -> None:
-        self.kernel[self.grid](**arguments)
+TILE_BYTES = 16384
+"""About the bytes that one program of the kernel copies: wide accesses, and still many programs."""
+MAX_TILE_TOKENS = 64
 
 
 class Launcher(Mover):
-    def __init__(self, runtime: Runtime, pages: Pages, planner: TilePlanner, block_size: int) -> None:
-        layout = planner.layout
-        self._runtime = runtime
-        self._pages = pages
-        self._item_bytes = ITEM_SIZES[layout.dtype]
-        self._layout = layout
-        self._tile_bytes = 8 * planner.tile_words
-        self._kept_planes = torch.from_numpy(pages.planes).to(pages.place)
-        self._planes = self._kept_planes.data_ptr()
-        self._layer_planes_bytes = pages.planes[0].nbytes
-        self._kinds = pages.planes.shape[1]
+    def __init__(self, pages: Pages, layout: KVLayout, block_size: int) -> None:
+        self._layer_planes = 2 if layout.value_dim else 1
+        planes = np.zeros((len(pages.layers), self._layer_planes, kernels.PLANE_WORDS.value), np.int64)
+        item, aligns, rotated_aligns, table_aligns, halves = ITEM_SIZES[layout.dtype], [], [], [], [0]
+        for layer, records in zip(pages.layers, planes, strict=True):
+            for plane, record in zip((layer.keys, layer.values), records, strict=False):
+                strides = plane.stride()[:3]
+                record[:4] = plane.data_ptr(), *strides
+                aligns += [plane.data_ptr(), plane.shape[-1] * item, *(stride * item for stride in strides)]
+            if layer.rotation is not None:
+                table, half = layer.rotation.cos_sin, layer.rotation.cos_sin.shape[1] // 2
+                records[0, 4:] = table.data_ptr(), half, layer.rotation.neox, layer.rotation.offset
+                rotated_aligns += [half * item, layer.rotation.offset * item]
+                table_aligns += [table.data_ptr(), 4 * half]
+                halves.append(half)
+        align = gcd(ACCESS_BYTES, *aligns)
+        rotated_align = gcd(align, *rotated_aligns)
+        row_bytes = max(layout.key_row_bytes, layout.value_row_bytes)
+        self._pages = pages  # the addresses in ``planes`` are those of its tensors
+        self._planes = torch.from_numpy(planes).to(pages.place)
+        self._tile_tokens = _floor_power_of_2(min(max(TILE_BYTES // row_bytes, 1), MAX_TILE_TOKENS))
         self._constants = {
-            "TILE_WORDS": planner.tile_words,
-            "TOKENS": planner.tile_tokens,
+            "TOKENS": self._tile_tokens,
             "BLOCK_SIZE": block_size,
-            "KINDS": self._kinds,
+            "KINDS": self._layer_planes,
             "HEADS": layout.kv_heads,
             "KEY_WIDTH": layout.key_dim,
             "KEY_COLUMNS": _ceil_power_of_2(layout.key_dim),
             "VALUE_WIDTH": layout.value_dim,
             "VALUE_COLUMNS": _ceil_power_of_2(layout.value_dim),
-            "ITEM": ITEM_TYPES[layout.dtype],
-        }
-        self._rotation_constants = {
             "DTYPE": layout.dtype,
-            "HALF_COLUMNS": _ceil_power_of_2(pages.widest_half) if pages.widest_half else 0,
-            "TABLE_ALIGN": pages.table_align,
-        }
-
-    def rows_to_pages(
-        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Batch
-    ) -> None:
-        base = memory.data_ptr()
-        align = self._align(base, group, batch)
-        rotated_align = gcd(align, self._pages.rotated_align)
-        alignment = {
+            "ITEM": ITEM_TYPES[layout.dtype],
             "ALIGN": align,
+        }
+        self._rotation = {
+            "HALF_COLUMNS": _ceil_power_of_2(max(halves)) if any(halves) else 0,
             "ROTATED_ALIGN": rotated_align,
-            "ROTATED_ITEMS": rotated_align // self._item_bytes,
+            "ROTATED_ITEMS": rotated_align // item,
+            "TABLE_ALIGN": gcd(ACCESS_BYTES, *table_aligns),
         }
-        constants = {**alignment, **self._rotation_constants}
-        self._launch(stream, kernels.rows_to_pages, base, table, batch, constants)
+        # Without tokens nothing runs, but kernels are compiled.
+        nothing = Batch(np.zeros((TABLE_ROWS, 0), np.int32), 0, (), False, 0, layout.layers, Rows(0, 0, 0), ())
+        memory = torch.empty(1, dtype=torch.uint8, device=pages.place)
+        self.rows_to_pages(memory, memory, nothing)
+        self.pages_to_rows(memory, memory, nothing)
 
-    def pages_to_rows(
-        self, stream: Any, memory: torch.Tensor, table: torch.Tensor, group: BatchGroup, batch: Batch
-    ) -> None:
-        base = memory.data_ptr()
-        align = self._align(base, group, batch)
-        self._launch(stream, kernels.pages_to_rows, base, table, batch, {"ALIGN": align})
+    def rows_to_pages(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
+        self._launch(memory, table, batch, TO_PAGES=True, **self._rotation)
 
-    def _align(self, base: int, group: BatchGroup, batch: Batch) -> int:
-        """The alignment of pages if rows in memory have it too, else that of items: no third variant is compiled."""
-        is_aligned = gcd(self._layer_0(base, batch), group.align) % self._pages.align == 0
-        return self._pages.align if is_aligned else self._item_bytes
+    def pages_to_rows(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch) -> None:
+        self._launch(memory, table, batch, TO_PAGES=False, **{**self._rotation, "HALF_COLUMNS": 0})
 
-    def _layer_0(self, base: int, batch: Batch) -> int:
-        """The address of layer 0 if the batch's first layer is at ``base``."""
-        return base - self._layout.keys_at(batch.first_layer)
-
-    def _launch(
-        self, stream: Any, kernel: Any, base: int, table: torch.Tensor, batch: Batch, others: dict[str, Any]
-    ) -> None:
-        changing = {
-            "base": self._layer_0(base, batch),
-            "tiles": table.data_ptr() + batch.tiles.start * self._tile_bytes,
-            "planes": self._planes + batch.first_layer * self._layer_planes_bytes,
-        }
-        grid = (len(batch.tiles), batch.n_layers * self._kinds, 1)
-        self._runtime.launch(stream, GridKernel(kernel, grid), {**changing, **self._constants, **others})
+    def _launch(self, memory: torch.Tensor, table: torch.Tensor, batch: Batch, **constants: Any) -> None:
+        n_tiles, n_planes = -(-batch.n_tokens // self._tile_tokens), batch.n_layers * self._layer_planes
+        planes = self._planes.data_ptr() + self._planes[0].nbytes * batch.first_layer
+        base, tables = memory.data_ptr() + batch.rows.at, (table.data_ptr(), batch.table.shape[1])
+        counts = batch.rows.first, batch.rows.n_rows, batch.n_tokens, int(batch.moved)
+        kernels.copy_tokens[n_tiles, n_planes, 1](base, planes, *tables, *counts, **self._constants, **constants)
 
 
 def _ceil_power_of_2(number: int) -> int:
     """The smallest power of 2 that is at least ``number``."""
     return 1 << max(number - 1, 0).bit_length()
+
+
+def _floor_power_of_2(number: int) -> int:
+    """The largest power of 2 that is at most ``number``."""
+    return 1 << (number.bit_length() - 1)

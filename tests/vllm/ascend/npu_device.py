@@ -19,7 +19,7 @@ def put_in_place():
     sys.path.insert(0, str(STAND_INS))
     import npu_stand_ins
     import strict_ops
-    from blendhub_ascend import factory
+    from blendhub_ascend import device
 
     from blendhub.vllm import connector
 
@@ -27,7 +27,7 @@ def put_in_place():
     torch.npu.is_available = lambda: True
     connector.current_platform = SimpleNamespace(device_type="npu")
     # The pages of an engine on a CPU lie in host memory, which the plugin's own factory refuses.
-    factory.create = lambda options: npu_stand_ins.device_on_npu_runtime(
+    device.create = lambda options: npu_stand_ins.device_on_npu_runtime(
         npu_stand_ins.A2, **msgspec.structs.asdict(options)
     )
 

@@ -10,11 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub import Span
 from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
-from blendhub.devices import Bounds, check_arena, check_pages, check_writable, count_blocks, count_positions, planes_of
+from blendhub.devices import Bounds, after_prefix, check_arena, check_writable, read_pages
 
 TYPES = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEM_SIZES}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -50,20 +49,18 @@ class PlainDevice(Device):
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if self._closed or self._planes:
             raise InvalidInput("a device is attached once; create another one for other pages")
-        place = check_pages(layers, block_size, layout, self.formats)
-        if place.type != self.torch_type:
+        pages = read_pages(layers, block_size, layout, self.formats)
+        if pages.place.type != self.torch_type:
             raise Unsupported(
-                f"the pages lie on {place}, but device 'plain' serves only a CPU's; choose another device"
+                f"the pages lie on {pages.place}, but device 'plain' serves only a CPU's; choose another device"
             )
         planes: list[Plane] = []
-        for index, layer in enumerate(layers):
-            keys, values = (
-                plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in planes_of(layer, block_size, layout)
-            )
+        for index, layer in enumerate(pages.layers):
+            keys, values = (plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values))
             planes.append(Plane(keys, layout.keys_at(index), layer.rotation))
             planes.append(Plane(values, layout.values_at(index), None))
         self._planes, self._block_size, self._layout = planes, block_size, layout
-        self._bounds = Bounds(layout, block_size, count_blocks(layers), count_positions(layers))
+        self._bounds = Bounds(layout, block_size, pages)
 
     def pin(self, arena: npt.NDArray[np.uint8]) -> None:
         if self._closed:
@@ -76,8 +73,7 @@ class PlainDevice(Device):
     ) -> Transfer:
         arena = self._checked_arena(segments, block_ids)
         self._bounds.check_load(segments, skip_prefix_n_tokens)
-        for segment in segments:
-            kept = _from(segment, skip_prefix_n_tokens)
+        for kept in after_prefix(segments, skip_prefix_n_tokens):
             new = torch.arange(kept.span.start, kept.span.end)
             old = new + kept.source_start - kept.span.start
             for plane, rows, at in self._pairs(arena, kept, block_ids):
@@ -116,13 +112,6 @@ class PlainDevice(Device):
             raise InvalidInput("a device copies after attach and pin, and before close")
         self._bounds.check(segments, block_ids, len(self._arena))
         return self._arena
-
-
-def _from(segment: Segment, position: int) -> Segment:
-    """The part of the segment at or after this position."""
-    gone = min(max(position - segment.span.start, 0), len(segment.span))
-    kept = Span(segment.span.start + gone, segment.span.end)
-    return Segment(kept, segment.shard, segment.row + gone, segment.source_start + gone)
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from blendhub_ascend.batches import ALIGNED_TOKENS, POSITION, SLOT, SOURCE, SPAN_BLOCK, SPAN_COUNT, TokenPlanner
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,7 +9,11 @@ from blendhub import Span
 from blendhub.contracts import Segment
 from blendhub.core.layout import KVLayout
 
+batches = pytest.importorskip("blendhub.devices.batches", reason="pages are tensors: pip install torch")
+
 N_TOKENS = 400
+REACHED = 3 * 10**6
+"""Shards from here on are those that kernels reach."""
 
 
 @st.composite
@@ -24,9 +27,9 @@ def planners(draw):
         chunk_tokens=draw(st.integers(1, 80)),
     )
     block_size = draw(st.integers(1, 20))
-    table_bytes = TokenPlanner(layout, block_size, 0).table_bytes
+    table_bytes = batches.BatchPlanner(layout, block_size, 0).table_bytes
     staging_bytes = draw(st.integers(layout.keys_at(1), layout.keys_at(layout.layers + 1)))
-    return TokenPlanner(layout, block_size, table_bytes + staging_bytes), block_size
+    return batches.BatchPlanner(layout, block_size, table_bytes + staging_bytes), block_size
 
 
 @st.composite
@@ -43,48 +46,51 @@ def tilings(draw, chunk_tokens):
     return segments
 
 
-def tokens_of(planner, block_size, groups):
+def tokens_of(planner, block_size, made):
     """Each token of each layer: the bytes of its key and value in the arena, its slot in the pages, its positions."""
     layout, found = planner.layout, []
     kinds = [layout.key_row_bytes, layout.value_row_bytes]
-    for group, batch in [(one, batch) for one in groups for batch in one.batches]:
-        assert group.table.nbytes == planner.table_bytes
-        columns = group.table[:, batch.first_column : batch.first_column + batch.n_tokens].tolist()
-        assert batch.first_column % ALIGNED_TOKENS == 0 and len(columns[0]) == batch.n_tokens <= layout.chunk_tokens
+    for batch in made:
+        assert batch.table.nbytes <= planner.table_bytes and batch.table.strides[0] % 64 == 0
+        assert 0 < batch.n_tokens <= layout.chunk_tokens
+        columns = batch.table[:, : batch.n_tokens].tolist()
         slots = [block * block_size + slot + k for block, slot, count in batch.spans for k in range(count)]
-        assert columns[SLOT] == slots
+        assert columns[batches.SLOT] == slots
         assert all(slot + count <= block_size for _, slot, count in batch.spans)
-        assert columns[SPAN_BLOCK][: len(batch.spans)] == [span.block for span in batch.spans]
-        assert columns[SPAN_COUNT][: len(batch.spans)] == [span.count for span in batch.spans]
-        moved = [new != old for new, old in zip(columns[POSITION], columns[SOURCE], strict=True)]
+        assert columns[batches.SPAN_BLOCK][: len(batch.spans)] == [span.block for span in batch.spans]
+        assert columns[batches.SPAN_COUNT][: len(batch.spans)] == [span.n_tokens for span in batch.spans]
+        moved = [new != old for new, old in zip(columns[batches.POSITION], columns[batches.SOURCE], strict=True)]
         assert moved == [batch.moved] * batch.n_tokens
-        arena_of = {}
-        at = 0
+        arena_of, at = {}, 0
         for one in batch.slices:
             assert one.staging_at == at and one.nbytes > 0
             arena_of |= {at + k: one.at + k for k in range(one.nbytes)}
             at += one.nbytes
         assert at <= planner.staging_bytes
-        at = 0
+        at = batch.rows.at
         for layer in range(batch.first_layer, batch.first_layer + batch.n_layers):
             for kind, row_bytes in enumerate(kinds):
                 for token in range(batch.n_tokens if row_bytes else 0):
-                    places = [arena_of[at + k] for k in range(row_bytes)]
+                    first = at + (batch.rows.first + token) * row_bytes
+                    places = [arena_of[first + k] if batch.slices else first + k for k in range(row_bytes)]
                     assert places == list(range(places[0], places[0] + row_bytes))
-                    rest = columns[SLOT][token], columns[POSITION][token], columns[SOURCE][token]
+                    rest = (columns[row][token] for row in (batches.SLOT, batches.POSITION, batches.SOURCE))
                     found.append((layer, kind, places[0], *rest))
-                    at += row_bytes
+                at += batch.rows.n_rows * row_bytes
     return sorted(found)
 
 
-@given(planners(), st.data(), st.sampled_from([0, 0, 1, 37, 200]))
-def test_each_token_of_each_layer_lies_in_one_batch(made, data, skipped):
+@given(planners(), st.data(), st.sampled_from([0, 0, 1, 37, 200]), st.booleans())
+def test_each_token_of_each_layer_lies_in_one_batch(made, data, skipped, some_are_reached):
     """Holes and skipped tokens are in none."""
     planner, block_size = made
     layout = planner.layout
     segments = data.draw(tilings(layout.chunk_tokens))
     block_ids = np.random.default_rng(1).permutation(500)[: -(-N_TOKENS // block_size)]
-    groups = list(planner.batch_groups(segments, block_ids, skipped))
+    planned = list(planner.batches(segments, block_ids, skipped, lambda shard: some_are_reached and shard >= REACHED))
+    if some_are_reached:
+        parts = [batch for batch in planned if not batch.slices]
+        assert all(batch.rows.at >= REACHED and batch.n_tokens < layout.chunk_tokens for batch in parts)
     expected = []
     for segment in segments:
         for k in range(len(segment.span)):
@@ -100,42 +106,27 @@ def test_each_token_of_each_layer_lies_in_one_batch(made, data, skipped):
                     if row_bytes:
                         at = segment.shard + begin + (segment.row + k) * row_bytes
                         expected.append((layer, kind, at, slot, position, segment.source_start + k))
-    assert tokens_of(planner, block_size, groups) == sorted(expected)
+    assert tokens_of(planner, block_size, planned) == sorted(expected)
 
 
 LAYOUT = KVLayout(layers=4, kv_heads=2, key_dim=16, value_dim=16, dtype="bfloat16", chunk_tokens=64)
-BLOCKS = np.arange(60)[::-1].copy()
 
 
-def groups_of(segments, *, layers=4, skipped=0):
-    planner = TokenPlanner(LAYOUT, 16, TokenPlanner(LAYOUT, 16, 0).table_bytes + layers * LAYOUT.keys_at(1))
-    return list(planner.batch_groups(segments, BLOCKS, skipped))
+def batches_of(segments, layers=4, reaches=lambda shard: False):
+    bare = batches.BatchPlanner(LAYOUT, 16, 0)
+    planner = batches.BatchPlanner(LAYOUT, 16, bare.table_bytes + layers * LAYOUT.keys_at(1))
+    return list(planner.batches(segments, np.arange(60)[::-1].copy(), 0, reaches))
 
 
-def batches_of(segments, **options):
-    return [batch for group in groups_of(segments, **options) for batch in group.batches]
-
-
-def test_a_whole_chunk_is_one_copy():
-    (batch,) = batches_of([Segment(Span(5, 69), 0, 0, 5)])
-    assert [(one.at, one.nbytes) for one in batch.slices] == [(0, LAYOUT.shard_bytes)]
-
-
-@pytest.mark.parametrize("layers", [1, 2, 3])
-def test_a_chunk_that_staging_cannot_hold_is_split_by_layers(layers):
-    batches = batches_of([Segment(Span(0, 64), 0, 0, 0)], layers=layers)
-    assert [batch.n_layers for batch in batches] == {1: [1] * 4, 2: [2] * 2, 3: [2] * 2}[layers]
-    assert all(len(batch.slices) == 1 for batch in batches)
+@pytest.mark.parametrize("layers, expected", [(1, [1] * 4), (2, [2] * 2), (3, [2] * 2), (4, [4])])
+def test_a_chunk_is_one_copy_for_as_many_layers_as_staging_holds(layers, expected):
+    made = batches_of([Segment(Span(5, 69), 0, 0, 5)], layers, reaches=lambda shard: True)
+    assert [batch.n_layers for batch in made] == expected
+    assert all(len(batch.slices) == 1 for batch in made)
 
 
 def test_small_pieces_share_a_batch_and_moved_ones_have_their_own():
     pieces = [Segment(Span(at, at + 5), at * 10**5, 3, at + (100 if at >= 40 else 0)) for at in range(0, 80, 10)]
     assert [(batch.n_tokens, batch.moved) for batch in batches_of(pieces)] == [(20, False), (20, True)]
-
-
-def test_a_long_transfer_has_several_tables():
-    chunks = [Segment(Span(at, at + 1), at * 10**5, 0, at) for at in range(0, 900, 2)]
-    planner = TokenPlanner(LAYOUT, 16, 2**20)
-    planner.columns = 64
-    groups = list(planner.batch_groups(chunks, BLOCKS, 0))
-    assert len(groups) > 1 and sum(batch.n_tokens for group in groups for batch in group.batches) == 450
+    reached = batches_of(pieces, reaches=lambda shard: shard > 0)
+    assert [len(batch.slices) > 0 for batch in reached] == [False] * 7 + [True]
