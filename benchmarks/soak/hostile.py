@@ -62,8 +62,7 @@ class Hostile:
         """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
             (6, self._register),
-            (20, self._lookup),
-            (5, self._prefetch),
+            (25, self._lookup),
             (15, self._acquire),
             (20, self._reserve),
             (15, self._commit),
@@ -171,9 +170,6 @@ class Hostile:
             settled=self.chance.choice((None, 0.0, 0.5)),
         )
         return message, self._tokens()
-
-    def _prefetch(self) -> Request:
-        return wire.Prefetch(**self._ids(), variant=self._variant()), self._tokens()
 
     def _matches(self) -> tuple[Match, ...]:
         matches, at = [], 0

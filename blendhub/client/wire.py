@@ -109,12 +109,6 @@ class Lookup(InNamespace, frozen=True):
     matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)] | None = None
 
 
-class Prefetch(InNamespace, frozen=True, kw_only=True):
-    """Fetch what is stored of these tokens into the arena; the reply does not wait for it."""
-
-    skip_prefix_n_tokens: Position = 0
-
-
 class Release(FromSession, frozen=True):
     """End a read lease of the session's engine. If it had ended before, data read under it must not be used."""
 
@@ -213,7 +207,6 @@ Request: TypeAlias = (
     | Ping
     | Mapped
     | Lookup
-    | Prefetch
     | Release
     | Reserve
     | Commit
@@ -229,6 +222,8 @@ Request: TypeAlias = (
 )
 
 # Replies.
+
+OnTheWay = Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)]
 
 
 class Registered(Message, frozen=True):
@@ -263,10 +258,12 @@ class Found(Message, frozen=True):
     expires_s: Seconds = 0.0
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
-    on_the_way_tokens: Position = 0
-    """Tokens that only the store has; they are being fetched, and no match covers them yet."""
-    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
-    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
+    on_the_way: OnTheWay = ()
+    """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
+
+    @property
+    def on_the_way_tokens(self) -> int:
+        return sum(map(len, self.on_the_way))
 
 
 class Reserved(Message, frozen=True):
@@ -293,10 +290,12 @@ class Previewed(Message, frozen=True):
     engine: Text
     model: Text
     matches: tuple[Match, ...] = ()
-    on_the_way_tokens: Position = 0
-    """Tokens that only the store has."""
-    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
-    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
+    on_the_way: OnTheWay = ()
+    """The parts of the prompt that only the store has."""
+
+    @property
+    def on_the_way_tokens(self) -> int:
+        return sum(map(len, self.on_the_way))
 
 
 class HubStats(Message, frozen=True):

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from blendhub.contracts.guarded import Guarded
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
@@ -33,7 +34,7 @@ class StoredRun(msgspec.Struct, frozen=True):
     """The positions whose bytes are stored, ascending."""
 
 
-class Store(ABC):
+class Store(Guarded, ABC):
     """A second tier.
 
     Callers use ``save_run``, ``save``, ``load``, ``save_chunks`` and ``load_chunks``, which check their arguments. A

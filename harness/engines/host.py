@@ -200,13 +200,17 @@ class Host:
         self._number += 1
         asked = dict(asked)
         salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
+        logprobs, forced = asked.pop("logprobs", 20), asked.pop("forced", None)
+        extra = {"kv_transfer_params": {"blendhub": asked}} if asked else {}
+        if forced:
+            extra["forced"] = forced
         sampling = SamplingParams(
             max_tokens=tokens,
             temperature=0,
             ignore_eos=True,
             stop_token_ids=stop,
-            logprobs=20,
-            extra_args={"kv_transfer_params": {"blendhub": asked}} if asked else None,
+            logprobs=logprobs,
+            extra_args=extra or None,
         )
         request: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         adapter = lora_request(lora) if lora else None

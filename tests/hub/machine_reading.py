@@ -106,11 +106,6 @@ class ReadingRules(HubRules):
                 worker.client.release(acquired.lease)
                 check(worker, copies, prompt, variant)
 
-    @rule(which=WHICH, prompt=PROMPT, variant=VARIANT)
-    def prefetch(self, which: int, prompt: int, variant: Variant) -> None:
-        with contextlib.suppress(BlendHubError):
-            self.an_engine(which).scheduler.client.prefetch(PROMPTS[prompt], variant)
-
     @rule(seconds=st.sampled_from([1.0, 1.0, 1.0, LEASE_S + 1, LEASE_S + 1, SILENCE_S + 1]))
     def time_passes(self, seconds: float) -> None:
         self.pass_time(seconds)

@@ -33,7 +33,7 @@ BEHIND = Match(Span(600, 1000), 1, 600, True)
 
 def outcome(*matches, blend=True, holes=True, local=0, pace=None, on_the_way=(), error="", **policy):
     """The reasons in the note of a request of 1000 tokens, for those that it computes: from decision to note."""
-    found = Found(matches=matches, on_the_way=on_the_way, on_the_way_tokens=sum(map(len, on_the_way)))
+    found = Found(matches=matches, on_the_way=on_the_way)
     choice = decide(
         matches, LENGTH, local, ReusePolicy(**policy), blend=blend, holes=holes, ratio=0.15, usual_ratio=0.15,
         on_the_way=found.on_the_way_tokens, n_positions=4096, pace=pace,

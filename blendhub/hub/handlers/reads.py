@@ -10,7 +10,7 @@ from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Match, check_tiling
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
-from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, tokens_of, whole_matches
+from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.read_leases import ReadLease
 from blendhub.hub.leases.sessions import Session
 
@@ -21,22 +21,18 @@ class ReadHandlers(Handlers):
     def by_type(self) -> Mapping[type, Handler]:
         return {
             wire.Lookup: self._look,
-            wire.Prefetch: self._look,
             wire.Release: self._release,
             wire.Fetch: self._fetch,
         }
 
-    def _look(
-        self, session: Session, message: wire.Lookup | wire.Prefetch, payload: Sequence[Buffer]
-    ) -> Answer | Awaitable[Answer]:
-        if isinstance(message, wire.Lookup) and message.matches is not None:
+    def _look(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        if message.matches is not None:
             return self._lease_again(session, message, message.matches)
         tokens = self.read_tokens(payload)
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        settled = message.settled if isinstance(message, wire.Lookup) else None
-        matches = index.queue.ask(partial(index.match, tokens, settled), len(tokens))
+        matches = index.queue.ask(partial(index.match, tokens, message.settled), len(tokens))
         if isinstance(matches, asyncio.Future):
             return self._look_later(session, index, message, matches)
         return self._answer(session, index, message, matches)
@@ -53,7 +49,7 @@ class ReadHandlers(Handlers):
         self,
         session: Session,
         index: NamespaceIndex,
-        message: wire.Lookup | wire.Prefetch,
+        message: wire.Lookup,
         matching: "asyncio.Future[list[Match]]",
     ) -> Answer:
         matches = await matching
@@ -62,10 +58,8 @@ class ReadHandlers(Handlers):
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answer(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup | wire.Prefetch, matches: list[Match]
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matches: list[Match]
     ) -> Answer | Awaitable[Answer]:
-        if isinstance(message, wire.Prefetch):
-            return self._on_the_way(index.cut_at_chunks(matches, message.skip_prefix_n_tokens))
         chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
             in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
@@ -132,7 +126,6 @@ class ReadHandlers(Handlers):
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
             pieces=lease.pieces if lease else (),
-            on_the_way_tokens=tokens_of(missing),
             on_the_way=spans_of(missing),
         )
 

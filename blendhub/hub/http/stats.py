@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from blendhub.client.wire import HubStats
-from blendhub.hub.counters import Counters
+from blendhub.hub.counters import BUCKETS_S, Counters
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier
@@ -28,7 +28,7 @@ def collect_stats(
             **_fleet_gauges(follower),
             "chunks": sum(of_base["chunks"] for of_base in sums.values()),
             "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
-            **counters.latencies(),
+            **_quantiles(counters),
         },
         namespaces={
             base: {**{name: sums[base][name] if base in sums else 0 for name in STORED}, **counters.audits.of(base)}
@@ -40,7 +40,7 @@ def collect_stats(
 def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict[str, float]:
     return {
         **counters.totals,
-        **{f"requests_{kind}": count for kind, count in counters.requests.items()},
+        **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
         "index_evictions": state.index_limit.evictions,
@@ -66,6 +66,15 @@ def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
         "store_bytes": tier.store.nbytes if tier else 0,
         "store_waiting_chunks": tier.writer.waiting if tier else 0,
         "store_later_chunks": tier.writer.later if tier else 0,
+    }
+
+
+def _quantiles(counters: Counters) -> dict[str, float]:
+    """The seconds within which half, and nearly all, of the requests of a kind were answered."""
+    return {
+        f"seconds_{kind}_p{percent}": latencies.quantile(percent / 100)
+        for kind, latencies in counters.requests.items()
+        for percent in (50, 99)
     }
 
 
@@ -121,9 +130,13 @@ class _Collector:
             for digest, of_namespace in sorted(self._stats.namespaces.items()):
                 family.add_metric([digest], of_namespace[name])
             yield family
-        for seconds in self._counters.seconds.collect():
-            seconds.samples = [sample for sample in seconds.samples if not sample.name.endswith("_created")]
-            yield seconds
+        seconds = HistogramMetricFamily(
+            f"{PREFIX}request_seconds", "Time in the hub by kind of request", labels=["kind"]
+        )
+        for kind, latencies in self._counters.requests.items():
+            buckets = list(zip([*map(str, BUCKETS_S), "+Inf"], latencies.within, strict=True))
+            seconds.add_metric([kind], buckets, latencies.total_s)
+        yield seconds
 
 
 def exposition(stats: HubStats, counters: Counters) -> bytes:

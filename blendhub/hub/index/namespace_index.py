@@ -34,7 +34,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "span", "tokens")
+    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -45,8 +45,6 @@ class Chunk:
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
         self.saved = Saved.NO
         self.content = content
-        self.tokens: Tokens | None = None
-        """The chunk's tokens, kept where the hub shows text."""
 
 
 class Origin(NamedTuple):
@@ -159,11 +157,10 @@ class NamespaceIndex:
         host: PluginHost,
         threads: MatchThreads,
         *,
-        keeps_tokens: bool = False,
         keeps_settled: bool = True,
         changed: Callable[["NamespaceIndex"], None] | None = None,
     ) -> None:
-        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found.
+        """``keeps_settled``: settled KV can be found.
 
         ``changed`` is called when something was stored or dropped.
         """
@@ -180,7 +177,6 @@ class NamespaceIndex:
         self._changed = changed or (lambda index: None)
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
-        self._keeps_tokens = keeps_tokens
         self._nbytes = 0
         self._matchers: list[Matcher] = [
             host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
@@ -285,9 +281,6 @@ class NamespaceIndex:
             named.append(run)
         for chunk in chunks:
             run.add(chunk)
-            if self._keeps_tokens:
-                # A view would keep all tokens of the message.
-                chunk.tokens = tokens[chunk.span.start : chunk.span.end].copy()
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
         self._changed(self)
@@ -350,10 +343,6 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     if first and last:
         whole.append(first.match.part(first.start, last.end))
     return whole
-
-
-def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
-    return sum(found.end - found.start for found in chunk_matches)
 
 
 def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:

@@ -2,15 +2,16 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
+from blendhub.testing.histories import run_histories
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import ROOMY, StoreTests, content
 
@@ -152,27 +153,7 @@ class History(RuleBasedStateMachine):
 @holds("``load`` returns the bytes that ``save`` was given, or nothing.")
 class HistoryTests(StoreTests):
     def test_any_history_in_a_roomy_store(self) -> None:
-        self._run(ROOMY)
+        run_histories(partial(History, self.create, ROOMY), examples=50, steps=30)
 
     def test_any_history_in_a_tight_store(self) -> None:
-        self._run(TIGHT)
-
-    def _run(self, capacity: int) -> None:
-        suite = self
-
-        class OwnHistory(History):
-            def __init__(self) -> None:
-                super().__init__(suite.create, capacity)
-
-        run_state_machine_as_test(
-            OwnHistory,
-            settings=settings(
-                max_examples=50,
-                stateful_step_count=30,
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                derandomize=True,  # a result must not depend on chance
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_histories(partial(History, self.create, TIGHT), examples=50, steps=30)

@@ -66,13 +66,6 @@ class RefusingTests(StoreTests):
             assert loaded(reader, key("a"), chunk(0)) == [content(0)]
             assert reader.corrupted == 0
 
-    def test_a_run_must_be_saved_again_after_it_went_with_its_last_chunk(self, store: Store) -> None:
-        store.save_run(run("a"))
-        store.save(key("a"), chunk(0), [content(0)])
-        store.discard(key("a"), chunk(0))
-        with pytest.raises(InvalidInput):
-            store.save(key("a"), chunk(0), [content(0)])
-
     @holds("A closed store answers everything with StoreFailed.")
     def test_a_closed_store_says_so(self, store: Store) -> None:
         store.save_run(run("a"))

@@ -242,7 +242,6 @@ class RequestState:
             probe_seconds=result.probe_seconds,
             recompute_seconds=result.recompute_seconds,
             audit=self.audit,
-            variant=self.terms.variant,
         )
 
     def _reason(self, loaded: Decision | None) -> str | None:
