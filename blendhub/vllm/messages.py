@@ -1,5 +1,6 @@
 """The messages between scheduler and workers: a plan for each step, and a report from each worker."""
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
@@ -128,17 +129,15 @@ class LoadResult(msgspec.Struct, frozen=True):
     recompute_seconds: float = 0.0
     error: str = ""
     """Why the load failed; empty if it succeeded."""
+    another_failed: bool = False
+    """Whether this rank ended its load because another one failed."""
     audit: AuditOutcome | None = None
     """The outcome of an audit, on the ranks that have the model's predictions."""
 
 
-ANOTHER_FAILED = "another rank failed"
-"""The error of a rank that ended its load because another one could not load."""
-
-
 def _tells(result: LoadResult) -> tuple[bool, bool, bool]:
     """How much a rank's result tells: an error more than success, and the rank that failed more than the others."""
-    return bool(result.error), not result.error.endswith(ANOTHER_FAILED), result.audit is not None
+    return bool(result.error), not result.another_failed, result.audit is not None
 
 
 @dataclass
@@ -149,7 +148,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
     saved_tokens: int = 0
     failed_saves: dict[str, int] = field(default_factory=dict)
     """The number of failed saves, by reason."""
-    settled: dict[str, int] = field(default_factory=dict)
+    committed_ranks: dict[str, int] = field(default_factory=dict)
     """For requests that have ended: the number of ranks on which every commit is done."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
@@ -165,19 +164,13 @@ class WorkerReport(KVConnectorWorkerMetadata):
         loads = dict(self.loads)
         for request, result in other.loads.items():
             loads[request] = max(loads.get(request, result), result, key=_tells)
-        failed = dict(self.failed_saves)
-        for reason, count in other.failed_saves.items():
-            failed[reason] = failed.get(reason, 0) + count
-        settled = dict(self.settled)
-        for request, ranks in other.settled.items():
-            settled[request] = settled.get(request, 0) + ranks
         # Every rank saves its shard of the same tokens.
         saved_tokens = max(self.saved_tokens, other.saved_tokens)
         return WorkerReport(
             loads=loads,
             saved_tokens=saved_tokens,
-            failed_saves=failed,
-            settled=settled,
+            failed_saves=Counter(self.failed_saves) + Counter(other.failed_saves),
+            committed_ranks=Counter(self.committed_ranks) + Counter(other.committed_ranks),
             opened=self.opened + other.opened,
             save_seconds=max(self.save_seconds, other.save_seconds),
             carried_bytes=self.carried_bytes + other.carried_bytes,

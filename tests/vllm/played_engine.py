@@ -164,7 +164,7 @@ class PlayedEngine:
         if self.side.ended(request, blocks)[0]:
             while request.request_id not in self.ending:
                 self.step()
-            self.side.process_report(WorkerReport(settled={request.request_id: 1}))
+            self.side.process_report(WorkerReport(committed_ranks={request.request_id: 1}))
         self.settle()
 
     def serve(self, name: str, prompt: list[int], salt: str | None = None) -> int:

@@ -111,14 +111,6 @@ def report(engine, weights, since, number=1):
     engine.side.process_report(WorkerReport(adapters={0: {number: LoadedAdapter(weights, since)}}))
 
 
-def test_no_more_names_are_kept_than_are_asked_for(monkeypatch):
-    monkeypatch.setattr("blendhub.vllm.scheduler.admission.MOST_NAMED", 3)
-    adapters = Adapters(ranks=1)
-    for number in (*range(1, 6), 1):
-        adapters.find(LoRARequest(f"name {number}", number, "org/a"))
-    assert list(adapters._names) == [4, 5, 1]
-
-
 def stored(engine, tokens, weights):
     """How many tokens are found of the adapter with these weights."""
     adapters = Adapters(1)

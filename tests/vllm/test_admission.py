@@ -43,12 +43,6 @@ def pooling() -> Request:
     return Request("r", PROMPT, None, PoolingParams(task="embed"))
 
 
-def test_an_ordinary_request_blends_and_is_stored():
-    terms, refusal = admission().admit(request())
-    assert (terms.mode, terms.ratio, terms.stores, refusal) == ("blend", None, True, None)
-    assert terms.variant == Variant()
-
-
 @pytest.mark.parametrize(
     "role, code, stores", [("kv_both", None, True), ("kv_producer", "role", True), ("kv_consumer", None, False)]
 )
@@ -87,12 +81,6 @@ def test_invalid_parameters_of_a_request_are_named_and_end_its_reuse(asked):
     terms, refusal = admission().admit(request(asked))
     assert refusal.why == "bad_request" and "kv_transfer_params.blendhub" in refusal.reason
     assert not terms.stores and not terms.settles
-
-
-def test_a_misspelt_key_blendhub_is_an_error():
-    params = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": {"blendhb": {"mode": "off"}}})
-    _, refusal = admission().admit(Request("r", PROMPT, params, None))
-    assert refusal.why == "bad_request" and "(did you mean 'blendhub'?)" in refusal.reason
 
 
 def test_keys_of_other_connectors_are_logged_once_each(caplog):
@@ -134,12 +122,6 @@ def test_a_model_whose_keys_cannot_be_moved_is_served_with_exact_reuse():
     assert made.admit(request({"mode": "off"}))[0].mode == "off"
     assert not made.admit(request())[0].fills_holes
     assert admission().admit(request())[0].fills_holes
-
-
-def test_each_cache_salt_has_its_own_namespace():
-    made = admission()
-    salted = [made.admit(request(cache_salt=salt))[0].variant for salt in (None, "a", "b", "a")]
-    assert salted == [Variant(cache_salt=salt) for salt in ("", "a", "b", "a")]
 
 
 @pytest.mark.parametrize("salt", ["s" * 1025, "\ud800"])

@@ -179,11 +179,6 @@ def test_trials_of_a_lower_ratio_are_in_the_metrics_but_are_not_what_requests_ge
     assert some._unsent == [0, ratios.count(0.15)]
 
 
-def test_without_hold_agreement_the_ratio_stays():
-    some = audits(audit_share=1.0, recompute_ratio=0.2)
-    assert {audited(some, f"r{n}", DIFFERS) for n in range(100)} == {0.2} and some.ratio == 0.2
-
-
 # With vLLM's own requests.
 
 ALL = msgspec.structs.replace(SETTINGS, audit_share=1.0)

@@ -107,12 +107,6 @@ def test_the_debug_log_has_each_report_in_a_line_of_json(engine, caplog):
     assert json.loads(lines[1])["blendhub"].items() <= report.items() and report["moved_tokens"] == 95
 
 
-def test_without_debug_logging_no_report_is_written(engine, caplog):
-    with caplog.at_level(logging.INFO, logger="blendhub"):
-        engine.serve("a", text(0, 96))
-    assert not any(line.startswith("{") for line in caplog.messages)
-
-
 def test_the_hub_s_place_is_in_one_plan_only(engine):
     plans = [engine.side.plan(SchedulerOutput.make_empty()) for _ in range(3)]
     assert [plan.hub is not None for plan in plans] == [True, False, False]

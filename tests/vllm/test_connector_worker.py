@@ -43,12 +43,6 @@ def test_a_copy_runs_beside_the_forward_of_the_step_that_plans_it(worker):
     assert worker.steps not in worker.forwards, "the copy waited for a forward that came after it"
 
 
-def test_a_load_arrives_in_the_step_that_plans_it_if_its_copy_is_short(worker):
-    worker.arrive("r", text(0, 96) + text(1, 32))
-    assert worker.step() == {"r"}
-    assert worker.engine.counters["requests_exact"] == 1
-
-
 def test_a_copy_that_ends_during_a_step_is_reported_in_it(worker, device):
     worker.arrive("r", text(0, 96) + text(1, 32))
     device.is_held = True
@@ -67,13 +61,6 @@ def test_a_copy_that_ends_while_a_forward_is_launched_is_reported_in_that_step(w
 
     assert worker.step(after_forward=release) == set(), "the lease is not proven yet"
     assert worker.step() == {"r"}
-
-
-def test_a_load_of_a_device_that_copies_at_once_arrives_in_its_step():
-    with played_worker(CpuDevice(CpuOptions()), text(0, 96)) as worker:
-        worker.start()
-        worker.arrive("r", text(0, 96) + text(1, 32))
-        assert worker.step() == {"r"}
 
 
 def test_what_vllm_has_cached_is_neither_asked_of_the_hub_nor_overwritten():

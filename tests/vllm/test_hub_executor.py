@@ -86,14 +86,6 @@ def test_a_first_namespace_that_the_hub_refuses_is_an_error_at_once(hub):
     refused.close()
 
 
-def test_what_is_asked_in_order_is_done_in_order(executor):
-    done = []
-    for number in range(50):
-        last = executor.run(lambda client, number=number: done.append(number))
-    last.result(5)
-    assert done == list(range(50))
-
-
 def test_while_the_hub_stands_still_everything_fails_at_once(hub, executor):
     with standing_still(hub):
         with pytest.raises(DeadlineExceeded):

@@ -120,16 +120,6 @@ def test_one_lease_serves_both_ranks_and_is_released_after_the_last_copy(scene):
     assert scene.leases() == 0
 
 
-def test_a_lease_that_ended_before_the_copy_proves_nothing(scene):
-    first = scene.begin()
-    scene.clients[1].release(scene.job.lease)
-    first.copy.ended.set_result(None)
-    first.until(Arrival.COPIED)
-    first.loading.release()
-    first.until(Arrival.FAILED)
-    assert isinstance(first.loading.error, LeaseError)
-
-
 def test_a_copy_that_does_not_end_is_said_once(scene, caplog):
     first = scene.begin()
     first.loading._warn_at = 0.0
@@ -147,15 +137,6 @@ def test_a_session_that_is_not_open_yet_is_waited_for_but_not_for_ever(scene):
     first.until(Arrival.COPIED)
     second.until(Arrival.FAILED)
     assert isinstance(second.loading.error, DeadlineExceeded)
-
-
-def test_nothing_is_copied_of_a_hub_that_was_restarted_since_the_lookup(scene):
-    first = scene.ranks[0]
-    scene.clients[0]._registered = type(scene.clients[0]._session)(
-        session=1, epoch=scene.job.epoch + 1, arena=scene.clients[0].arena_name, ping_every_s=1.0
-    )
-    first.until(Arrival.FAILED)
-    assert isinstance(first.loading.error, StaleEpoch) and not first.copies
 
 
 def test_a_hub_that_stands_still_after_the_copy_fails_the_load_in_time(scene):

@@ -17,7 +17,6 @@ from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
-    ANOTHER_FAILED,
     HubAddress,
     HubPlace,
     LoadedAdapter,
@@ -99,12 +98,12 @@ def test_what_workers_tell_survives_the_way_to_the_scheduler():
     assert pickle.loads(pickle.dumps(met)) == met
 
 
-def test_a_request_is_settled_on_as_many_ranks_as_said_so():
-    report = WorkerReport(settled={"a": 1}).aggregate(WorkerReport(settled={"a": 1, "b": 1}))
-    assert report.settled == {"a": 2, "b": 1}
+def test_a_request_is_committed_on_as_many_ranks_as_said_so():
+    report = WorkerReport(committed_ranks={"a": 1}).aggregate(WorkerReport(committed_ranks={"a": 1, "b": 1}))
+    assert report.committed_ranks == {"a": 2, "b": 1}
 
 
 def test_the_reason_of_the_rank_that_failed_is_told_whichever_reports_last():
-    own, other = LoadResult(error="LeaseError: it expired"), LoadResult(error=f"HubError: {ANOTHER_FAILED}")
+    own, other = LoadResult(error="LeaseError: it expired"), LoadResult(error="another rank failed", another_failed=True)
     for first, second in ((own, other), (other, own)):
         assert WorkerReport({"r": first}).aggregate(WorkerReport({"r": second})).loads == {"r": own}

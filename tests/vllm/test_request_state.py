@@ -95,31 +95,3 @@ def test_every_lookup_is_closed_once_and_blended_blocks_are_never_forgotten(step
         assert [one.closes for one in lookups] == [int(one is not state.lookup) for one in lookups]
     state.end_lookup()
     assert all(one.closes == 1 for one in lookups)
-
-
-@pytest.mark.parametrize("event", sorted(EVENTS))
-@pytest.mark.parametrize("stage", list(Stage))
-def test_events_that_cannot_come_in_a_stage_are_refused(event, stage):
-    state = new_state()
-    paths = {
-        Stage.COMPUTING: [],
-        Stage.LOOKING_UP: ["look_up"],
-        Stage.FOUND: ["look_up", "answered", "decided"],
-        Stage.LOADING: ["look_up", "answered", "decided", "begin_load"],
-        Stage.LOADED: ["look_up", "answered", "decided", "begin_load", "end_load"],
-    }
-    for step in paths[stage]:
-        apply(state, step, None)
-    assert state.stage is stage
-    if stage in EVENTS[event]:
-        apply(state, event, None)
-    else:
-        with pytest.raises(AssertionError):
-            apply(state, event, None)
-
-
-def test_the_tokens_of_a_request_are_its_prompt_and_what_it_generated():
-    state = new_state()
-    assert np.array_equal(state.tokens(), np.ones(40, np.uint32)) and state.tokens().dtype == np.uint32
-    state.request.append_output_token_ids(7)
-    assert state.tokens().tolist() == [1] * 40 + [7]

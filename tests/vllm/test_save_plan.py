@@ -175,13 +175,6 @@ def test_an_answer_begins_a_run_of_its_own_where_the_end_of_the_prompt_found_no_
     assert hub.asked[-1][:3] == (Span(PROMPT, PROMPT + 3), "behind", None)
 
 
-def test_without_an_answer_there_is_nothing_to_add():
-    hub = Hub()
-    saving = SavePlan(hub.reserve, 1)
-    saving.add_answer(PROMPT, PROMPT, exact=True)
-    assert not hub.asked and not saving.is_pending
-
-
 @pytest.mark.parametrize(
     "settled, asked",
     [

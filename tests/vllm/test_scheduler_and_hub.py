@@ -26,17 +26,6 @@ def engine():
         yield engine
 
 
-def test_requests_are_served_without_reuse_when_the_hub_is_gone(engine):
-    engine.serve("a", text(0, 64))
-    request = engine.request("b", text(0, 64))
-    engine.side.executor.registered.close()
-    engine.side.arrived(request)
-    assert engine.side.matched(request, 0) == (0, False)
-    assert engine.counters["refused_hub_failed"] == 1
-    engine.step(b=(0, 64))
-    engine.end(request, 64)
-
-
 def test_a_hub_whose_arena_cannot_be_mapped_is_used_through_the_transport_with_one_warning(tmp_path, caplog):
     endpoint = f"ipc://{tmp_path}/hub.sock"
     config = HubConfig(arena_gib=0.01, metrics="", listen=(Listen(endpoint=endpoint),))

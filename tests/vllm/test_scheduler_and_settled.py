@@ -78,14 +78,6 @@ def test_requests_that_do_not_accept_them_have_their_own_hashes(engine, asked):
     assert request.block_hashes == own
 
 
-def test_a_request_with_another_salt_has_its_own_hashes(engine):
-    blend(engine)
-    request = engine.request("next", GOES_ON, salt="another")
-    own = list(request.block_hashes)
-    engine.side.arrived(request)
-    assert request.block_hashes == own
-
-
 def test_requests_that_need_every_token_computed_have_their_own_hashes(engine):
     blend(engine)
     request = engine.request("next", GOES_ON)

@@ -73,24 +73,6 @@ def serve(settled, cache, tokens, first=None, answer=(), ratio=0.15, least=None,
     return local, found.first_approximate if firsts and found else None
 
 
-def test_a_retry_finds_what_was_blended(settled, cache):
-    assert serve(settled, cache, range(20), first=7) == (0, None)
-    assert serve(settled, cache, range(20)) == (16, 7)
-    assert serve(settled, cache, [*range(16), 99, 98, 97, 96, 95]) == (16, 7)
-
-
-def test_the_next_turns_find_the_answers_too_however_often_more_was_blended(settled, cache):
-    turn = list(range(20))
-    serve(settled, cache, turn, first=9, answer=range(100, 111))
-    for number in range(1, 6):
-        turn += [*range(100 * number, 100 * number + 11), *range(1000 * number, 1000 * number + 13)]
-        there = (len(turn) - 13) // BLOCK * BLOCK
-        answer = range(100 * number + 100, 100 * number + 111)
-        # Every second turn brings text that is blended.
-        first = len(turn) - 8 if number % 2 else None
-        assert serve(settled, cache, turn, first=first, answer=answer) == (there, 9)
-
-
 @given(st.integers(1, 6), st.integers(0, 3 * BLOCK), st.data())
 def test_what_is_found_is_what_was_cached_and_no_other_prefix_finds_it(blocks, answered, data):
     n = blocks * BLOCK + data.draw(st.integers(0, BLOCK - 1))
@@ -123,12 +105,6 @@ def test_a_longer_blended_prefix_is_taken_rather_than_a_shorter_own_one(settled,
     serve(settled, cache, range(20), first=4)
     cache.hashes.update(request(range(12)).block_hashes)
     assert serve(settled, cache, range(21)) == (20, 4)
-
-
-def test_evicted_blocks_are_not_taken(settled, cache):
-    serve(settled, cache, range(20), first=4)
-    cache.hashes.clear()
-    assert serve(settled, cache, range(20)) == (0, None)
 
 
 def test_up_to_a_block_that_was_evicted_blended_blocks_are_taken(settled, cache):

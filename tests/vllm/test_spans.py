@@ -40,11 +40,6 @@ def test_behind_a_position_stands_the_rest(given_runs, position):
     assert all(map(len, left))
 
 
-@given(st.lists(spans, max_size=8))
-def test_total_counts_tokens(given_spans):
-    assert total(given_spans) == len(positions(given_spans))
-
-
 @given(runs, runs)
 def test_common_runs_are_the_tokens_that_are_in_both(some, others):
     result = common(some, others)

@@ -53,17 +53,6 @@ def held_for(turns, later):
     raise AssertionError("it waits for ever")
 
 
-def test_without_others_nobody_waits(turns):
-    assert held_for(turns, request(1)) == 0
-
-
-def test_a_long_prompt_waits_until_an_earlier_request_is_loaded(turns):
-    turns.begin(request(1), 100)
-    assert turns.must_wait(request(2), LONG)
-    turns.end(request(1))
-    assert not turns.must_wait(request(2), LONG)
-
-
 def test_an_earlier_request_does_not_wait(turns):
     turns.begin(request(2), 100)
     assert not turns.must_wait(request(1), LONG)
@@ -73,13 +62,6 @@ def test_the_order_is_that_of_vllm_which_may_be_by_priority(turns):
     turns.begin(request(1, priority=1), 100)
     assert not turns.must_wait(request(2, priority=0), LONG)
     assert turns.must_wait(request(2, priority=1), LONG)
-
-
-@pytest.mark.parametrize(("n_tokens", "left", "waits"), [(100, 0, False), (60, 40, False), (60, 41, True)])
-def test_a_prompt_that_vllm_computes_in_the_same_step_does_not_wait(turns, begun, n_tokens, left, waits):
-    begin(begun, left)
-    turns.begin(request(1), 100)
-    assert turns.must_wait(request(2), n_tokens) is waits
 
 
 def test_nobody_waits_longer_than_recomputation_should_take(turns):

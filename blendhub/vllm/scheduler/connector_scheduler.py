@@ -90,7 +90,7 @@ class ConnectorScheduler:
         self._closed_ranks -= report.opened
         self._admission.adapters.report(report.adapters)
         self.reports.count_work(report)
-        self.saves.settle(report.settled)
+        self.saves.committed(report.committed_ranks)
         for name, result in report.loads.items():
             self.loads.loaded(name, self._requests.get(name), result)
 

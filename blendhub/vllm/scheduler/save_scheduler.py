@@ -52,7 +52,7 @@ class RequestSaves:
         """The request has ended: from now on its KV up to ``computed`` is stored, from these blocks."""
         self.computed = computed
         self.blocks = blocks
-        self.unsettled_ranks = ranks
+        self.uncommitted_ranks = ranks
         self.ended_at = time.monotonic()
 
 
@@ -125,12 +125,12 @@ class SaveScheduler:
         self._plan_answer(saves)
         return True
 
-    def settle(self, requests: Mapping[str, int]) -> None:
+    def committed(self, requests: Mapping[str, int]) -> None:
         """Count ranks that have done all commits of these requests; one that all ranks have done is forgotten."""
         for name, ranks in requests.items():
             saves = self._announced[name]
-            saves.unsettled_ranks -= ranks
-            if not saves.unsettled_ranks:
+            saves.uncommitted_ranks -= ranks
+            if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
 
     def retire(self, request: RequestState) -> None:

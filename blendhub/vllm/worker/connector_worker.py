@@ -16,7 +16,7 @@ from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import ANOTHER_FAILED, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
@@ -65,7 +65,7 @@ class ConnectorWorker:
         self._saves = SaveQueue(self._run_later)
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
-        self._unsettled: set[str] = set()
+        self._uncommitted: set[str] = set()
         """Requests that have ended and have commits left."""
         self._loaded: set[str] = set()
         self._bad_blocks: set[int] = set()
@@ -113,7 +113,7 @@ class ConnectorWorker:
         waiting = {save.job.request for save in self._waiting}
         saved = {request for request in self._ending - waiting if not self._saves.is_copying(request)}
         self._ending -= saved
-        self._unsettled |= saved
+        self._uncommitted |= saved
         loaded, self._loaded = self._loaded, set()
         return saved, loaded
 
@@ -123,11 +123,11 @@ class ConnectorWorker:
 
     def take_report(self) -> WorkerReport | None:
         report, self._report = self._report, WorkerReport()
-        settled = {request for request in self._unsettled if not self._saves.is_committing(request)}
-        self._unsettled -= settled
-        for request in settled:
+        committed = {request for request in self._uncommitted if not self._saves.is_committing(request)}
+        self._uncommitted -= committed
+        for request in committed:
             self._saves.forget(request)
-        report.settled = dict.fromkeys(settled, 1)
+        report.committed_ranks = dict.fromkeys(committed, 1)
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
         report.carried_bytes = self._carrier.take_bytes() if self._carrier else 0
         adapters = self._adapters.take_changes()
@@ -168,13 +168,14 @@ class ConnectorWorker:
 
     def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""
-        job, error = loading.job, loading.error or HubError(ANOTHER_FAILED)
+        job, error = loading.job, loading.error or HubError("another rank failed")
+        another_failed = loading.error is None
         loading.fail(error)
         if not loading.is_cancelled:
             log.warning("request %s is computed without its stored KV: %s", job.request, error)
             size = self._context.model.block_size
             self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.end // size)].tolist())
-        self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}"))
+        self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}", another_failed=another_failed))
 
     def _finish(self, loading: LoadTask, result: LoadResult) -> None:
         del self._loading[loading.job.request]
