@@ -378,4 +378,4 @@ def test_metadata_without_a_name_does_not_take_the_host_down(site):
 
 
 def test_the_plugins_of_this_installation_are_found_by_discovery():
-    assert {"prefix", "separator", "rolling_hash"} <= set(PluginHost.discover().names("matcher"))
+    assert {"prefix", "rolling_hash"} <= set(PluginHost.discover().names("matcher"))

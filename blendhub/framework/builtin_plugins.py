@@ -10,7 +10,7 @@ _EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "cpu": {"device": ("cpu",)},
         "cuda": {"device": ("cuda",)},
         "fleet": {"store": ("shared_directory",)},
-        "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},
+        "matchers": {"matcher": ("prefix", "rolling_hash")},
         "mooncake": {"store": ("mooncake",)},
         "selectors": {"selector": ("combined", "first_k", "hkvd")},
         "stores": {"store": ("disk",)},
