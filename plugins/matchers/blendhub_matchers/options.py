@@ -15,6 +15,3 @@ class RollingHashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     max_candidates: Annotated[
         int, Meta(ge=1, le=1024, description="owners of one anchor that a match compares, newest first")
     ] = 16
-    secret: Annotated[
-        str, Meta(description="key of the hash, so that several hubs agree; empty: a new random one for this process")
-    ] = ""

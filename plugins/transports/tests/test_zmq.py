@@ -132,12 +132,6 @@ def test_with_keys_listed_clients_get_in_and_others_do_not(serve, keys, tmp_path
     assert ask(endpoint, client_options(keys)).message == EchoReply("hello")
 
 
-def test_keys_are_private_and_never_overwritten(keys):
-    assert all(path.stat().st_mode & 0o077 == 0 for path in [keys, *keys.rglob("*")])
-    with pytest.raises(InvalidInput, match="never overwritten"):
-        make_keys(keys)
-
-
 def test_a_secret_that_others_can_read_is_refused(serve, keys):
     os.chmod(keys / "server.secret", 0o644)
     with pytest.raises(OptionError, match="chmod 600"):
