@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from blendhub_mooncake.availability import probe
+from blendhub_mooncake import probe
 
 from harness.servers.redis_server import needs_redis
 

@@ -13,8 +13,8 @@ from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from blendhub_mooncake.bytes import open_store
 from blendhub_mooncake.options import MooncakeOptions
-from blendhub_mooncake.store import open_store
 
 from benchmarks.report import Row, row
 from benchmarks.timing import progress, seconds

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 def run_histories(machine: Callable[[], RuleBasedStateMachine], *, examples: int, steps: int) -> None:
     run_state_machine_as_test(
-        machine,
+        machine,  # type: ignore[arg-type]  # any function that makes one will do
         settings=settings(
             max_examples=examples,
             stateful_step_count=steps,

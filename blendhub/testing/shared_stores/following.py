@@ -1,4 +1,4 @@
-"""Objects that follow each other agree, whoever comes late, is slow, or is killed."""
+"""Objects that follow each other agree, also with one that comes late, is slow, or was killed."""
 
 import multiprocessing
 import os
@@ -17,7 +17,7 @@ KILLS = 5
 
 @holds("``changes`` gives what was published and dropped after a cursor, in order and")
 class FollowingTests(FleetTests):
-    def test_what_others_publish_and_drop_is_told_in_order(self, join: Join) -> None:
+    def test_what_others_publish_and_drop_comes_in_order(self, join: Join) -> None:
         one, two = join(), join()
         for index in range(6):
             one.save("a", index, index)
@@ -31,18 +31,18 @@ class FollowingTests(FleetTests):
         one.discard("a", 5)
         one.save("a", 5, 50)
         two.follow()
-        assert two.known == left, "a chunk that was dropped and saved again was told in another order"
+        assert two.known == left, "a chunk that was dropped and saved again came in another order"
         assert one.lost == two.lost == 0
 
     @holds("What an object saves and discards itself is not among its changes;")
-    def test_what_one_does_itself_is_not_told_to_it(self, join: Join) -> None:
+    def test_what_one_does_itself_is_not_among_its_changes(self, join: Join) -> None:
         one, other = join(), join()
         one.save("a", 0, 1)
         one.save("a", 1, 1)
         one.discard("a", 0)
         known, one.known = one.known, {}
         one.follow()
-        assert one.known == {}, "it was told of its own chunks"
+        assert one.known == {}, "its own chunks came among the changes"
         other.follow()
         assert other.known == known == {key("a"): {chunk(1)}}
 

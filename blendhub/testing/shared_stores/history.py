@@ -22,7 +22,7 @@ members = st.integers(0, 2)
 class FleetHistory(RuleBasedStateMachine):
     """Three members save, discard, load and follow in any order; a dictionary says what there should be.
 
-    As hubs do, each writes runs of its own, and a chunk of a run once.
+    As hubs do, each writes its own runs, and a chunk of a run once.
     """
 
     def __init__(self, create: Callable[[Path, int, int], SharedStore]) -> None:

@@ -53,7 +53,7 @@ def listed(store: Store) -> dict[RunKey, StoredRun]:
 
 
 def now_and_reopened(store: Store, open: Open) -> Iterator[Store]:
-    """The same store twice: open, and reopened."""
+    """The store twice: as it is open, and reopened."""
     yield store
     yield open(store.capacity)
 

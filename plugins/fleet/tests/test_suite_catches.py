@@ -57,7 +57,7 @@ class TurnsChangesRound(FleetStore):
         return msgspec.structs.replace(found, changes=found.changes[::-1])
 
 
-class TellsItsOwnChanges(FleetStore):
+class ReportsItsOwnChanges(FleetStore):
     def changes(self, cursor: bytes, timeout: float) -> Changes:
         self._catalogue.mine.clear()
         return super().changes(cursor, timeout)
@@ -92,9 +92,9 @@ FAULTS = [
     (TrustsEveryByte, "test_any_history"),
     (KeepsWhatIsGoneToItself, "test_bytes_that_are_gone_are_a_miss_and_dropped_for_all"),
     (GoesOnOverAGap, "test_any_history"),
-    (SkipsAChange, "test_what_others_publish_and_drop_is_told_in_order"),
-    (TurnsChangesRound, "test_what_others_publish_and_drop_is_told_in_order"),
-    (TellsItsOwnChanges, "test_what_one_does_itself_is_not_told_to_it"),
+    (SkipsAChange, "test_what_others_publish_and_drop_comes_in_order"),
+    (TurnsChangesRound, "test_what_others_publish_and_drop_comes_in_order"),
+    (ReportsItsOwnChanges, "test_what_one_does_itself_is_not_among_its_changes"),
     (PublishesBytesThatAreNotThere, "test_one_loads_what_another_saved"),
     (SleepsThroughChanges, "test_changes_are_awaited_until_one_comes"),
     (SaysItHoldsLess, "test_the_place_keeps_within_its_capacity_and_says_what_it_dropped"),
@@ -125,7 +125,7 @@ def server(redis_server: RedisServer) -> None:
 
 def test_without_a_fault_there_is_nothing_to_catch(tmp_path: Path) -> None:
     """One of these tests: test_conformance runs the whole suite."""
-    assert passes(__name__, "Sound", "test_what_others_publish_and_drop_is_told_in_order", tmp_path)
+    assert passes(__name__, "Sound", "test_what_others_publish_and_drop_comes_in_order", tmp_path)
 
 
 @pytest.mark.usefixtures("without_shrinking")

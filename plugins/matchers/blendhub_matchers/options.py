@@ -10,19 +10,8 @@ class PrefixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """There is nothing to set."""
 
 
-class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    separator: Annotated[
-        tuple[Annotated[int, Meta(ge=0, le=2**32 - 1)], ...],
-        Meta(min_length=1, description="token ids that end one segment and begin the next"),
-    ] = (0,)
-    min_match_tokens: Annotated[int, Meta(ge=1, description="shorter segments are not worth a transfer")] = 16
-
-
 class RollingHashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_match_tokens: Annotated[int, Meta(ge=1, description="shorter stretches are not worth a transfer")] = 64
     max_candidates: Annotated[
         int, Meta(ge=1, le=1024, description="owners of one anchor that a match compares, newest first")
     ] = 16
-    secret: Annotated[
-        str, Meta(description="key of the hash, so that several hubs agree; empty: a new random one for this process")
-    ] = ""

@@ -61,7 +61,7 @@ class PrefixMatcher(TrackedMatcher):
         lowest: Node | None = None
         while node.parent is not None and node.end > span.start:
             if run in node.stored and node.start < span.end:
-                node.let_go(run, span)
+                node.drop(run, span)
                 lowest = lowest or node
             node = node.parent
         while deepest.parent is not None and run not in deepest.stored:

@@ -57,7 +57,7 @@ class Node:
         self.n_stored += held.end - held.start
         self._choose(held)
 
-    def let_go(self, run: int, span: Span) -> None:
+    def drop(self, run: int, span: Span) -> None:
         """A run holds nothing of the span any more."""
         spans = self.stored.pop(run)
         kept = [part for held in spans for part in _without(held, span)]

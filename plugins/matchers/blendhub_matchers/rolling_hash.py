@@ -3,7 +3,6 @@
 import secrets
 import sys
 import threading
-from hashlib import blake2b
 
 import numpy as np
 
@@ -48,10 +47,8 @@ class RollingHashMatcher(Matcher):
 
     def __init__(self, options: RollingHashOptions, hash_bits: int = HASH_BITS) -> None:
         self._options = options
-        key = options.secret.encode() or secrets.token_bytes(32)
-        digest = blake2b(key, digest_size=8, person=b"blendhub anchor").digest()
-        # At least 2**32, so that no two tokens differ by a multiple of the base.
-        self._base = np.uint64(2**32 + int.from_bytes(digest) % (MODULUS - 2**33))
+        # Secret, and at least 2**32, so that no two tokens differ by a multiple of the base.
+        self._base = np.uint64(2**32 + secrets.randbelow(MODULUS - 2**33))
         self._tag_mask = np.uint64((1 << hash_bits) - 1)
         self._lock = threading.Lock()
         self._clear()

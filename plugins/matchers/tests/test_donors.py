@@ -1,4 +1,4 @@
-"""Of the owners of one text, rolling_hash names the one whose KV was computed most as the prompt asks for it."""
+"""Among the owners of one text, rolling_hash names the one whose KV was computed most as the prompt asks for it."""
 
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ LEFT = random.integers(10**6, 2 * 10**6, 3 * CONTEXT, dtype=np.uint32)
 
 
 class Owner(NamedTuple):
-    """A run with the text: some tokens of its own, the last ``alike`` ones of LEFT, the text."""
+    """A run with the text: some foreign tokens, the last ``alike`` ones of LEFT, the text."""
 
     foreign: int
     alike: int

@@ -7,10 +7,13 @@ from collections.abc import Callable
 from functools import partial
 
 from blendhub_fleet.bytes import Bytes, Extent
+from blendhub_fleet.store import FleetStore
 
+from blendhub.contracts import ArenaFile
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub_mooncake.codes import MASTER_IS_AWAY, Outcome, of_get, of_put
 from blendhub_mooncake.frames import Call, Setup
+from blendhub_mooncake.options import MooncakeOptions
 from blendhub_mooncake.process import MooncakeProcess
 
 log = logging.getLogger(__name__)
@@ -169,3 +172,11 @@ class MooncakeBytes(Bytes):
         finally:
             reason = process.wait()
         return reason
+
+
+def open_store(options: MooncakeOptions) -> FleetStore:
+    def open_bytes(arena: ArenaFile) -> MooncakeBytes:
+        setup = Setup(arena, options.master, options.address, options.metadata, options.protocol, options.devices)
+        return MooncakeBytes(setup, options.transfer_deadline_s)
+
+    return FleetStore(options, open_bytes)

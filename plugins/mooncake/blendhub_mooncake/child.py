@@ -30,7 +30,7 @@ def address_towards(master: str) -> str:
 
 
 class Mooncake:
-    """A client of Mooncake without memory of its own, and the arena that it copies from and into."""
+    """A client of Mooncake that provides no memory, and the arena that it copies from and into."""
 
     def __init__(self, setup: Setup) -> None:
         from mooncake.store import MooncakeDistributedStore

@@ -32,7 +32,7 @@ class Outcome(Enum):
     FAILED = auto()
     """The codes after which it is not known whether Mooncake has the bytes."""
     ADRIFT = auto()
-    """Likewise, and a transfer may still be reading or writing the memory."""
+    """The codes after which a transfer may also still be reading or writing the memory."""
 
     @property
     def is_certain(self) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from blendhub_mooncake.availability import probe
+from blendhub_mooncake import probe
 from blendhub_mooncake.bytes import MooncakeBytes
 from blendhub_mooncake.frames import Setup
 

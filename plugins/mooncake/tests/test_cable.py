@@ -29,7 +29,7 @@ PULLED_S = 6.0
 RESTED_S = 2.0
 """By then every call of before has reached its deadline, and a hub tries again what failed."""
 ANSWERED_S = 10.0
-"""Of a lookup, which waits at most five seconds for bytes from elsewhere, and of what reads them."""
+"""The most that a lookup, which waits up to five seconds for bytes from elsewhere, and the reading of them may take."""
 
 
 @pytest.fixture

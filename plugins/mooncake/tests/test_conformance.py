@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from blendhub_mooncake.bytes import open_store
 from blendhub_mooncake.options import MooncakeOptions
-from blendhub_mooncake.store import open_store
 
 from blendhub.contracts import SharedStore
 from blendhub.testing.shared_stores.following import FollowingTests

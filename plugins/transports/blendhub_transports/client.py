@@ -26,7 +26,7 @@ from blendhub_transports.dealer import Dealer, Keys, Wakeup
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.socket_file import why_unreachable
-from blendhub_transports.sockets import readable
+from blendhub_transports.sockets import HIGH_WATER_MARK, readable
 
 log = logging.getLogger("blendhub.transports")
 
@@ -86,7 +86,8 @@ class ZmqConnection(Connection):
             if self._closed:
                 raise PeerGone(f"this connection to {self._endpoint} was closed")
             if len(self._pending) >= self._options.max_pending:
-                raise self._busy("max_pending", self._options.max_pending)
+                limit = f"{self._options.max_pending} requests under way, as many as max_pending allows"
+                raise Busy(f"this connection to {self._endpoint} has {limit}")
             self._pending[pending.number] = pending
             self._outbox.append((pending, frame, request.payload))
         self._flush()
@@ -206,7 +207,9 @@ class ZmqConnection(Connection):
             try:
                 frames.send(self._connected().socket, frame, payload)
             except zmq.Again:
-                self._settle(pending, self._busy("high_water_mark", self._options.high_water_mark))
+                self._settle(
+                    pending, Busy(f"{HIGH_WATER_MARK} messages to {self._endpoint} are not sent yet; try again later")
+                )
 
     def _receive(self, pending: ZmqPending) -> None:
         """Settle what is answered, up to ``pending``: the answers behind it are for the next leader."""
@@ -234,7 +237,7 @@ class ZmqConnection(Connection):
         timeout_ms = math.ceil(pending.timeout * 1000)
         message = codec.encode(request.message)
         frame = frames.request(codec.version, pending.number, message, timeout_ms, time.time())
-        frames.check_sendable(frame, request.payload, options.max_frame_bytes, options.max_payload_frames)
+        frames.check_sendable(frame, request.payload, options.max_frame_bytes)
         return frame
 
     def _settle(self, pending: ZmqPending, outcome: Answer | BlendHubError) -> None:
@@ -262,6 +265,3 @@ class ZmqConnection(Connection):
             pending = list(self._pending.values())
         for one in pending:
             self._expire_if_late(one)
-
-    def _busy(self, option: str, limit: int) -> Busy:
-        return Busy(f"this connection to {self._endpoint} has {limit} requests under way, as many as {option} allows")

@@ -26,6 +26,9 @@ REQUEST: Final = 0
 REPLY: Final = 1
 ERROR: Final = 2
 
+MOST_PAYLOAD_FRAMES: Final = 1024
+"""The most buffers that travel beside one message."""
+
 MORE: Final = int(zmq.SNDMORE | zmq.NOBLOCK)
 LAST: Final = int(zmq.NOBLOCK)
 
@@ -106,12 +109,12 @@ def check_versions(header: Header, codec: int, reader: str, writer: str) -> None
     )
 
 
-def check_frames(frame: Buffer, payload: Sequence[memoryview], max_frame_bytes: int, max_payload_frames: int) -> None:
-    """Raise ProtocolError if a message of these frames is more than the options allow."""
+def check_frames(frame: Buffer, payload: Sequence[memoryview], max_frame_bytes: int) -> None:
+    """Raise ProtocolError if a message of these frames is more than is allowed."""
     if not payload and len(frame) <= max_frame_bytes:
         return
-    if len(payload) > max_payload_frames:
-        raise ProtocolError(f"a payload of more frames than max_payload_frames = {max_payload_frames}")
+    if len(payload) > MOST_PAYLOAD_FRAMES:
+        raise ProtocolError(f"a payload of more than {MOST_PAYLOAD_FRAMES} frames")
     largest = max((view.nbytes for view in payload), default=0)
     if max(len(frame), largest) > max_frame_bytes:
         raise ProtocolError(
@@ -119,7 +122,7 @@ def check_frames(frame: Buffer, payload: Sequence[memoryview], max_frame_bytes: 
         )
 
 
-def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int, max_payload_frames: int) -> None:
+def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int) -> None:
     """Raise InvalidInput for a payload that is not contiguous buffers, ProtocolError for one above the limits."""
     views = []
     for buffer in payload:
@@ -130,7 +133,7 @@ def check_sendable(frame: bytes, payload: Sequence[Buffer], max_frame_bytes: int
         if not view.contiguous:
             raise InvalidInput("a payload's buffers must be contiguous; copy this one first")
         views.append(view)
-    check_frames(frame, views, max_frame_bytes, max_payload_frames)
+    check_frames(frame, views, max_frame_bytes)
 
 
 def send(socket: "zmq.Socket[bytes]", frame: bytes, payload: Sequence[Buffer]) -> None:

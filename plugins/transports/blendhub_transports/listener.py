@@ -25,7 +25,7 @@ HANDSHAKE_MS = 5000
 
 MOST_UNREAD = 32
 """Requests of a connection that ZeroMQ receives before the event loop has read them. They may be large: others wait in
-their client, which gets Busy at its own high_water_mark."""
+their client, which gets Busy at its HIGH_WATER_MARK."""
 
 
 class Listener:
@@ -43,7 +43,7 @@ class Listener:
             broken.callback(self._context.destroy, linger=0)
             self.router = self._context.socket(zmq.ROUTER)
             set_limits(self.router, options, where)
-            self.router.setsockopt(zmq.RCVHWM, min(MOST_UNREAD, options.high_water_mark))
+            self.router.setsockopt(zmq.RCVHWM, MOST_UNREAD)
             self.router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
             if where.path is None and (options.secret_key or not where.private):
                 opened.callback(_require_keys(self.router, where, options).close)

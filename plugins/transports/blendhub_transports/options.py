@@ -20,18 +20,6 @@ class ZmqOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_frame_bytes: Annotated[
         int, Meta(ge=2**12, le=2**40, description="the largest message, and the largest buffer of a payload")
     ] = 256 * 2**20
-    max_payload_frames: Annotated[
-        int, Meta(ge=0, le=2**16, description="the most buffers that travel beside one message")
-    ] = 1024
-    high_water_mark: Annotated[
-        int,
-        Meta(
-            ge=1,
-            le=2**24,
-            description="messages that wait in one direction of one connection; beyond it a client gets Busy "
-            "and a client that does not read loses replies",
-        ),
-    ] = 8192
     max_connections: Annotated[
         int,
         Meta(

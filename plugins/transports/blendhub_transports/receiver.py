@@ -11,10 +11,6 @@ BATCH = 64
 """Messages that are read in one turn before other callbacks of the loop run."""
 
 
-def do_nothing() -> None:
-    """For receivers that need no callback when all messages are read."""
-
-
 class Receiver:
     """Calls ``read`` for each message that waits at ``socket``, then ``drained`` when none is left.
 
@@ -25,7 +21,7 @@ class Receiver:
     """
 
     def __init__(
-        self, socket: "zmq.Socket[bytes]", read: Callable[[], None], drained: Callable[[], None] = do_nothing
+        self, socket: "zmq.Socket[bytes]", read: Callable[[], None], drained: Callable[[], None] = lambda: None
     ) -> None:
         self._socket = socket
         self._read = read

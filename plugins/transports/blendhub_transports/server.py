@@ -65,7 +65,7 @@ class ZmqServer(Server):
 
     def _read_request(self) -> None:
         routing_id = self._router.recv(frames.LAST)
-        first, payload = frames.receive(self._router, self._options.max_payload_frames)
+        first, payload = frames.receive(self._router, frames.MOST_PAYLOAD_FRAMES)
         peer = self._peers.find(routing_id) or self._add_peer(routing_id, first)
         try:
             header = frames.read_header(first.buffer)
@@ -87,7 +87,7 @@ class ZmqServer(Server):
     def _decode(self, header: frames.Header, frame: memoryview, payload: list[memoryview]) -> Envelope:
         """The request in these frames; raises ProtocolError if the options or the codec do not allow it."""
         frames.check_versions(header, self._codec.version, reader="the server", writer="the client")
-        frames.check_frames(frame, payload, self._options.max_frame_bytes, self._options.max_payload_frames)
+        frames.check_frames(frame, payload, self._options.max_frame_bytes)
         return Envelope(self._codec.decode(frames.message(frame)), payload)
 
     def _remaining(self, header: frames.Header) -> float:
@@ -107,11 +107,11 @@ class ZmqServer(Server):
         self._requests.check()
 
     def _encode(self, number: int, outcome: Envelope | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
-        version, options = self._codec.version, self._options
+        version = self._codec.version
         if isinstance(outcome, Envelope):
             try:
                 frame = frames.answer(version, number, frames.REPLY, self._codec.encode(outcome.message))
-                frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)
+                frames.check_sendable(frame, outcome.payload, self._options.max_frame_bytes)
                 return frame, outcome.payload
             except Exception as error:
                 log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)

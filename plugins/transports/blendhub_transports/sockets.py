@@ -17,6 +17,10 @@ _CREDENTIALS = struct.Struct("@iII")
 
 SILENT_HEARTBEATS = 3
 
+HIGH_WATER_MARK = 8192
+"""Messages that wait in one direction of one connection. Beyond it a client gets Busy, and one that does not read loses
+replies."""
+
 RECONNECT_FIRST_MS = 10
 RECONNECT_LONGEST_MS = 200
 
@@ -32,8 +36,8 @@ def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpo
     """Apply the options that both sides share, before the socket binds or connects."""
     # Twice the limit: a frame somewhat above it is answered with an error; only one far above it ends the connection.
     socket.setsockopt(zmq.MAXMSGSIZE, 2 * options.max_frame_bytes)
-    socket.setsockopt(zmq.RCVHWM, options.high_water_mark)
-    socket.setsockopt(zmq.SNDHWM, options.high_water_mark)
+    socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
+    socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     heartbeat_ms = round(options.heartbeat_s * 1000)
     socket.setsockopt(zmq.HEARTBEAT_IVL, heartbeat_ms)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENT_HEARTBEATS * heartbeat_ms)

@@ -122,10 +122,10 @@ def test_the_end_of_a_silent_connection_is_not_taken_for_the_end_of_the_next_one
         assert not server.service.peers_gone
 
 
-@pytest.mark.parametrize("change", [lambda frame: frame + b"x", lambda frame: frame[:-1]])
-def test_a_request_is_alone_and_whole_in_its_frame(bare, change):
+@pytest.mark.parametrize("sent", [[a_request(7) + b"x"], [a_request(7)[:-1]], [a_request(7), *[b"a"] * 1025]])
+def test_a_request_is_whole_and_alone_in_its_frame_and_its_payload_has_a_bound(bare, sent):
     server, dealer = bare
-    dealer.send(change(a_request(7)))
+    dealer.send_multipart(sent)
     assert isinstance(read_error(dealer, 7), ProtocolError)
     assert server.server.refused == 1 and server.service.started == 0
 
