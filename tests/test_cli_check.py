@@ -42,7 +42,7 @@ def test_what_is_right_is_called_so(capsys):
     [
         ({"store_blended": True}, {}, "is stored, too"),
         ({"store_blended": False}, {}, "is not stored: store_blended is false"),
-        ({"matchers": [{"name": "rolling_hash"}]}, {}, "(rolling_hash) finds prefixes; add"),
+        ({"matchers": [{"name": "separator", "options": {"separator": [7]}}]}, {}, "(separator) finds prefixes; add"),
         ({}, {"kv_role": "kv_consumer"}, "is not stored: kv_role is kv_consumer"),
     ],
 )

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from blendhub import Match, Span
 from blendhub.testing import ReferenceMatcher
 
-# Letters stand for tokens: few of them, so that texts repeat each other.
-TEXTS = st.text("abc", min_size=1, max_size=14)
+# Letters stand for tokens, and "|" for the separator: few of them, so that texts repeat each other.
+TEXTS = st.text("ab|", min_size=1, max_size=14)
 
 
 @st.composite
@@ -29,7 +29,7 @@ def tokens(text: str) -> np.ndarray:
 
 
 def matcher_of(runs: list[tuple[str, set[int]]], reach, guaranteed: int) -> ReferenceMatcher:
-    matcher = ReferenceMatcher(reach, guaranteed)
+    matcher = ReferenceMatcher(reach, guaranteed, separator=(ord("|"),))
     for run, (text, held) in enumerate(runs):
         first = min(held)
         # All from the first stored position on is added, and what is not held discarded again.
@@ -76,7 +76,21 @@ def test_prefix_covers_from_the_start_up_to_the_first_position_that_no_run_holds
     assert check_true(matches, runs, prompt) == set(range(end))
 
 
-@pytest.mark.parametrize("reach", ["prefix", "anywhere"])
+@given(stored_runs(), TEXTS, st.integers(1, 3))
+def test_segments_covers_whole_segments_that_are_stored_whole(runs, prompt, guaranteed):
+    def segments(text: str) -> list[tuple[str, int]]:
+        starts = [0, *(at + 1 for at, letter in enumerate(text) if letter == "|")]
+        return [(part, start) for part, start in zip(text.split("|"), starts, strict=True) if len(part) >= guaranteed]
+
+    stored = {
+        part for text, held in runs for part, start in segments(text) if held >= set(range(start, start + len(part)))
+    }
+    expected = {at for part, start in segments(prompt) if part in stored for at in range(start, start + len(part))}
+    matches = matcher_of(runs, "segments", guaranteed).match(tokens(prompt))
+    assert check_true(matches, runs, prompt) == expected
+
+
+@pytest.mark.parametrize("reach", ["prefix", "segments", "anywhere"])
 def test_what_is_discarded_is_neither_found_nor_held(reach):
     matcher = ReferenceMatcher(reach)
     matcher.add(1, tokens("abab"), Span(0, 4))

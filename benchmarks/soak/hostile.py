@@ -36,7 +36,7 @@ LAYOUTS = (
 MATCHERS = (
     (PluginChoice("prefix"),),
     (PluginChoice("rolling_hash", {"min_match_tokens": 1, "max_candidates": 1024}),),
-    (PluginChoice("rolling_hash", {"min_match_tokens": 1}), PluginChoice("prefix")),
+    (PluginChoice("separator", {"min_match_tokens": 1}), PluginChoice("prefix")),
     (PluginChoice("nothing of this name"),),
     (PluginChoice("prefix", {"no": "such option"}),),
 )

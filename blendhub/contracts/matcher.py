@@ -10,7 +10,7 @@ from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span
 from blendhub.core.tokens import TokenBuffer, Tokens, as_tokens
 
-Reach = Literal["prefix", "anywhere"]
+Reach = Literal["prefix", "segments", "anywhere"]
 
 
 class Matcher(Guarded, ABC):
@@ -43,8 +43,9 @@ class Matcher(Guarded, ABC):
     reach: Reach
     """What the matcher promises to find.
 
-    ``prefix``: the longest stored prefix of the prompt, token by token. ``anywhere``: every stretch of at
-    least :attr:`guaranteed_tokens` stored tokens, at any offset.
+    ``prefix``: the longest stored prefix of the prompt, token by token. ``segments``: whole segments
+    between separators, wherever they stand. ``anywhere``: every stretch of at least
+    :attr:`guaranteed_tokens` stored tokens, at any offset, without separators.
     """
 
     @property

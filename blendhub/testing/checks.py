@@ -76,9 +76,9 @@ def _ends(span: Span) -> tuple[int, int]:
 class MatcherWithOracle:
     """The matcher under test and the reference: both get the same calls, and every answer is judged."""
 
-    def __init__(self, matcher: Matcher) -> None:
+    def __init__(self, matcher: Matcher, separator: tuple[int, ...]) -> None:
         self.matcher = matcher
-        self.reference = ReferenceMatcher(matcher.reach, matcher.guaranteed_tokens)
+        self.reference = ReferenceMatcher(matcher.reach, matcher.guaranteed_tokens, separator)
 
     def add(self, run: int, tokens: Tokens, span: Span | None = None, exact: bool = True) -> None:
         """Store ``span``, or all of the tokens."""

@@ -49,10 +49,13 @@ class ReferenceRun:
 class ReferenceMatcher(Matcher):
     """Finds, within its reach, everything of at least ``guaranteed_tokens``."""
 
-    def __init__(self, reach: Reach = "anywhere", guaranteed_tokens: int = 1) -> None:
+    def __init__(
+        self, reach: Reach = "anywhere", guaranteed_tokens: int = 1, separator: tuple[int, ...] = (0,)
+    ) -> None:
         self.reach = reach
         self.runs: dict[int, ReferenceRun] = {}
         self._guaranteed = guaranteed_tokens
+        self._separator = np.array(separator, np.uint32)
         self._lock = threading.RLock()
 
     @property
@@ -94,6 +97,8 @@ class ReferenceMatcher(Matcher):
         if self.reach == "prefix":
             stored = self._stored_prefix(prompt)
             return stored if stored and stored[-1].span.end >= self._guaranteed else []
+        if self.reach == "segments":
+            return [match for match in self._equal_segments(prompt) if len(match.span) >= self._guaranteed]
         return [match for name, run in self.runs.items() for match in self._common_stretches(name, run, prompt)]
 
     def _stored_prefix(self, prompt: Tokens) -> list[Match]:
@@ -116,6 +121,31 @@ class ReferenceMatcher(Matcher):
             column, start = divmod(span.start, columns.shape[1])
             shifted = start + column - len(run.tokens) + 1
             yield Match(Span(shifted, shifted + len(span)), name, start, False)
+
+    def _equal_segments(self, prompt: Tokens) -> Iterator[Match]:
+        stored = [
+            (name, segment, run.tokens[segment.start : segment.end])
+            for name, run in self.runs.items()
+            for segment in self.segments(run.tokens)
+            if run.holds(segment)
+        ]
+        for wanted in self.segments(prompt):
+            text = prompt[wanted.start : wanted.end]
+            for name, segment, known in stored:
+                if np.array_equal(text, known):
+                    yield Match(wanted, name, segment.start, False)
+
+    def segments(self, tokens: Tokens) -> list[Span]:
+        """The text between separators; overlapping separators are read from the left, as str.split does."""
+        width, start, spans = len(self._separator), 0, []
+        windows = (
+            np.lib.stride_tricks.sliding_window_view(tokens, width) if len(tokens) >= width else np.empty((0, width))
+        )
+        for at in np.flatnonzero((windows == self._separator).all(axis=1)).tolist():
+            if at >= start:
+                spans.append(Span(start, at))
+                start = at + width
+        return [span for span in [*spans, Span(start, len(tokens))] if len(span)]
 
     def _split_by_exactness(self, match: Match, prompt: Tokens) -> Iterator[Match]:
         run = self.runs[match.run]

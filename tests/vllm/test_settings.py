@@ -37,7 +37,7 @@ def test_what_is_written_is_taken():
         {
             "endpoint": "ipc:///x/hub.sock",
             "transport": {"name": "zmq", "options": {"linger_s": 1.0}},
-            "matchers": [{"name": "prefix"}, {"name": "rolling_hash", "options": {"min_match_tokens": 5}}],
+            "matchers": [{"name": "prefix"}, {"name": "separator", "options": {"separator": [5]}}],
             "device": {"name": "cpu"},
             "selector": {"name": "first_k", "options": {"k": 8}},
             "mode": "exact",
@@ -47,7 +47,7 @@ def test_what_is_written_is_taken():
         }
     )
     assert settings.transport.options == {"linger_s": 1.0}
-    assert [matcher.name for matcher in settings.matchers] == ["prefix", "rolling_hash"]
+    assert [matcher.name for matcher in settings.matchers] == ["prefix", "separator"]
     assert settings.selector == PluginChoice(name="first_k", options={"k": 8})
     assert (settings.mode, settings.recompute_ratio, settings.store) == ("exact", 0.5, False)
     assert settings.policy.min_reused_tokens == 10

@@ -82,8 +82,8 @@ def test_the_line_says_what_is_reused(changes, what):
         (5 * GIB, {"settings": Settings(store_blended=False)}, "is not stored: store_blended is false"),
         (5 * GIB, {"settings": Settings(store=False)}, "is not stored: store is false"),
         (5 * GIB, {"role": "kv_consumer"}, "is not stored: kv_role is kv_consumer"),
-        (5 * GIB, {"finds_prefixes": False, "settings": Settings(matchers=(PluginChoice("rolling_hash"),))},
-         'is not stored: none of the matchers (rolling_hash) finds prefixes; add {"name": "prefix"} to '
+        (5 * GIB, {"finds_prefixes": False, "settings": Settings(matchers=(PluginChoice("separator"),))},
+         'is not stored: none of the matchers (separator) finds prefixes; add {"name": "prefix"} to '
          "kv_connector_extra_config.blendhub.matchers"),
         (5 * GIB, {"blends": False}, None),
         (5 * GIB, {"role": "kv_producer"}, None),

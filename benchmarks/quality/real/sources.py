@@ -62,7 +62,7 @@ def requests(half: Half) -> list[Request]:
 
 def dialogues(half: Half) -> list[Dialogue]:
     """Dialogues with calls of functions. The data has no results: parts of the state that the functions work on do."""
-    described = {}
+    described: dict[str, dict[str, str]] = {}
     for file in sorted((BFCL / "multi_turn_func_doc").glob("*.json")):
         described |= {one["name"]: {"name": one["name"], "description": one["description"]} for one in _lines(file)}
     calls = {one["id"]: one["ground_truth"] for one in _read("possible_answer/BFCL_v4_multi_turn_base.json")}

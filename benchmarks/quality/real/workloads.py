@@ -76,7 +76,7 @@ def of_manual(chat: Chat, half: Half) -> Iterator[RealCase]:
     system = "You answer questions about the Python manual."
     while len(sections) >= 8:
         chosen = [sections.pop() for _ in range(rng.randint(4, 8))]
-        asked = []
+        asked: list[Asked] = []
         for title, section in rng.sample(chosen, min(QUESTIONS, len(chosen))):
             words = section.split()
             begin = rng.randrange(len(words) // 2)

@@ -11,32 +11,49 @@ from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
+from blendhub.framework.options import parse_options
 from blendhub.testing.checks import MatcherWithOracle
 
 
 class Writer:
     """Writes texts that fit the matcher under test: long enough to be certain, with no token in common."""
 
-    def __init__(self, matcher: Matcher, seed: int = 20) -> None:
+    def __init__(self, matcher: Matcher, separator: tuple[int, ...], seed: int = 20) -> None:
         # An odd number beyond twice the guarantee, so that no border of a text falls on a chunk's.
         self.length = max(2 * matcher.guaranteed_tokens + 7, 41)
+        self._separated = matcher.reach == "segments"
+        self._separator = np.array(separator, np.uint32)
         self._random = np.random.default_rng(seed)
 
     def text(self, length: int | None = None) -> Tokens:
-        """A new text."""
-        return self._random.integers(2**20, 2**32, length or self.length, dtype=np.uint32)
+        """A new text without separators."""
+        tokens = self._random.integers(2**20, 2**32, length or self.length, dtype=np.uint32)
+        tokens[np.isin(tokens, self._separator)] = 2**19
+        return tokens
 
-    @staticmethod
-    def joined(*texts: Tokens) -> tuple[Tokens, list[Span]]:
-        """The texts in one sequence, and where each stands."""
-        ends = np.cumsum([len(text) for text in texts]).tolist()
-        return np.concatenate(texts), [Span(end - len(text), end) for text, end in zip(texts, ends, strict=True)]
+    def joined(self, *texts: Tokens) -> tuple[Tokens, list[Span]]:
+        """The texts in one sequence, as a matcher of this reach can tell them apart, and where each stands."""
+        parts: list[Tokens] = []
+        spans: list[Span] = []
+        at = 0
+        for text in texts:
+            if parts and self._separated:
+                parts.append(self._separator)
+                at += len(self._separator)
+            parts.append(text)
+            spans.append(Span(at, at + len(text)))
+            at += len(text)
+        return np.concatenate(parts), spans
 
 
 class MatcherTests(ABC):
     """Base of the parts of the suite. A subclass's ``create`` makes the matcher under test, empty."""
 
     contract: ClassVar[type] = Matcher
+
+    separator: ClassVar[tuple[int, ...]] = (0,)
+    """What ends a segment; used only for matchers whose reach is ``segments``. Of an installed matcher, its
+    option ``separator`` is taken."""
 
     entries: ClassVar[int] = 2000
     """How many runs the tests of growth store; a matcher that is slow on purpose may set fewer."""
@@ -53,7 +70,9 @@ class MatcherTests(ABC):
             return host.create("matcher", name, options)
 
         create(None)
-        return type("TestInstalledMatcher", (cls,), {"create": create})
+        parsed = parse_options(f"matcher {name!r}", host.spec("matcher", name).options, options)
+        attributes = {"separator": parsed.separator} if hasattr(parsed, "separator") else {}
+        return type("TestInstalledMatcher", (cls,), {"create": create, **attributes})
 
     @pytest.fixture
     def matcher(self) -> Matcher:
@@ -61,12 +80,12 @@ class MatcherTests(ABC):
 
     @pytest.fixture
     def checked(self, matcher: Matcher) -> MatcherWithOracle:
-        return MatcherWithOracle(matcher)
+        return MatcherWithOracle(matcher, self.separator)
 
     @pytest.fixture
     def writer(self, matcher: Matcher) -> Writer:
-        return Writer(matcher)
+        return Writer(matcher, self.separator)
 
-    def needs_reach(self, matcher: Matcher, reach: str) -> None:
-        if matcher.reach != reach:
-            pytest.skip(f"a matcher of reach {matcher.reach!r} does not promise this; only {reach} does")
+    def needs_reach(self, matcher: Matcher, *reaches: str) -> None:
+        if matcher.reach not in reaches:
+            pytest.skip(f"a matcher of reach {matcher.reach!r} does not promise this; only {' and '.join(reaches)} do")

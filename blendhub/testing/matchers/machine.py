@@ -1,18 +1,24 @@
 """Any history of calls, against the reference: what hypothesis thinks up, and shrinks when it fails."""
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.testing.checks import MatcherWithOracle
-from blendhub.testing.histories import run_histories
 from blendhub.testing.matchers.base import MatcherTests
 from blendhub.testing.sentences import holds
 
@@ -36,11 +42,14 @@ def _tapes(alphabet: np.ndarray, length: int) -> list[Tokens]:
 class History(RuleBasedStateMachine):
     """The calls of a matcher in any order. Few tokens and short tapes make repeats and overlaps common."""
 
-    def __init__(self, create: Callable[[], Matcher]) -> None:
+    def __init__(self, create: Callable[[], Matcher], separator: tuple[int, ...]) -> None:
         super().__init__()
-        self.checked = MatcherWithOracle(create())
+        self.checked = MatcherWithOracle(create(), separator)
         self.unit = max(8, self.checked.matcher.guaranteed_tokens)
-        self.tapes = _tapes(np.array([0, 1, 2**31, 2**32 - 1], np.uint32), 3 * self.unit)
+        self.separator = np.array(separator, np.uint32)
+        # Separators must occur in the texts, or there would be no segments to find.
+        alphabet = np.array([*separator, 1, 2**31, 2**32 - 1], np.uint32)
+        self.tapes = _tapes(alphabet, 3 * self.unit)
 
     def slices(self, source: Tokens, data: st.DataObject) -> Tokens:
         """Lengths about the guarantee are what matters: just too short, just enough, and enough at any offset."""
@@ -51,15 +60,26 @@ class History(RuleBasedStateMachine):
 
     def text(self, data: st.DataObject, pieces: int = 3) -> Tokens:
         """A few slices of what stored runs hold and of tapes."""
-        sources = [*(run.tokens for run in self.checked.reference.runs.values()), *self.tapes]
+        sources = [*self.stored_texts(), *self.tapes]
         chosen = data.draw(st.lists(st.integers(0, len(sources) - 1), min_size=1, max_size=pieces), label="sources")
-        return np.concatenate([self.slices(sources[i], data) for i in chosen])
+        between = data.draw(st.sampled_from([self.separator, self.separator[:0]]), label="between")
+        return np.concatenate([part for i in chosen for part in (between, self.slices(sources[i], data))])
+
+    def stored_texts(self) -> list[Tokens]:
+        """The runs, or each long segment of them: a cut through a segment would leave nothing to find."""
+        reference = self.checked.reference
+        runs = [run.tokens for run in reference.runs.values()]
+        if reference.reach != "segments":
+            return runs
+        segments = [run[one.start : one.end] for run in runs for one in reference.segments(run)]
+        return [segment for segment in segments if len(segment) >= reference.guaranteed_tokens]
 
     @initialize()
     def store_two_runs(self) -> None:
         """Matches of an empty matcher teach nothing."""
         for run, order in enumerate(((-1, 2, 0), (1, 3, 4, -1))):
-            self.checked.add(run, np.concatenate([self.tapes[i] for i in order]))
+            parts = [part for i in order for part in (self.tapes[i], self.separator)]
+            self.checked.add(run, np.concatenate(parts))
 
     @rule(data=st.data(), run=st.sampled_from(RUNS), exact=st.booleans())
     def add(self, data: st.DataObject, run: int, exact: bool) -> None:
@@ -112,4 +132,21 @@ class HistoryTests(MatcherTests):
 
     @pytest.mark.slow
     def test_any_history_of_calls(self) -> None:
-        run_histories(partial(History, self.create), examples=60, steps=25)
+        suite = self
+
+        class OwnHistory(History):
+            def __init__(self) -> None:
+                super().__init__(suite.create, suite.separator)
+
+        run_state_machine_as_test(
+            OwnHistory,
+            settings=settings(
+                max_examples=60,
+                stateful_step_count=25,
+                deadline=None,
+                database=None,
+                report_multiple_bugs=False,
+                derandomize=True,  # the result must not depend on chance
+                suppress_health_check=list(HealthCheck),
+            ),
+        )

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,12 +11,17 @@ from blendhub.contracts.matcher import Matcher
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
+from blendhub.testing.checks import MatcherWithOracle
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.sentences import holds
+
+BAD_RUNS: list[Any] = [-1, 2**63, True, 1.0, "1"]
 
 
 @holds("Bad input raises :class:`blendhub.core.errors.InvalidInput` and changes nothing.")
 class RefusingTests(MatcherTests):
+    """The suite stores a run 1 and a run 0, so that a careless matcher takes True and 1.0 for them."""
+
     @pytest.fixture
     def known(self, matcher: Matcher, writer: Writer) -> Tokens:
         text = writer.text()
@@ -32,6 +38,18 @@ class RefusingTests(MatcherTests):
         assert len(str(caught.value)) > 10, "the error needs a sentence that says what is wrong"
         assert (len(matcher), matcher.nbytes, matcher.match(probe)) == before
 
+    def test_accepts_any_buffer_of_uint32(self, checked: MatcherWithOracle, writer: Writer) -> None:
+        text = writer.text()
+        checked.add(1, text)
+        plain = checked.match(text)
+        spread = np.zeros(2 * len(text), np.uint32)
+        spread[::2] = text
+        for buffer in (text.tobytes(), memoryview(b"x" + text.tobytes())[1:], spread[::2]):
+            assert checked.matcher.match(buffer) == plain
+            checked.matcher.discard(1, Span(0, len(text)))
+            checked.matcher.add(1, buffer, Span(0, len(text)))
+            assert checked.matcher.match(text) == plain
+
     def test_refuses_tokens(self, matcher: Matcher, known: Tokens) -> None:
         """The contract checks them, for all matchers alike; a few show that its check was not replaced."""
         for buffer in (known.tolist(), known.astype(np.int64), known.tobytes()[:-1]):
@@ -39,6 +57,13 @@ class RefusingTests(MatcherTests):
                 matcher.match(buffer)  # type: ignore[arg-type]
             with self.refused(matcher, known):
                 matcher.add(2, buffer, Span(0, 4))  # type: ignore[arg-type]
+
+    def test_refuses_run_ids(self, matcher: Matcher, known: Tokens) -> None:
+        for run in BAD_RUNS:
+            with self.refused(matcher, known):
+                matcher.add(run, known, Span(len(known) - 10, len(known)))
+            with self.refused(matcher, known):
+                matcher.discard(run, Span(0, 4))
 
     def test_refuses_growth_anywhere_but_at_the_end(self, matcher: Matcher, known: Tokens) -> None:
         end = len(known) - 10

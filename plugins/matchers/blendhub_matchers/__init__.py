@@ -2,7 +2,7 @@
 
 from blendhub.contracts import Matcher
 from blendhub.framework.hookspecs import PluginSpec, Unavailable, hookimpl
-from blendhub_matchers.options import PrefixOptions, RollingHashOptions
+from blendhub_matchers.options import PrefixOptions, RollingHashOptions, SeparatorOptions
 
 
 def _needs_numba() -> Unavailable | None:
@@ -22,6 +22,13 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
             summary="exact reuse of a prompt's beginning, down to the token",
             factory="blendhub_matchers.prefix:PrefixMatcher",
             options=PrefixOptions,
+        ),
+        PluginSpec(
+            name="separator",
+            api=3,
+            summary="reuse of whole segments between separators, in any order",
+            factory="blendhub_matchers.separator:SeparatorMatcher",
+            options=SeparatorOptions,
         ),
         PluginSpec(
             name="rolling_hash",

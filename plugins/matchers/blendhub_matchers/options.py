@@ -10,6 +10,14 @@ class PrefixOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """There is nothing to set."""
 
 
+class SeparatorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    separator: Annotated[
+        tuple[Annotated[int, Meta(ge=0, le=2**32 - 1)], ...],
+        Meta(min_length=1, description="token ids that end one segment and begin the next"),
+    ] = (0,)
+    min_match_tokens: Annotated[int, Meta(ge=1, description="shorter segments are not worth a transfer")] = 16
+
+
 class RollingHashOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min_match_tokens: Annotated[int, Meta(ge=1, description="shorter stretches are not worth a transfer")] = 64
     max_candidates: Annotated[

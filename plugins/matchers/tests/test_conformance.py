@@ -16,6 +16,13 @@ class TestPrefix(MatcherSuite):
         return PrefixMatcher(PrefixOptions(), node_tokens=16)
 
 
+class TestSeparator(MatcherSuite):
+    separator = (0, 3)
+
+    def create(self) -> Matcher:
+        return HOST.create("matcher", "separator", {"separator": (0, 3), "min_match_tokens": 4})
+
+
 class TestRollingHash(MatcherSuite):
     def create(self) -> Matcher:
         return HOST.create("matcher", "rolling_hash")
