@@ -152,7 +152,7 @@ def test_a_selector_s_method_never_sees_bad_arguments(key):
 
 
 def test_scores_that_no_selector_asked_for_are_refused():
-    with pytest.raises(InvalidInput, match="asks for no probe"):
+    with pytest.raises(InvalidInput, match="does not ask for scores"):
         Picking([]).select(Selection(MOVED, 0.5, scores=np.zeros(50, np.float32)))
 
 

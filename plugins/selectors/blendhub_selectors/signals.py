@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Selection
+from blendhub.contracts.selection import Scores
 from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks, Positions
 from blendhub_selectors.windows import Mask, Windows, one_after_another
@@ -50,6 +51,17 @@ def learned(selection: Selection, moved: Mask, width: int, after_hole: int = 1) 
     unknown = positions.where(means(moved & (selection.sensitivity == 0), positions) > 0)
     changed, rest = (Windows.at(known[some], width, len(moved)) for some in (highest[:above], highest[above:]))
     return one_after_another([changed, unknown, rest])
+
+
+def highest(numbers: Scores, moved: Mask, width: int) -> Windows:
+    """A window from each moved token on, that of the highest number first; of equals the earlier one."""
+    at = np.flatnonzero(moved)
+    best_first = at[np.argsort(-finite_or_highest(numbers[at]), kind="stable")]
+    return Windows.at(best_first, width, len(moved))
+
+
+def finite_or_highest(numbers: Scores) -> npt.NDArray[np.float64]:
+    return np.where(np.isfinite(numbers), numbers, np.inf).astype(np.float64)
 
 
 def sensitivity_squared(selection: Selection, moved: Mask) -> npt.NDArray[np.float64]:
