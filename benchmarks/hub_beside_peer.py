@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from benchmarks.peer import PeerProcess
+from benchmarks.peer import PeerProcess, peer_server
 from benchmarks.report import Row, missing_row, row
 from benchmarks.timing import progress, seconds, sorted_times
 from blendhub import PluginHost, Span
@@ -33,18 +33,17 @@ def not_measured() -> list[Row]:
 
 def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
     """Round trips; eight chunks of 8 MiB from an engine's pages and back; the same as bytes that lie in one piece."""
-    peer = PeerProcess(python, "peer_hub.py")
     found: dict[str, list[float]] = {}
-    with HubClient(endpoint) as client:
+    with peer_server(python) as port, HubClient(endpoint) as client:
+        peer = PeerProcess(python, "peer_hub.py", str(port))
         client.register("beside", SPACE, rank=0)
         ours = _Worker(client)
         ping = Envelope(wire.Ping(session=client._session.session, epoch=client.epoch))
         for turn in progress(range(repeats), "beside the peer"):
             first = turn * TOKENS
             text = np.arange(first, first + TOKENS, dtype=np.uint32)
-            noop, same = (statistics.median(peer(what, 200)) for what in ("round_trips", "pings"))
             trip = statistics.median(sorted_times(lambda: client._connection.call(ping, 5.0), 200))
-            ratios = {"rtt": trip / noop, "ping": trip / same}
+            ratios = {"rtt": trip / statistics.median(peer("round_trips", 200))}
             for what in ("store", "retrieve", "store_bytes", "retrieve_bytes"):
                 theirs = peer(what, first)
                 ratios[what] = seconds(lambda: getattr(ours, what)(text)) / theirs  # noqa: B023
@@ -55,18 +54,17 @@ def beside_the_peer(endpoint: str, python: str, repeats: int) -> list[Row]:
                 for what, ratio in ratios.items():
                     found.setdefault(f"{what}_vs_peer", []).append(ratio)
         ours.close()
-    peer.close()
+        peer.close()
     return _rows(found)
 
 
 def _rows(found: dict[str, list[float]]) -> list[Row]:
     what = {
-        "rtt_vs_peer": "round trip of a ping, by the peer's of a request that does nothing at all",
-        "ping_vs_peer": "the same, by the peer's of a ping, which notes that its sender lives as ours does",
-        "store_vs_peer": "time to store 64 MiB of an engine's pages through shared memory, by the peer's worker's",
-        "retrieve_vs_peer": "time to look them up and bring them back into pages, by the peer's worker's",
-        "store_bytes_vs_peer": "time to store 64 MiB that lie in one piece, by the same into the peer's slots",
-        "retrieve_bytes_vs_peer": "time to look them up and copy them out, by the same from the peer's slots",
+        "rtt_vs_peer": "round trip of a ping, relative to the peer's of a request that does nothing",
+        "store_vs_peer": "time to store 64 MiB of an engine's pages, relative to the peer's worker",
+        "retrieve_vs_peer": "time to look them up and copy them back into pages, relative to the peer's worker",
+        "store_bytes_vs_peer": "time to store 64 MiB that lie in one piece, relative to the same into the peer's slots",
+        "retrieve_bytes_vs_peer": "time to look them up and copy them out, relative to the same from the peer's slots",
     }
     return [row(id, what[id], "x", ratios, BARS.get(id), "lower") for id, ratios in found.items()]
 

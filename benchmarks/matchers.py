@@ -38,9 +38,8 @@ def main() -> None:
         peer = Peer(options.peer_python, core, Path(folder)) if options.peer_python else None
         rows += coverage(peer, documents=400 // scale, prompts=50 // scale)
         rows += speed(peer, chunks=100_000 // scale)
-        rows += curve([1_000, 10_000, 100_000] if options.quick else [1_000, 10_000, 100_000, 300_000, 1_000_000])
+        rows.append(memory(chunks=1_000_000 // scale))
         rows += retained(chunks=600_000 // scale)
-        rows += cycles(repeats=50 // scale)
     if peer is None:
         rows += [
             missing_row(id, "not measured: name the peer's interpreter with --peer-python", "x", bar)
@@ -195,44 +194,18 @@ def speed(peer: Peer | None, chunks: int) -> list[Row]:
     return rows
 
 
-def curve(sizes: list[int]) -> list[Row]:
-    """Match speed and memory as the index grows; memory is looked at all the way, not only at round sizes."""
+def memory(chunks: int) -> Row:
+    """Memory as the index grows, looked at all the way, not only at round sizes."""
     matcher = new_matcher()
-    rows: list[Row] = []
+    runs = chunks // RUN_CHUNKS
+    step = max(runs // 500, 1)
     worst = 0.0
-    stored = 0
-    for size in progress(sizes, "growth"):
-        step = max((size // RUN_CHUNKS - stored) // 50, 1)
-        while stored < size // RUN_CHUNKS:
-            _fill(matcher, stored, min(stored + step, size // RUN_CHUNKS))
-            stored = min(stored + step, size // RUN_CHUNKS)
-            if len(matcher) >= 100_000:
-                worst = max(worst, matcher.nbytes / len(matcher))
-        prompt = _half_stored_prompt(stored)
-        speeds = [len(prompt) / seconds(lambda: matcher.match(prompt)) / 1e6 for _ in range(9)]  # noqa: B023
-        rows.append(row(f"match_mtok_s_{size}", f"the same with {size:,} chunks", "Mtok/s", speeds))
-    what = f"the most memory held for a stored token at any size from 100,000 tokens to {sizes[-1]:,} chunks"
-    _plot(sizes, rows)
-    return [*rows, row("bytes_per_token", what, "bytes", [worst], 6.0, "lower")]
-
-
-def _plot(sizes: list[int], rows: list[Row]) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4))
-    axes.plot(sizes, [one.value or 0.0 for one in rows], marker="o")
-    axes.axhline(10, linestyle="--", color="grey", label="bar")
-    axes.set(
-        xscale="log", xlabel="stored chunks of 256 tokens", ylabel="million tokens a second, one core", ylim=(0, None)
-    )
-    axes.set_title("Match of a 32,768-token prompt, half of it stored")
-    axes.legend()
-    path = Path("build/bench/matchers.png")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight", dpi=120)
+    for stored in progress(range(0, runs, step), "growth"):
+        _fill(matcher, stored, stored + step)
+        if len(matcher) >= 100_000:
+            worst = max(worst, matcher.nbytes / len(matcher))
+    what = f"the most memory held for a stored token at any size from 100,000 tokens to {chunks:,} chunks"
+    return row("bytes_per_token", what, "bytes", [worst], 6.0, "lower")
 
 
 def retained(chunks: int) -> list[Row]:
@@ -249,31 +222,6 @@ def retained(chunks: int) -> list[Row]:
         found += int(mask.reshape(-1, CHUNK).all(axis=1).sum())
     what = f"share of {chunks:,} stored chunks that are still found whole"
     return [row("retained", what, "", [found / chunks], 1.0)]
-
-
-def cycles(repeats: int) -> list[Row]:
-    """Storing and discarding a million tokens over and over, beside two million that stay.
-
-    The matcher after all cycles is held against one after its first, in turn, so that a disturbance meets both.
-    """
-    resident, moving = 2_000_000 // (RUN_CHUNKS * CHUNK), 1_000_000 // (RUN_CHUNKS * CHUNK)
-    prompt = _half_stored_prompt(resident)
-    first, last = new_matcher(), new_matcher()
-    for matcher in (first, last):
-        _fill(matcher, 0, resident)
-    _fill(first, resident, resident + moving)
-    for cycle in progress(range(repeats), "cycles"):
-        begin = resident + cycle * moving
-        if cycle:
-            for run in range(begin - moving, begin):
-                last.discard(run, Span(0, RUN_CHUNKS * CHUNK))
-        _fill(last, begin, begin + moving)
-    times = [seconds(lambda: last.match(prompt)) / seconds(lambda: first.match(prompt)) for _ in range(45)]
-    what = f"after {repeats} cycles of storing and discarding a million tokens, by the first cycle"
-    return [
-        row("cycles_memory", f"memory {what}", "x", [last.nbytes / first.nbytes], 1.05, "lower"),
-        row("cycles_time", f"match time {what}", "x", times, 1.2, "lower"),
-    ]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The peer's server and client behind a pipe: with the peer's interpreter, it runs commands and times them.
+"""A client of the peer's server behind a pipe: with the peer's interpreter, it runs commands and times them.
 
 Commands come as lines of JSON, answers go back likewise. Needs only numpy, torch and the peer, nothing of BlendHub.
 """
@@ -6,9 +6,6 @@ Commands come as lines of JSON, answers go back likewise. Needs only numpy, torc
 import json
 import logging
 import os
-import secrets
-import socket
-import subprocess
 import sys
 import time
 from typing import Any
@@ -26,19 +23,9 @@ TIMEOUT_S = 60.0
 
 
 class Peer:
-    """One server in a process of its own, and a worker's client of it here."""
+    """A worker's client of the peer's server."""
 
-    def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        self._server = subprocess.Popen(
-            [sys.executable, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1", "--port", str(port),
-             "--l1-size-gb", "2", "--chunk-size", str(CHUNK), "--eviction-policy", "LRU", "--disable-observability",
-             "--supported-transfer-mode", "auto", "--shm-name", f"peer-{secrets.token_hex(6)}"],
-            stdout=sys.stderr,
-            env={**os.environ, "LMCACHE_TRACK_USAGE": "false"},  # it reports to its makers otherwise
-        )  # fmt: skip
+    def __init__(self, port: int) -> None:
         logging.disable(logging.CRITICAL)
         import torch
         from lmcache.v1.distributed.api import MemoryLayoutDesc
@@ -74,15 +61,6 @@ class Peer:
         for _ in range(repeats):
             begun = time.perf_counter()
             self._client.noop().result(timeout=TIMEOUT_S)
-            seconds.append(time.perf_counter() - begun)
-        return seconds
-
-    def pings(self, repeats: int) -> list[float]:
-        """Seconds of each of so many requests that only tell the server that this worker lives."""
-        seconds = []
-        for _ in range(repeats):
-            begun = time.perf_counter()
-            self._client.ping(1).result(timeout=TIMEOUT_S)
             seconds.append(time.perf_counter() - begun)
         return seconds
 
@@ -145,8 +123,6 @@ class Peer:
                 raise SystemExit("what the peer brought back is not what it stored")
         self._worker.close()
         self._context.close()
-        self._server.terminate()
-        self._server.wait(30)
 
     def _look_up(self, key: Any) -> Any:
         self._client.lookup(key, 1).result(timeout=TIMEOUT_S)
@@ -163,7 +139,7 @@ class Peer:
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever the peer prints must not end up among the answers
-    peer = Peer()
+    peer = Peer(int(sys.argv[1]))
     try:
         for line in sys.stdin:
             command: list[Any] = json.loads(line)

@@ -1,4 +1,4 @@
-"""What several tests need: distributions made for one test, and hypothesis in a hurry."""
+"""What several tests need: distributions made for one test."""
 
 import os
 import sys
@@ -9,7 +9,6 @@ from importlib.metadata import distributions
 from pathlib import Path
 
 import pytest
-from hypothesis import Phase, settings
 
 from blendhub import PluginHost
 from harness.engines.engine import OPTIONS
@@ -67,14 +66,3 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
     yield made
     for module in made.path.glob("*.py"):
         sys.modules.pop(module.stem, None)
-
-
-@pytest.fixture
-def without_shrinking() -> Iterator[None]:
-    """Skip shrinking in tests for which any failure is enough: smaller examples of a failure help only authors."""
-    before = settings.default
-    settings.register_profile("without shrinking", phases=[Phase.generate])
-    settings.load_profile("without shrinking")
-    yield
-    settings.register_profile("before", before)
-    settings.load_profile("before")

@@ -143,14 +143,6 @@ def test_serve_is_seen_by_top_and_leaves_nothing_when_it_is_stopped(serve, tmp_p
     assert not served.segment.exists() and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [[], ["--show-text"]], ids=["by default", "on demand"])
-def test_serve_says_aloud_that_it_shows_text_if_it_does(serve, tmp_path, flags):
-    served = serve("--endpoint", f"ipc://{tmp_path}/hub.sock", *flags)
-    assert ("\nTEXT      of prompts is SHOWN on the page" in served.screen) is bool(flags)
-    assert json.loads(page(served, "/page.json"))["shows_text"] is bool(flags)
-
-
 SLOW_START = """
 import sys, time
 from blendhub.cli import main

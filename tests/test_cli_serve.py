@@ -53,12 +53,6 @@ def test_a_store_is_named_beside_its_options(tmp_path, capsys, file, flags, name
     assert load_config(tmp_path / "hub.toml").store == expected
 
 
-def test_text_is_shown_only_on_demand(tmp_path, capsys):
-    for flags, lines in ([], "show_text = false"), (["--show-text"], "show_text = true"):
-        assert main(["serve", *flags, "--print-config"]) == 0
-        assert lines in capsys.readouterr().out.splitlines()
-
-
 def test_without_flags_the_defaults_are_printed_with_every_key(capsys):
     assert main(["serve", "--print-config"]) == 0
     printed = capsys.readouterr().out

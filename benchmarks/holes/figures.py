@@ -66,8 +66,8 @@ class Measured(msgspec.Struct):
         return 1 - self.hit_rate + self.mean("recomputed_tokens") / self.mean("prompt_tokens")
 
 
-Found: TypeAlias = dict[str, list[list[Measured]]]
-"""The passes of each repetition, by the label of the way."""
+Found: TypeAlias = dict[str, list[Measured]]
+"""The passes, by the label of the way."""
 
 
 class Figure(NamedTuple):
@@ -83,10 +83,7 @@ FIGURES = {
     "hit_rate": Figure("share of the prompts that was reused", "share", lambda one: one.hit_rate, "higher"),
     "computed": Figure("share of the prompts that was computed", "share", lambda one: one.computed),
     "in_holes": Figure("share of the prompts that stood in holes", "share", lambda one: one.in_holes),
-    "with_holes": Figure("requests with holes", "requests", lambda one: one.with_holes),
-    "with_holes_share": Figure(
-        "share of the requests that have holes", "share", lambda one: one.with_holes / len(one.queries)
-    ),
+    "with_holes": Figure("share of the requests with holes", "share", lambda one: one.with_holes / len(one.queries)),
     "ttft_mean": Figure("time to first token, mean", "s", lambda one: one.mean("first_token_s")),
     "ttft_p90": Figure("time to first token, 90th percentile", "s", lambda one: one.p90("first_token_s")),
     "tbt": Figure("time between tokens, mean", "s", lambda one: one.mean("between_tokens_s")),
@@ -97,27 +94,17 @@ FIGURES = {
 
 
 def rows(found: Found) -> list[Row]:
-    """The median of the repetitions, which are the spread."""
     made = []
-    for label, repeated in found.items():
-        for number, passes in enumerate(zip(*repeated, strict=True), 1):
+    for label, passes in found.items():
+        for number, one in enumerate(passes, 1):
             id, said = f"{label}_pass_{number}", f"{label}, pass {number}"
             for name, (what, unit, of, better) in FIGURES.items():
-                made.append(row(f"{id}_{name}", f"{said}: {what}", unit, [of(one) for one in passes], None, better))
+                made.append(row(f"{id}_{name}", f"{said}: {what}", unit, [of(one)], None, better))
             for phase in PHASES:
-                seconds = [one.phase_s[phase] / len(one.queries) for one in passes]
-                made.append(row(f"{id}_{phase}", f"{said}: time of {phase} for a query", "s", seconds, None, "lower"))
-            made += _by_full(found, label, number)
+                seconds = one.phase_s[phase] / len(one.queries)
+                made.append(row(f"{id}_{phase}", f"{said}: time of {phase} for a query", "s", [seconds], None, "lower"))
+            if label != "full" and "full" in found:
+                ratio = one.median("first_token_s") / found["full"][number - 1].median("first_token_s")
+                what = f"{said}: median time to first token, relative to full prefill"
+                made.append(row(f"{id}_ttft_by_full", what, "x", [ratio], None, "lower"))
     return made
-
-
-def _by_full(found: Found, label: str, number: int) -> list[Row]:
-    """Times to the first token by those of the full prefills of the same repetition, if there are any."""
-    if label == "full" or "full" not in found:
-        return []
-    ratios = [
-        ours[number - 1].median("first_token_s") / full[number - 1].median("first_token_s")
-        for ours, full in zip(found[label], found["full"], strict=True)
-    ]
-    what = f"{label}, pass {number}: time to first token, median by full prefill's"
-    return [row(f"{label}_pass_{number}_ttft_by_full", what, "x", ratios, None, "lower")]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from benchmarks.quality.workload import Case, Question, Tokens
 
 Place = int | str
-"""A number from 0 on, or one of these names; -1 is the middle, too, as in the published benchmark."""
+"""A number from 0 on, or one of these names."""
 NAMES = ("first", "middle", "last")
 
 
@@ -72,7 +72,7 @@ def make_prompts(
     return prompts
 
 
-def before(prompts: Sequence[Prompt], behind_header: bool = False) -> list[Tokens]:
+def before(prompts: Sequence[Prompt]) -> list[Tokens]:
     """What is computed before the queries, each once: the headers, and every text that is no hole of any query."""
     reserved = {text for prompt in prompts for text in prompt.missing}
     units: dict[tuple[int, ...], None] = {}
@@ -80,7 +80,7 @@ def before(prompts: Sequence[Prompt], behind_header: bool = False) -> list[Token
         units[tuple(prompt.head)] = None
         for document in prompt.documents:
             if tuple(document) not in reserved:
-                units[(*(prompt.head if behind_header else ()), *document, *prompt.separator)] = None
+                units[(*document, *prompt.separator)] = None
     return [list(unit) for unit in units if unit]
 
 
@@ -93,13 +93,13 @@ def _of_others(cases: Sequence[Case], at: int, reserved: set[tuple[int, ...]]) -
 
 
 def _numbers(places: Sequence[Place], documents: int, what: str) -> list[int]:
-    named = {"first": 0, "middle": documents // 2, -1: documents // 2, "last": documents - 1}
+    named: dict[Place, Place] = {"first": 0, "middle": documents // 2, "last": documents - 1}
     numbers = [named.get(place, place) for place in places]
     for place, number in zip(places, numbers, strict=True):
         if not (isinstance(number, int) and 0 <= number < documents):
             raise ValueError(
-                f"{what}: {place} is out of range; there are {documents} documents, so 0 to {documents - 1}, "
-                f"-1 for the middle, or {', '.join(NAMES)} are possible"
+                f"{what}: {place} is out of range; there are {documents} documents, so 0 to {documents - 1}, or "
+                f"{', '.join(NAMES)}, are possible"
             )
     if len(set(numbers)) < len(numbers):
         raise ValueError(f"{what}: {' '.join(map(str, places))} name one of {documents} documents twice")

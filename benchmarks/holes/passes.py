@@ -13,7 +13,6 @@ from benchmarks.quality.workload import Tokens
 from harness.engines import Answer, Engine
 
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
-Submit: TypeAlias = Literal["all", "one"]
 Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]
 
 
@@ -27,15 +26,14 @@ class Way(msgspec.Struct, frozen=True):
     def label(self) -> str:
         return f"{self.method}_{100 * self.ratio:g}" if self.method in ("blend", "contiguous") else self.method
 
-    def asked(self, salt: str) -> dict[str, Any]:
-        """What each request says. ``salt`` keeps what one repetition stores from the next, and ways from each other."""
-        salt = f"{salt}, {self.label}"
+    def asked(self) -> dict[str, Any]:
+        """What each request says. What one way stores, no other one finds."""
         if self.method == "full":
-            return {"mode": "off", "store": False, "cache_salt": salt}
+            return {"mode": "off", "store": False, "cache_salt": self.label}
         mode = "contiguous" if self.method == "contiguous" else "blend"
         ratio = 0.0 if self.method == "reuse" else self.ratio
         # What the first pass blended would be settled in the second, which is to blend as well.
-        return {"mode": mode, "recompute_ratio": ratio, "settled": False, "cache_salt": salt}
+        return {"mode": mode, "recompute_ratio": ratio, "settled": False, "cache_salt": self.label}
 
 
 def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
@@ -46,32 +44,25 @@ def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
 
 class Procedure(msgspec.Struct, frozen=True):
     ways: Sequence[Way]
-    submit: Submit
     answering: Answering
     text: Callable[[Tokens], str]
     """The text of an answer."""
     passes: int = 2
-    repeats: int = 1
-    behind_header: bool = False
-    """Whether documents are computed behind the header, and not alone."""
 
 
 def run(engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, steps: Steps) -> Found:
-    """All ways in turn, each with nothing stored at its begin, as often as they are repeated."""
-    found: Found = {way.label: [] for way in procedure.ways}
-    for repeat in range(procedure.repeats):
-        for way in procedure.ways:
-            asked = way.asked(f"repetition {repeat}")
-            said = f"{way.label}, repetition {repeat + 1}"
-            # A full prefill reads nothing that was stored.
-            units = [] if way.method == "full" else before(prompts, procedure.behind_header)
-            for unit in steps(units, f"{said}: what is computed before"):
-                engine.one(unit, mode="exact", cache_salt=asked["cache_salt"])
-            passes = []
-            for number in range(1, procedure.passes + 1):
-                engine.forget()
-                passes.append(_pass(engine, prompts, procedure, asked, steps, f"{said}: pass {number}"))
-            found[way.label].append(passes)
+    """All ways in turn, each with nothing stored at its begin."""
+    found: Found = {}
+    for way in procedure.ways:
+        asked = way.asked()
+        # A full prefill reads nothing that was stored.
+        units = [] if way.method == "full" else before(prompts)
+        for unit in steps(units, f"{way.label}: what is computed before"):
+            engine.one(unit, mode="exact", cache_salt=asked["cache_salt"])
+        found[way.label] = []
+        for number in range(1, procedure.passes + 1):
+            engine.forget()
+            found[way.label].append(_pass(engine, prompts, procedure, asked, steps, f"{way.label}: pass {number}"))
     return found
 
 
@@ -79,11 +70,7 @@ def _pass(
     engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, asked: dict[str, Any], steps: Steps, what: str
 ) -> Measured:
     counted = engine.call("counts")
-    tokens = [prompt.tokens for prompt in prompts]
-    if procedure.submit == "all":
-        (answers,) = (procedure.answering.all(engine, together, asked) for together in steps([tokens], what))
-    else:
-        answers = [procedure.answering.one(engine, one, asked) for one in steps(tokens, what)]
+    answers = [procedure.answering.one(engine, prompt.tokens, asked) for prompt in steps(prompts, what)]
     spent = Counter(engine.call("counts"))
     spent.subtract(counted)
     return Measured(

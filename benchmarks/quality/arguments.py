@@ -26,7 +26,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(
             prog=prog,
             description=description,
-            epilog="Without --model, a small trained reader is asked. Shapes of --data, as a list or by line:\n"
+            epilog="Without --model, the models of the repository are asked. Shapes of --data, as a list or by line:\n"
             + SHAPES,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -34,7 +34,9 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--checkpoint", type=Path, default=CHECKPOINT, help="another one of the reader")
         self.add_argument("--model", metavar="NAME_OR_PATH", help="any model that vLLM serves; needs --data")
         self.add_argument("--data", type=Path, metavar="FILE", help="questions to several documents; needs --model")
-        self.add_argument("--until", type=at_least(1), metavar="N", help="only the first questions")
+        self.add_argument(
+            "--until", type=at_least(1), metavar="N", help="only so many questions; of the real model, of each workload"
+        )
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
         given = self.parse_args(arguments)

@@ -6,7 +6,6 @@ import msgspec
 
 DEFAULT_RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 BAR_RATIOS = (0.15, 0.3)
-COLD_RATIOS = (0.15,)
 
 
 class Compared(msgspec.Struct, frozen=True):
@@ -15,8 +14,6 @@ class Compared(msgspec.Struct, frozen=True):
     options: dict[str, Any] = {}
     reads_question: bool = False
     """Whether its picks depend on the question, so that each question needs a separate blend."""
-    learns: bool = False
-    """Whether its picks depend on what was learned before."""
     probe_layers: float = 0.0
     """What it computes before it picks: the share of the tokens times the number of layers."""
     ships: bool = True
@@ -28,9 +25,8 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 SELECTORS = (
-    Compared("combined", "combined", reads_question=True, learns=True),
-    Compared("learned", "combined", {"question_share": 0}, learns=True),
-    Compared("question", "combined", {"head_share": 0, "learned_share": 0}, reads_question=True),
+    Compared("combined", "combined", reads_question=True),
+    Compared("question", "combined", {"head_share": 0}, reads_question=True),
     Compared("hkvd", "hkvd", probe_layers=0.25),
     Compared("hkvd windows", "hkvd", {"window_tokens": 4, "probe_share": 1.0}, probe_layers=1.0),
     Compared("first_k", "first_k", {"k": 0}),

@@ -1,7 +1,6 @@
-"""The experiment: documents are computed, prompts of them asked in every way, computed once more, and asked again."""
+"""The experiment: documents are computed, and prompts of them asked in every way."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,8 +8,8 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from benchmarks.quality.compared import BAR_RATIOS, COLD_RATIOS, Compared
-from benchmarks.quality.measure import FULL, REUSE, Answering, Asked, Steps, measure, store, teach
+from benchmarks.quality.compared import BAR_RATIOS, Compared
+from benchmarks.quality.measure import FULL, REUSE, Answering, Asked, Steps, measure, store
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving
 from benchmarks.quality.workload import HOLES, Case, Hole, Tokens, make_visits
@@ -30,8 +29,8 @@ class Plan:
     default: Compared
     ratios: Sequence[float]
     answering: Answering
-    headers: Callable[[int], Iterator[Tokens]]
-    """Makes from a seed the headers behind which documents are computed."""
+    headers: Callable[[], Iterator[Tokens]]
+    """Makes the headers behind which documents are computed."""
 
 
 class Experiment:
@@ -45,37 +44,26 @@ class Experiment:
     def outcomes(self) -> Iterator[Outcome]:
         plan = self._plan
         with self._serving.storing() as keeper:
-            store(keeper, self.visits(plan.cases, 1), self._steps)
+            store(keeper, self._visits(plan.cases), self._steps)
             yield self._measured(keeper, FULL, plan.cases)
             yield self._measured(keeper, REUSE, plan.cases)
-            learners = [one for one in plan.selectors if one.learns]
             for compared in plan.selectors:
-                if not compared.learns:
-                    with self._serving.choosing(compared) as engine:
-                        yield from self._ratios(engine, compared, "", plan.ratios)
-            with ExitStack() as stack:
-                engines = [stack.enter_context(self._serving.choosing(one)) for one in learners]
-                for engine, compared in zip(engines, learners, strict=True):
-                    yield from self._ratios(engine, compared, "cold", COLD_RATIOS)
-                    yield from self._behind_the_first(engine, compared, "cold")
-                teach(keeper, self.visits(plan.cases, 2), self._steps)
-                for engine, compared in zip(engines, learners, strict=True):
-                    yield from self._ratios(engine, compared, "warm", plan.ratios)
-                    yield from self._behind_the_first(engine, compared, "warm")
+                with self._serving.choosing(compared) as engine:
+                    yield from self._ratios(engine, compared)
+                    yield from self._behind_the_first(engine, compared)
             if plan.holes:
                 yield from self._with_holes(keeper)
 
-    def _behind_the_first(self, engine: Engine, compared: Compared, state: str) -> Iterator[Outcome]:
+    def _behind_the_first(self, engine: Engine, compared: Compared) -> Iterator[Outcome]:
         """By default: all questions of a prompt with the tokens that were picked for its first, which are settled."""
         if compared is self._plan.default and compared.reads_question:
-            asked = Asked.of(compared, 0.15, f"{state}, settled", self._serving.layers)
+            asked = Asked.of(compared, 0.15, "settled", self._serving.layers)
             yield self._measured(engine, msgspec.structs.replace(asked, apart=False), self._plan.cases)
 
     def _with_holes(self, keeper: Engine) -> Iterator[Outcome]:
         plan = self._plan
         for hole in HOLES:
-            store(keeper, self.visits(plan.some, 1, hole), self._steps, hole)
-            teach(keeper, self.visits(plan.some, 2, hole), self._steps, hole)
+            store(keeper, self._visits(plan.some, hole), self._steps, hole)
             asked = msgspec.structs.replace(REUSE, state=f"hole {hole}", hole=hole)
             yield self._measured(keeper, asked, plan.some)
         with self._serving.choosing(plan.default) as engine:
@@ -83,19 +71,19 @@ class Experiment:
                 asked = Asked.of(plan.default, 0.15, f"hole {hole}", self._serving.layers, hole)
                 yield self._measured(engine, asked, plan.some)
 
-    def _ratios(self, engine: Engine, compared: Compared, state: str, ratios: Iterable[float]) -> Iterator[Outcome]:
-        for ratio in ratios:
+    def _ratios(self, engine: Engine, compared: Compared) -> Iterator[Outcome]:
+        for ratio in self._plan.ratios:
             # A blend for each question takes long: beside the ratios that have bars, some show the curve.
             few = compared.reads_question and ratio not in BAR_RATIOS
-            asked = Asked.of(compared, ratio, state, self._serving.layers)
+            asked = Asked.of(compared, ratio, "", self._serving.layers)
             yield self._measured(engine, asked, self._plan.some if few else self._plan.cases)
 
     def _measured(self, engine: Engine, asked: Asked, cases: Sequence[Case]) -> Outcome:
         return measure(engine, cases, asked, self._plan.answering, self._steps)
 
-    def visits(self, cases: Sequence[Case], seed: int, hole: Hole | None = None) -> list[Tokens]:
-        """The prompts in which the documents of these cases are computed before: with the seed 1, and again with 2."""
-        return make_visits(cases, self._plan.headers(seed), self._serving.longest, seed, hole)
+    def _visits(self, cases: Sequence[Case], hole: Hole | None = None) -> list[Tokens]:
+        """The prompts in which the documents of these cases are computed before."""
+        return make_visits(cases, self._plan.headers(), self._serving.longest, hole)
 
 
 class Shown:

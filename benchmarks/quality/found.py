@@ -38,14 +38,13 @@ class Found:
         """The selectors, in the order in which they were asked."""
         return list(dict.fromkeys(label for label, _, _ in self.all if label not in ("full", "reuse")))
 
-    def get(self, label: str, ratio: float, state: str = "warm") -> Outcome | None:
-        """A selector that learns nothing has one outcome for both states."""
-        return self.all.get((label, state, ratio)) or self.all.get((label, "", ratio))
+    def get(self, label: str, ratio: float) -> Outcome | None:
+        return self.all.get((label, "", ratio))
 
-    def curve(self, label: str, state: str = "warm") -> list[Outcome]:
+    def curve(self, label: str) -> list[Outcome]:
         """The outcomes of a selector by ratio."""
         ratios = sorted({ratio for other, _, ratio in self.all if other == label})
-        return [one for ratio in ratios if (one := self.get(label, ratio, state))]
+        return [one for ratio in ratios if (one := self.get(label, ratio))]
 
     def holes(self, label: str) -> list[Outcome]:
         return [one for one in self.all.values() if one.selector == label and one.state.startswith("hole")]
@@ -57,6 +56,6 @@ class Found:
         return Comparison(outcome, first(self.full, number), first(reuse, number))
 
     def share(self, label: str, ratio: float) -> float | None:
-        """What it wins back of the mean that counts, after it has learned what it can."""
+        """What it wins back of the mean that counts."""
         one = self.get(label, ratio)
         return self.compared(one).share(self.main) if one else None

@@ -38,13 +38,6 @@ def store(engine: Engine, visits: Sequence[Tokens], steps: Steps, hole: Hole | N
         engine.forget()
 
 
-def teach(engine: Engine, visits: Sequence[Tokens], steps: Steps, hole: Hole | None = None) -> None:
-    """Compute what is stored once more, in another context, and store nothing new."""
-    for visit in steps(visits, f"compute them in another context{_without(hole)}"):
-        engine.one(visit, recompute_ratio=1.0, store=False, **_namespace(hole))
-        engine.forget()
-
-
 class Asked(msgspec.Struct, frozen=True):
     """One way of serving."""
 

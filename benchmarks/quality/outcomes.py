@@ -21,8 +21,8 @@ class Outcome(msgspec.Struct):
     selector: str
     """"full": computed without reuse; "reuse": nothing is recomputed."""
     state: str
-    """How the documents were computed before: "cold": once; "warm": once more in another context; "hole ...": one of
-    each prompt not at all. "settled": the prompt's first question was asked before."""
+    """"hole ...": one document of each prompt was not computed before. "settled": the prompt's first question was
+    asked before. Empty otherwise."""
     ratio: float
     scores: list[list[float]] = []
     """For each case the sum of its questions' scores in each column: of right answers in each stratum, or of F1."""
@@ -31,7 +31,8 @@ class Outcome(msgspec.Struct):
     recomputed: list[float] = []
     """For each case the share of the moved tokens that was computed again, what a probe costs included."""
     first_token_s: list[float] = []
-    """Empty if it was not served."""
+    workload: str = ""
+    """Of the real model: which texts and tasks."""
 
     def note(self, table: Sequence[Sequence[float | None]], recomputed: float) -> None:
         """Add a case: the scores of each of its questions, None in columns where the question does not count."""
@@ -67,9 +68,9 @@ def first(outcome: Outcome, cases: int) -> Outcome:
     return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
 
 
-def won_back(ours: float, full: float, reuse: float) -> float | None:
+def won_back(ours: float, full: float, reuse: float, least: float = LEAST_LOSS) -> float | None:
     """The share of what reuse loses against full prefill; None where it loses next to nothing."""
-    return (ours - reuse) / (full - reuse) if full - reuse >= LEAST_LOSS else None
+    return (ours - reuse) / (full - reuse) if full - reuse >= least else None
 
 
 class Comparison(msgspec.Struct):
@@ -78,18 +79,20 @@ class Comparison(msgspec.Struct):
     ours: Outcome
     full: Outcome
     reuse: Outcome
+    least: float = LEAST_LOSS
 
     def share(self, columns: Sequence[int]) -> float | None:
         """What is won back of the mean score in these columns."""
         ours, full, reuse = (float(accuracy(one)[[*columns]].mean()) for one in (self.ours, self.full, self.reuse))
-        return won_back(ours, full, reuse)
+        return won_back(ours, full, reuse, self.least)
 
     def interval(self, columns: Sequence[int]) -> tuple[float, float] | None:
         """95% of the shares lie in it when prompts are drawn anew from those that were asked."""
         number = len(self.ours.scores)
         draws = np.random.default_rng(0).integers(0, number, (RESAMPLES, number))
         ours, full, reuse = (_means(one, columns, draws) for one in (self.ours, self.full, self.reuse))
-        shares = [share for share in map(won_back, ours, full, reuse) if share is not None]
+        all_shares = (won_back(*those, self.least) for those in zip(ours, full, reuse, strict=True))
+        shares = [share for share in all_shares if share is not None]
         if not shares:
             return None
         low, high = np.quantile(shares, [0.025, 0.975])

@@ -19,8 +19,7 @@ COLUMNS = 4
 
 class Cost(NamedTuple):
     label: str
-    of: Callable[[Found, Outcome], float | None]
-    """None where it was not measured."""
+    of: Callable[[Found, Outcome], float]
 
 
 COMPUTED = Cost(
@@ -28,12 +27,8 @@ COMPUTED = Cost(
     lambda found, outcome: statistics.mean(outcome.recomputed),
 )
 SOONER = Cost(
-    "time to first token, to full prefill's",
-    lambda found, outcome: (
-        statistics.median(outcome.first_token_s) / statistics.median(found.full.first_token_s)
-        if outcome.first_token_s
-        else None
-    ),
+    "time to first token, relative to full prefill",
+    lambda found, outcome: statistics.median(outcome.first_token_s) / statistics.median(found.full.first_token_s),
 )
 
 
@@ -62,7 +57,7 @@ def _draw_panel(axes: Axes, found: Found, title: str, columns: list[int], cost: 
         axes.text(0.5, 0.5, "reuse loses next to nothing", ha="center", transform=axes.transAxes)
     for colour, label in zip(COLOURS, found.labels, strict=False):
         points = [(cost.of(found, one), found.compared(one).share(columns)) for one in found.curve(label)]
-        shown = [(x, y) for x, y in points if x is not None and y is not None]
+        shown = [(x, y) for x, y in points if y is not None]
         width = 2.4 if label == found.default else 1.2
         xs, ys = [x for x, _ in shown], [y for _, y in shown]
         axes.plot(xs, ys, "o-", color=colour, label=label, markersize=3, linewidth=width)

@@ -61,9 +61,9 @@ def _first_word(answer: Tokens) -> str:
     return "".join(WORDS[token] for token in answer[:1] if token < len(WORDS))
 
 
-def headers(seed: int) -> Iterator[Tokens]:
+def headers() -> Iterator[Tokens]:
     """Headers of no prompt that is asked."""
-    return (make_prompt(OTHERS * (1 + seed) + number, "train").header for number in count())
+    return (make_prompt(OTHERS + number, "train").header for number in count())
 
 
 def _score(expected: int, stratum: str, answer: Tokens) -> Scores:

@@ -9,10 +9,8 @@ from benchmarks.quality import oracle, reader_cases
 from benchmarks.quality.compared import BAR_RATIOS, DEFAULT_RATIOS, SELECTORS, Compared
 from benchmarks.quality.experiment import Experiment, Plan, Shown
 from benchmarks.quality.found import Found
-from benchmarks.quality.literature import Literature
 from benchmarks.quality.measure import Answering
 from benchmarks.quality.outcomes import Outcome
-from benchmarks.quality.reader.export import load
 from benchmarks.quality.reader.task import STRATA
 from benchmarks.quality.serving import READER, Serving, folder
 from benchmarks.quality.workload import HOLES
@@ -49,10 +47,7 @@ def run(checkpoint: Path, size: Size, selectors: Sequence[Compared] = SELECTORS)
         )
         tokens = sum(len(case.body) for case in cases)
         serving = Serving(str(checkpoint), place, tokens * (1 + len(HOLES)), **READER)
-        experiment = Experiment(plan, serving, shown.steps)
-        yield from experiment.outcomes()
-        literature = Literature(load(checkpoint), prompts, cases, experiment.visits(cases, 1))
-        yield from literature.outcomes(BAR_RATIOS, shown.steps)
+        yield from Experiment(plan, serving, shown.steps).outcomes()
 
 
 def found(outcomes: Sequence[Outcome]) -> Found:

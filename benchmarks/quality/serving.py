@@ -38,7 +38,7 @@ class Serving:
 
     def choosing(self, compared: Compared) -> contextlib.AbstractContextManager[Engine]:
         """An engine with this selector. It does not learn: one question must not help the next."""
-        settings = {"endpoint": self._endpoint, "selector": compared.choice, "learn_sensitivity": False}
+        settings = {"endpoint": self._endpoint, "selector": compared.choice}
         return self._engine(settings)
 
     @contextlib.contextmanager

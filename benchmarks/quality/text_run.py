@@ -37,7 +37,7 @@ def run(
             default=next(one for one in SELECTORS if one.label == Settings().selector.name),
             ratios=BAR_RATIOS if quick else DEFAULT_RATIOS,
             answering=Answering(ANSWER_TOKENS, writer.stop),
-            headers=lambda seed: repeat(writer.header),
+            headers=lambda: repeat(writer.header),
         )
         yield from Experiment(plan, serving, shown.steps).outcomes()
 

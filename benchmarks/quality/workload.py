@@ -45,13 +45,13 @@ class Case:
 
 
 def make_visits(
-    cases: Sequence[Case], headers: Iterator[Tokens], longest: int, seed: int, hole: Hole | None = None
+    cases: Sequence[Case], headers: Iterator[Tokens], longest: int, hole: Hole | None = None
 ) -> list[Tokens]:
     """Prompts in which every document stands once, among those of other cases, each prompt behind one of ``headers``.
 
-    ``hole``: the documents there are left out. Another seed gives every document other neighbours.
+    ``hole``: the documents there are left out.
     """
-    rng = random.Random(f"visits {seed}")
+    rng = random.Random("visits")
     slots = max(len(case.documents) for case in cases)
     # A document goes so many cases further: neighbours part, and each finds those of other cases at its new place.
     further = [1 + number % max(1, len(cases) - 1) for number in range(slots)]

@@ -1,1 +1,1 @@
-"""A hub among clients that are good, hostile, killed, frozen and in a container."""
+"""A hub among clients that are good, hostile, killed and frozen."""

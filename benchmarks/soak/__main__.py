@@ -1,4 +1,4 @@
-"""A hub among clients that are good, hostile, killed, frozen and in a container.
+"""A hub among clients that are good, hostile, killed and frozen.
 
 First a good client works alone, then beside a hostile one; then clients are killed and frozen, and the hub is frozen
 and restarted. Every byte that is read is held against what was written. Ends with exit code 1 if one was wrong, if
@@ -13,7 +13,6 @@ import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -37,8 +36,6 @@ EARLY, LATE = slice(2, 7), slice(45, 50)
 """The rounds whose memory is compared, by their medians: the hub may hold a message of megabytes when it is read."""
 MOST_SLOWDOWN, MOST_GROWTH = 5.0, 1.05
 FROZEN_S = 3.0
-IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-CONTAINED = "import sys; from benchmarks.soak.contained import main; main(sys.argv[1])"
 
 
 def main() -> int:
@@ -99,8 +96,7 @@ class Soak:
         return statistics.median(sizes[EARLY]), statistics.median(sizes[LATE])
 
     def _trouble(self, seconds: float) -> None:
-        """Kill and freeze clients, freeze and restart the hub, and run a client in a container."""
-        contained = self._start_contained()
+        """Kill and freeze clients, freeze and restart the hub."""
         until = time.monotonic() + seconds
         actions = [self._kill_one, self._freeze_one, self._kill_one, self._freeze_hub, self._restart_hub]
         turn = 0
@@ -108,22 +104,6 @@ class Soak:
             self._wait(min(3.0, seconds / 10), "clients that are killed and frozen")
             actions[turn % len(actions)]()
             turn += 1
-        if contained:
-            # The first process of its namespace: the one that started it would kill it.
-            (inside,) = Path(f"/proc/{contained.pid}/task/{contained.pid}/children").read_text().split()
-            os.kill(int(inside), signal.SIGTERM)
-            output, _ = contained.communicate(timeout=30)
-            wrong, lookups = map(int, output.split())
-            self.total["WRONG TOKENS"] += wrong
-            self.total["lookups in a container"] += lookups
-
-    def _start_contained(self) -> "subprocess.Popen[str] | None":
-        if subprocess.run([*IN_A_CONTAINER, "true"], capture_output=True, check=False).returncode:
-            self.total["containers that could not be made"] += 1
-            return None
-        return subprocess.Popen(
-            [*IN_A_CONTAINER, sys.executable, "-c", CONTAINED, self._hub.endpoint], stdout=subprocess.PIPE, text=True
-        )
 
     def _add(self, name: str, chunk_tokens: int) -> None:
         client, reports = self._start(name, chunk_tokens)

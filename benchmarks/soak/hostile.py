@@ -62,10 +62,8 @@ class Hostile:
         """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
             (6, self._register),
-            (20, self._lookup),
-            (5, self._prefetch),
+            (25, self._lookup),
             (15, self._acquire),
-            (8, self._learn),
             (20, self._reserve),
             (15, self._commit),
             (5, self._abort),
@@ -170,12 +168,8 @@ class Hostile:
             skip_prefix_n_tokens=self._position() if self.chance.random() < 0.3 else 0,
             wait_s=self.chance.choice(SECONDS[:-1]),
             settled=self.chance.choice((None, 0.0, 0.5)),
-            sensitivity=self.chance.random() < 0.5,
         )
         return message, self._tokens()
-
-    def _prefetch(self) -> Request:
-        return wire.Prefetch(**self._ids(), variant=self._variant()), self._tokens()
 
     def _matches(self) -> tuple[Match, ...]:
         matches, at = [], 0
@@ -190,14 +184,6 @@ class Hostile:
 
     def _acquire(self) -> Request:
         return wire.Lookup(**self._ids(), variant=self._variant(), matches=self._matches()), []
-
-    def _learn(self) -> Request:
-        matches = self._matches()
-        end = matches[-1].span.end if matches else 0
-        size = self.chance.choice((end, end, end, end + 1, 0))
-        measured = self.chance.choice((bytes(size), bytes([255]) * size))
-        payload = [measured] * self.chance.choice((0, 1, 1, 1, 1, 2))
-        return wire.Learn(**self._ids(), variant=self._variant(), matches=matches), payload
 
     def _reserve(self) -> Request:
         span = Span(0, self.chance.choice(LENGTHS)) if self.chance.random() < 0.6 else self._span()

@@ -64,7 +64,6 @@ def serve(endpoint: str, store: str, ready: Any) -> None:
         write_lease_s=2.0,
         read_lease_s=5.0,
         silence_s=5.0,
-        match_inline_tokens=2**14,
         metrics="",
     )
 

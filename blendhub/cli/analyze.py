@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from blendhub.tools.analysis.tokenizing import Encoder
 
 ARENAS_GIB = "4,16,64,256,1024"
-FORMATS = ("jsonl", "text", "vllm", "ids")
+FORMATS = ("jsonl", "text", "vllm")
 INTERRUPTED = 130
 """The exit code that shells know for Ctrl-C."""
 
@@ -37,13 +37,10 @@ def add_parser(commands: Any) -> None:
     add("--tokenizer", metavar="NAME", help="the model's: a folder, or a Hugging Face name")
     add("--bytes", action="store_true", help="count each byte of text as a token: no tokenizer is needed")
     add("--chat-template", type=Path, metavar="FILE", help="default: the tokenizer's")
-    add("--sample", type=float, default=1.0, metavar="SHARE", help="read so much of the lines, in even stretches")
     add("--arena-gib", default=ARENAS_GIB, metavar="LIST", help=f"sizes of the curve (default {ARENAS_GIB})")
     add("--kv-bytes-per-token", type=int, metavar="N", help="of your model; default: by the tokenizer's config.json")
     add("--vllm-cache-tokens", type=int, metavar="N", help="of vLLM's own cache, as its log says; default: the largest")
-    add("--prefill-ms-per-1k", type=float, metavar="MS", help="your prefill's time for 1,000 tokens, for times in ms")
     add("--token-costs", metavar="E,M", help="of exact and moved tokens on your server, relative to a computed one")
-    add("--separator", metavar="TEXT", help="try the matcher separator with this; default: the likeliest token")
     add("--show-text", action="store_true", help="show how reused texts and system prompts begin")
     add("--report", type=Path, metavar="FILE", help="the page (default report.html; with --json none)")
     add("--json", action="store_true", help="print what was found for programs")
@@ -53,14 +50,14 @@ def add_parser(commands: Any) -> None:
 def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     # Here, so that other commands start without what only this one needs.
-    from blendhub.tools.analysis.analyzer import Analyzer, Interruption, Sizes, play
+    from blendhub.tools.analysis.analyzer import Analyzer, Seconds, Sizes, play
     from blendhub.tools.analysis.findings import About, collect
     from blendhub.tools.analysis.logs import Logs
     from blendhub.tools.analysis.played_hub import CHUNK_TOKENS
     from blendhub.tools.analysis.report import as_page, as_text
     from blendhub.tools.analysis.tokenizing import USUAL
 
-    logs = Logs(arguments.files, arguments.format, arguments.sample)
+    logs = Logs(arguments.files, arguments.format)
     encoder = _encoder(arguments)
     known = arguments.kv_bytes_per_token or encoder.kv_bytes()
     chunk_bytes = CHUNK_TOKENS * (known or USUAL)
@@ -69,35 +66,29 @@ def run(arguments: argparse.Namespace) -> int:
         tuple(max(int(gib * 2**30 / chunk_bytes), 1) for gib in _gib(arguments.arena_gib)),
         None if cache is None else max(cache // CHUNK_TOKENS, 1),
     )
-    separator = encoder.separator(_unescaped(arguments.separator)) if arguments.separator else None
-    host = PluginHost.discover()
-    analyzer = Analyzer(host, sizes, separator, _costs(arguments.token_costs))
-    interruption = Interruption()
-    with interruption.expected(), _progress(logs) as progress:
-        seconds = play(logs, encoder, analyzer, interruption, progress)
+    analyzer = Analyzer(PluginHost.discover(), sizes, _costs(arguments.token_costs))
+    seconds = Seconds()
+    with _progress(logs) as progress:
+        interrupted = play(logs, encoder, analyzer, seconds, progress)
     if not analyzer.total.requests:
-        raise InvalidInput(_nothing(logs, interruption.happened))
+        raise InvalidInput(_nothing(logs, interrupted))
     about = About(
         files=[file.name for file in logs.files],
         tokenizer=arguments.tokenizer or ("a token a byte" if arguments.bytes else "token ids"),
-        interrupted=interruption.happened,
+        interrupted=interrupted,
         read_share=logs.position / logs.size if logs.size else None,
-        sample=arguments.sample,
-        late=logs.late,
         kv_bytes=known or USUAL,
         kv_bytes_known=known is not None,
         vllm_cache_tokens=cache,
-        prefill_ms_per_1k=arguments.prefill_ms_per_1k,
         seconds=seconds,
     )
-    tried = analyzer.what_if.tried(host)
-    found = collect(analyzer, tried, logs.broken, about, encoder.decode if arguments.show_text else None)
+    found = collect(analyzer, logs.broken, about, encoder.decode if arguments.show_text else None)
     page = arguments.report or (None if arguments.json else Path("report.html"))
     if page:
         _write(page, as_page(found))
     as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
     print(as_json if arguments.json else f"{as_text(found)}\n\nthe same with plots: {page}", flush=True)
-    return INTERRUPTED if interruption.happened else 0
+    return INTERRUPTED if interrupted else 0
 
 
 def _check(arguments: argparse.Namespace) -> None:
@@ -105,11 +96,9 @@ def _check(arguments: argparse.Namespace) -> None:
         raise OptionError("--bytes and --tokenizer exclude each other; name one of them")
     if arguments.chat_template and not arguments.tokenizer:
         raise OptionError("--chat-template is for a tokenizer: name one with --tokenizer")
-    if not 0 < arguments.sample <= 1:
-        raise OptionError(f"--sample {arguments.sample:g} should be above 0 and at most 1, such as 0.1")
-    for name in ("kv_bytes_per_token", "vllm_cache_tokens", "prefill_ms_per_1k"):
+    for name in ("kv_bytes_per_token", "vllm_cache_tokens"):
         value = getattr(arguments, name)
-        if value is not None and not (value > 0 and math.isfinite(value)):
+        if value is not None and value <= 0:
             raise OptionError(f"--{name.replace('_', '-')} {value:g} should be above 0")
 
 
@@ -151,17 +140,12 @@ def _costs(text: str | None) -> "Costs":
     return Costs(exact, moved)
 
 
-def _unescaped(text: str) -> str:
-    r"""A separator as shells can write it: ``\n`` is a line's end."""
-    return text.replace("\\n", "\n").replace("\\t", "\t")
-
-
 def _nothing(logs: "Logs", interrupted: bool) -> str:
     names = ", ".join(file.name for file in logs.files)
     if interrupted:
         return f"interrupted before the first prompt of {names} was played"
     if not logs.broken:
-        return f"{names}: no prompts, expected one a line: JSON of a request, text, or token ids"
+        return f"{names}: no prompts, expected one a line: JSON of a request or of token ids, or text"
     place, reason = logs.broken.named[0]
     return f"{names}: none of {len(logs.broken):,} lines can be played; the first one, {place}, {reason}"
 

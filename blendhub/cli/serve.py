@@ -48,9 +48,6 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--store-option", metavar="KEY=VALUE", action="append", default=[], help="an option of the store; repeatable"
     )
-    parser.add_argument(
-        "--show-text", action="store_true", help="the page shows the text of reused stretches, not counts alone"
-    )
     parser.add_argument("--print-config", action="store_true", help="print the configuration as hub.toml, and exit")
     parser.set_defaults(run=run)
 
@@ -74,8 +71,6 @@ def _config(arguments: argparse.Namespace) -> HubConfig:
         given["listen"] = [{"endpoint": arguments.endpoint}]
     if arguments.arena_gib is not None:
         given["arena_gib"] = arguments.arena_gib
-    if arguments.show_text:
-        given["show_text"] = True
     if arguments.store is not None or arguments.store_option:
         given["store"] = _store_choice(arguments.store, arguments.store_option, config.store)
     checked = parse_options("the command line", HubConfig, given)
@@ -168,7 +163,6 @@ def _screen(hub: "Hub", host: PluginHost) -> str:
         ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),
         *([("page", f"http://{hub.metrics_address}/")] if hub.metrics_address else []),
-        *([("TEXT", "of prompts is SHOWN on the page, to everyone who can open it")] if hub.shows_text else []),
         ("matchers", ", ".join(matchers) or "none; they come with: pip install blendhub-matchers"),
     ]
     return _shown(rows) + f"\n\n{_how_to_serve_models(hub.endpoints[0], config.listen[0], host)}\n"

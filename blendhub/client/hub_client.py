@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -47,23 +48,9 @@ class HubClient(HubSession):
 
     # Reading.
 
-    def lookup(
-        self,
-        tokens: TokenBuffer,
-        variant: Variant = BASE,
-        *,
-        acquire: bool = True,
-        skip_prefix: int = 0,
-        wait_s: float = 0.0,
-        settled: float | None = None,
-    ) -> wire.Found:
-        """Find what of these tokens is stored, with a read lease on it unless ``acquire`` is false.
-
-        Under a lease, the ``pieces`` of the answer say where the KV is.
-        """
-        return self.submit_lookup(
-            tokens, variant, acquire=acquire, skip_prefix=skip_prefix, wait_s=wait_s, settled=settled
-        ).result()
+    def lookup(self, tokens: TokenBuffer, variant: Variant = BASE, **how: Any) -> wire.Found:
+        """Find what of these tokens is stored, as ``submit_lookup`` does, and wait for the reply."""
+        return self.submit_lookup(tokens, variant, **how).result()
 
     def submit_lookup(
         self,
@@ -73,14 +60,13 @@ class HubClient(HubSession):
         acquire: bool = True,
         skip_prefix: int = 0,
         wait_s: float = 0.0,
-        sensitivity: bool = False,
         settled: float | None = None,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
-        """Send the request of ``lookup`` without waiting for the reply.
+        """Ask what is stored of these tokens; with ``acquire``, a lease's ``pieces`` say where the KV is.
 
-        ``sensitivity``: the reply has what is known of it, as a payload; see ``wire.Found``. ``settled``: the least
-        share that was recomputed in settled KV; None: find none.
+        The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
+        settled KV; None: find none.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -88,28 +74,15 @@ class HubClient(HubSession):
             acquire=acquire,
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
-            sensitivity=sensitivity,
             settled=settled,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
 
-    def prefetch(self, tokens: TokenBuffer, variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
-        """Fetch what is stored of these tokens into the arena, without waiting for it."""
-        message = wire.Prefetch(**self._ids(), variant=variant, skip_prefix_n_tokens=skip_prefix)
-        return self._call(wire.Found, message, [as_tokens(tokens).data])
-
     def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
         """A read lease on matches that a lookup found; evicted chunks are left out."""
         message = wire.Lookup(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
         return self._call(wire.Found, message)
-
-    def learn(self, matches: Sequence[Match], measured: Buffer, variant: Variant = BASE) -> None:
-        """Have the hub take note of how sensitive the tokens of matches are.
-
-        One byte for each position up to where the last match ends; 0: not measured.
-        """
-        self._call(wire.Done, wire.Learn(**self._ids(), variant=variant, matches=tuple(matches)), [measured])
 
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""
@@ -140,21 +113,17 @@ class HubClient(HubSession):
     def shard(self, slot: int) -> Bytes:
         """This rank's part of a slot, in place."""
         if self.arena is None:
-            raise HubError("the hub's arena is on another machine; use fetch and put")
+            raise HubError("the hub's arena is on another machine; use submit_fetch and put")
         return self.arena.slot(self.shard_at(slot), self.namespace.layout.shard_bytes)
 
     def shard_at(self, slot: int) -> int:
         """Where in the arena this rank's part of a slot begins."""
         return slot + self._rank * self.namespace.layout.shard_bytes
 
-    def fetch(self, lease: int, slots: Sequence[int]) -> list[Buffer]:
-        """This rank's shards of slots of a lease, through the transport; for hubs on other machines."""
-        return list(self.submit_fetch(lease, slots).payload())
-
     def submit_fetch(
         self, lease: int, slots: Sequence[int], *, timeout: float | None = None
     ) -> PendingReply[wire.Bytes]:
-        """Send the request of ``fetch`` without waiting for the reply."""
+        """Ask for this rank's shards of slots of a lease, as payloads of the reply; for hubs on other machines."""
         return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
 
     # Writing.

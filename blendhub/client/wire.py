@@ -20,7 +20,7 @@ from blendhub.core.spans import Id, Match, Position, Span
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 5
+WIRE_VERSION = 6
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -104,27 +104,9 @@ class Lookup(InNamespace, frozen=True):
     acquire: bool = True
     skip_prefix_n_tokens: Position = 0
     wait_s: Seconds = 0.0
-    sensitivity: bool = False
-    """Answer with what is known of the sensitivity of the matches' tokens, too."""
     settled: Ratio | None = None
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
     matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)] | None = None
-
-
-class Prefetch(InNamespace, frozen=True, kw_only=True):
-    """Fetch what is stored of these tokens into the arena; the reply does not wait for it."""
-
-    skip_prefix_n_tokens: Position = 0
-
-
-class Learn(InNamespace, frozen=True, kw_only=True):
-    """These matches' tokens were computed again, and compared with what is stored. The bytes come as a payload.
-
-    One byte for each position of the prompt up to where the last match ends. 0: the token was not compared. Otherwise
-    the higher the more its KV differed. Where the matches name a stored token twice, the last byte counts.
-    """
-
-    matches: Annotated[tuple[Match, ...], Meta(min_length=1, max_length=MOST_MATCHES)]
 
 
 class Release(FromSession, frozen=True):
@@ -225,8 +207,6 @@ Request: TypeAlias = (
     | Ping
     | Mapped
     | Lookup
-    | Prefetch
-    | Learn
     | Release
     | Reserve
     | Commit
@@ -242,6 +222,8 @@ Request: TypeAlias = (
 )
 
 # Replies.
+
+OnTheWay = Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)]
 
 
 class Registered(Message, frozen=True):
@@ -269,21 +251,19 @@ class Pong(Message, frozen=True):
 
 
 class Found(Message, frozen=True):
-    """``matches`` are in the arena: ascending and disjoint. A lease covers all of them, in ``pieces``.
-
-    If the lookup asked for sensitivity and any is known, a payload has one byte for each position of the prompt up to
-    where the last match ends, 0 where nothing is known.
-    """
+    """``matches`` are in the arena: ascending and disjoint. A lease covers all of them, in ``pieces``."""
 
     matches: tuple[Match, ...] = ()
     lease: Id | None = None
     expires_s: Seconds = 0.0
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
-    on_the_way_tokens: Position = 0
-    """Tokens that only the store has; they are being fetched, and no match covers them yet."""
-    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
-    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
+    on_the_way: OnTheWay = ()
+    """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
+
+    @property
+    def on_the_way_tokens(self) -> int:
+        return sum(map(len, self.on_the_way))
 
 
 class Reserved(Message, frozen=True):
@@ -310,10 +290,12 @@ class Previewed(Message, frozen=True):
     engine: Text
     model: Text
     matches: tuple[Match, ...] = ()
-    on_the_way_tokens: Position = 0
-    """Tokens that only the store has."""
-    on_the_way: Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)] = ()
-    """The spans of the prompt in which ``on_the_way_tokens`` stand."""
+    on_the_way: OnTheWay = ()
+    """The parts of the prompt that only the store has."""
+
+    @property
+    def on_the_way_tokens(self) -> int:
+        return sum(map(len, self.on_the_way))
 
 
 class HubStats(Message, frozen=True):

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from blendhub.contracts.guarded import Guarded
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.core.spans import Position, Span
 
@@ -65,7 +66,7 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
 
 
-class Transfer(ABC):
+class Transfer(Guarded, ABC):
     """A pending or finished copy."""
 
     @abstractmethod
@@ -80,7 +81,7 @@ class Transfer(ABC):
         """
 
 
-class Device(ABC):
+class Device(Guarded, ABC):
     """Copies KV between an engine's pages and the arena.
 
     *Shards.* A slot of the arena holds one chunk; this rank's shard of it is laid out as ``KVLayout`` says, and
@@ -147,7 +148,7 @@ class Device(ABC):
     ) -> Transfer:
         """Copy from the arena to pages. Block ``block_ids[i]`` holds the prompt's tokens from ``i * block_size`` on."""
 
-    def begin_step(self) -> None:  # noqa: B027 (devices that copy when they are called need none)
+    def begin_step(self) -> None:
         """The engine begins a step. Its work from now on touches no page of a load that is started before the next one.
 
         So loads need not follow this work: those of accelerators run beside the step's forward, even if they are

@@ -4,6 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Literal
 
+from blendhub.contracts.guarded import Guarded
 from blendhub.core.errors import InvalidInput
 from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span
@@ -12,7 +13,7 @@ from blendhub.core.tokens import TokenBuffer, Tokens, as_tokens
 Reach = Literal["prefix", "segments", "anywhere"]
 
 
-class Matcher(ABC):
+class Matcher(Guarded, ABC):
     """An index of the tokens whose KV is stored, in one namespace.
 
     Callers use ``add``, ``discard`` and ``match``, which check their arguments. A plugin implements ``insert``,

@@ -11,7 +11,6 @@ from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 
 Scores = npt.NDArray[np.float32]
-Sensitivity = npt.NDArray[np.uint8]
 NOTHING = Span(0, 0)
 
 
@@ -43,10 +42,6 @@ class Selection:
     """The tail of the prompt that nothing stored covers: behind what moved and behind the holes. It may be empty."""
     tokens: Tokens = field(default_factory=lambda: np.empty(0, np.uint32))
     """The whole prompt."""
-    sensitivity: Sensitivity = field(default_factory=lambda: np.empty(0, np.uint8))
-    """One byte for each position of the prompt. 0: the token was never computed twice, and nothing is known. 1 to 255:
-    the higher, the more its KV changed when it was computed in another context. Outside of ``moved`` it means
-    nothing."""
 
     def checked(self) -> "Selection":
         """The same with every array as long as the prompt; raises InvalidInput for what is not as described above.
@@ -64,17 +59,11 @@ class Selection:
         if not isinstance(self.question, Span) or (len(self.question) and self.question.start < end):
             raise InvalidInput(f"question is {self.question!r}, but must be a span that starts at {end} or later")
         _check_array("tokens", self.tokens, np.uint32)
-        _check_array("sensitivity", self.sensitivity, np.uint8)
         end = max(end, self.question.end)
         tokens = self.tokens if len(self.tokens) else np.zeros(end, np.uint32)
         if len(tokens) < end:
             raise InvalidInput(f"there are {len(tokens)} tokens, but spans up to {end}; give the whole prompt")
-        known = self.sensitivity if len(self.sensitivity) else np.zeros(len(tokens), np.uint8)
-        if len(known) != len(tokens):
-            raise InvalidInput(
-                f"there are {len(known)} bytes of sensitivity, but {len(tokens)} tokens; give one for each"
-            )
-        return replace(self, tokens=tokens, sensitivity=known)
+        return replace(self, tokens=tokens)
 
 
 def described(value: object) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from blendhub.contracts.guarded import Guarded
 from blendhub.contracts.selection import Selection, described
 from blendhub.core.errors import BrokenContract, InvalidInput, Unsupported
 from blendhub.core.spans import Span, join_spans
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     """K and V of n tokens, each ``[n, heads, width]``."""
 
 
-class Selector(ABC):
+class Selector(Guarded, ABC):
     """Picks moved tokens to recompute. Holes are computed in any case; they cannot be picked.
 
     Callers use ``select`` and ``score``, which check arguments and results and which no plugin replaces. A plugin
@@ -31,8 +32,7 @@ class Selector(ABC):
     summed over the group before it comes to ``select``.
 
     *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
-    place of the budget. ``sensitivity``: the selector looks at the bytes of sensitivity, which an engine asks of the
-    hub for such a selector only.
+    place of the budget.
     """
 
     probe_layer: int = 0

@@ -71,7 +71,7 @@ class SharedStore(Store):
     *Fencing.* An object that the others have taken for dead publishes nothing more before it has joined again, which
     the next ``changes`` or ``snapshot`` does.
 
-    *Notes* may be kept, or not. *Bounds*: ``nbytes`` and ``capacity`` are those of the place, as it was last heard of.
+    *Bounds*: ``nbytes`` and ``capacity`` are those of the place, as it was last heard of.
 
     *Arena.* ``attach`` comes before the first chunk moves. The buffers of all later calls lie in the arena.
     """

@@ -6,6 +6,7 @@ from typing import ClassVar
 
 import msgspec
 
+from blendhub.contracts.guarded import Guarded
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
@@ -33,22 +34,17 @@ class StoredRun(msgspec.Struct, frozen=True):
     """The positions whose bytes are stored, ascending."""
 
 
-class Store(ABC):
+class Store(Guarded, ABC):
     """A second tier.
 
-    Callers use ``save_run``, ``save``, ``load``, ``save_chunks``, ``load_chunks`` and ``save_note``, which check their
-    arguments. A plugin implements ``write_run``, ``write``, ``read`` and ``write_note``: spans are not empty, buffers
-    are flat views of bytes, and those to fill can be written. One that is faster with several chunks at a time sets
-    ``at_once``, and implements ``write_chunks`` and ``read_chunks`` as well.
+    Callers use ``save_run``, ``save``, ``load``, ``save_chunks`` and ``load_chunks``, which check their arguments. A
+    plugin implements ``write_run``, ``write`` and ``read``: spans are not empty, buffers are flat views of bytes, and
+    those to fill can be written. One that is faster with several chunks at a time sets ``at_once``, and implements
+    ``write_chunks`` and ``read_chunks`` as well.
 
     *Truth.* ``load`` returns the bytes that ``save`` was given, or nothing. What is torn or corrupted on the
     way is detected, counted in ``corrupted``, dropped, and never served. When a run's tokens are damaged,
     its chunks go with it.
-
-    *Notes.* Beside a chunk's bytes, which never change, a store keeps a note of one byte a token, which does: what
-    is known of the tokens' sensitivity. A note is a hint: it may be lost in a crash, but one that is not what
-    ``save_note`` was given is never returned. It goes with its chunk, and when the chunk is saved again. Reading
-    and writing notes are no uses.
 
     *Durability.* A chunk is catalogued only after its bytes and its run's tokens are complete; a crash at any
     moment leaves each chunk whole or absent. A run none of whose chunks was saved need not outlive the store
@@ -109,14 +105,6 @@ class Store(ABC):
         return [self.read(*one) for one in wanted]
 
     @abstractmethod
-    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
-        """Keep a note beside a chunk; replaces an earlier one. Nothing happens where the chunk is not stored."""
-
-    @abstractmethod
-    def note(self, run: RunKey, span: Span) -> bytes | None:
-        """The note of a chunk; None if it has none, or is not stored."""
-
-    @abstractmethod
     def discard(self, run: RunKey, span: Span) -> None:
         """Forget a chunk, and its run with the last one. Forgetting what is not there is fine."""
 
@@ -173,13 +161,6 @@ class Store(ABC):
         """``read_chunks``, of at most ``at_once`` chunks; checks them as ``load`` does."""
         self._check_number(len(wanted))
         return self.read_chunks([(run, span, _writable(into)) for run, span, into in wanted])
-
-    def save_note(self, run: RunKey, span: Span, note: Buffer) -> None:
-        """``write_note``. One that has not one byte for each token is refused."""
-        flat = _flat(note)
-        if not len(span) or len(flat) != len(span):
-            raise InvalidInput(f"a note has one byte for each token of {span}, at least one, got {len(flat)} bytes")
-        self.write_note(run, span, flat)
 
     def _check_number(self, chunks: int) -> None:
         if chunks > self.at_once:

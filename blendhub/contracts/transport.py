@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from blendhub.contracts.guarded import Guarded
 from blendhub.core.errors import InvalidInput, ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
@@ -132,7 +133,7 @@ class KeyFiles(msgspec.Struct, frozen=True):
     client_options: dict[str, str]
 
 
-class Transport(ABC):
+class Transport(Guarded, ABC):
     """Carries requests between processes, or within one.
 
     *Hostile input.* Whatever bytes arrive, the server lives on: a frame that is malformed, too large, or of

@@ -88,11 +88,13 @@ def gaps(whole: Span, covered: Iterable[Span]) -> Iterator[Span]:
 
 
 def join_spans(spans: Iterable[Span]) -> list[Span]:
-    """Ascending, disjoint spans, with those that touch made one."""
+    """The same tokens as disjoint, ascending spans that do not touch."""
     joined: list[Span] = []
-    for span in spans:
-        start = joined.pop().start if joined and joined[-1].end == span.start else span.start
-        joined.append(Span(start, span.end))
+    for span in sorted(spans):
+        if joined and span.start <= joined[-1].end:
+            joined[-1] = Span(joined[-1].start, max(span.end, joined[-1].end))
+        elif len(span):
+            joined.append(span)
     return joined
 
 

@@ -4,25 +4,26 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-_EXTRAS: Mapping[str, Mapping[str, tuple[str, ...]]] = MappingProxyType(
+HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
     {
-        "ascend": {"device": ("npu",)},
-        "cpu": {"device": ("cpu",)},
-        "cuda": {"device": ("cuda",)},
-        "fleet": {"store": ("shared_directory",)},
-        "matchers": {"matcher": ("prefix", "separator", "rolling_hash")},
-        "mooncake": {"store": ("mooncake",)},
-        "selectors": {"selector": ("combined", "first_k", "hkvd")},
-        "stores": {"store": ("disk",)},
-        "transports": {"transport": ("inproc", "zmq")},
+        ("device", "cpu"): "cpu",
+        ("device", "cuda"): "cuda",
+        ("device", "npu"): "ascend",
+        ("matcher", "prefix"): "matchers",
+        ("matcher", "rolling_hash"): "matchers",
+        ("matcher", "separator"): "matchers",
+        ("selector", "combined"): "selectors",
+        ("selector", "first_k"): "selectors",
+        ("selector", "hkvd"): "selectors",
+        ("store", "disk"): "stores",
+        ("store", "mooncake"): "mooncake",
+        ("store", "shared_directory"): "fleet",
+        ("transport", "inproc"): "transports",
+        ("transport", "zmq"): "transports",
     }
 )
-"""The plugins of each extra of ``blendhub``, by kind; the extra X brings at least the distribution ``blendhub-X``."""
-
-HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
-    {(kind, name): extra for extra, plugins in _EXTRAS.items() for kind, names in plugins.items() for name in names}
-)
-"""The extra that installs each plugin, by the plugin's kind and name."""
+"""The extra of ``blendhub`` that installs each plugin, by the plugin's kind and name. The extra X brings at least the
+distribution ``blendhub-X``."""
 
 
 def owner_of(kind: str, name: str) -> str | None:

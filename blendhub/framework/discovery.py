@@ -1,8 +1,8 @@
 """Reads entry points: lists the offers of each module, and the faults of modules that do not fit."""
 
+import pkgutil
 import re
-from collections.abc import Callable, Mapping
-from importlib import import_module
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import EntryPoint
 from types import MappingProxyType
 from typing import Any
@@ -11,13 +11,14 @@ import msgspec
 import pluggy
 
 from blendhub.contracts import Device, Matcher, Selector, Store, Transport
+from blendhub.contracts.guarded import Guarded
 from blendhub.core.errors import PluginError
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import install_command, owner_of, same_distribution
 from blendhub.framework.hookspecs import API_VERSION, PROJECT, PluginSpec, Unavailable
 from blendhub.framework.options import describe_options, did_you_mean
 
-CONTRACTS: Mapping[str, type] = MappingProxyType(
+CONTRACTS: Mapping[str, type[Guarded]] = MappingProxyType(
     {"matcher": Matcher, "transport": Transport, "device": Device, "selector": Selector, "store": Store}
 )
 """The contract that the objects of each kind must meet. The hook that offers them is called ``blendhub_KINDs``."""
@@ -62,7 +63,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     version: str
     api: int | None = None
     spec: PluginSpec[Any] | None = None
-    hooks: pluggy.HookRelay | None = None
+    hooks: dict[str, pluggy.HookCaller] | None = None
     error: str | None = None
 
     @property
@@ -118,70 +119,74 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def read_entry_point(entry: EntryPoint) -> list[Offer]:
-    """The offers of one entry point; one with an error for the module, or a hook of it, that cannot be read."""
+def read_entry_points(entries: Iterable[EntryPoint]) -> list[Offer]:
+    """The offers of all entry points; one with an error for a module, or a hook of it, that cannot be read."""
+    manager = pluggy.PluginManager(PROJECT)
+    manager.add_hookspecs(hookspecs)
+    read = [(entry, *_register(manager, entry)) for entry in entries]
+    return _refuse_duplicates([offer for each in read for offer in _offers(manager, *each)])
+
+
+def _register(manager: pluggy.PluginManager, entry: EntryPoint) -> tuple[Any, str]:
+    """The module of an entry point, and why it cannot be registered; empty if it is."""
+    try:
+        module = entry.load()
+    except FOREIGN_ERRORS as error:
+        return None, f"import of {entry.value} failed: {short(error)}"
+    try:
+        manager.register(module)
+    except Exception as error:
+        fault = str(error)
+    else:
+        fault = _unknown_hooks(manager, module)
+    if fault and manager.is_registered(module):
+        manager.unregister(module)
+    return module, fault
+
+
+def _offers(manager: pluggy.PluginManager, entry: EntryPoint, module: Any, fault: str) -> list[Offer]:
     version = (entry.dist.version if entry.dist else None) or "?"
 
     def offer(kind: str | None, **rest: Any) -> Offer:
         given = {"name": entry.name, "distribution": distribution_of(entry), "version": version, **rest}
         return Offer(kind=kind, **given)
 
-    try:
-        module = entry.load()
-    except FOREIGN_ERRORS as error:
-        return [offer(None, error=f"import of {entry.value} failed: {short(error)}")]
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(hookspecs)
-    try:
-        manager.register(module)
-    except Exception as error:
-        return [offer(None, error=str(error))]
-    unknown = _unknown_hooks(manager, module)
-    if unknown:
-        return [offer(None, error=unknown)]
+    if fault:
+        return [offer(None, error=fault)]
+    others = manager.get_plugins() - {module}
     offers = []
     for kind in CONTRACTS:
         hook = f"blendhub_{kind}s"
         try:
-            specs = [spec for group in getattr(manager.hook, hook)() for spec in group]
+            specs = [spec for group in manager.subset_hook_caller(hook, others)() for spec in group]
         except FOREIGN_ERRORS as error:
             offers.append(offer(None, error=f"its hook {hook} failed: {short(error)}"))
             continue
         offers += [offer(kind, **_checked(spec, kind, hook)) for spec in specs]
-    if any(getattr(manager.hook, hook).get_hookimpls() for hook in OBSERVER_HOOKS):
-        offers.append(offer("observer", hooks=manager.hook))
+    hooks = {name: manager.subset_hook_caller(name, others) for name in OBSERVER_HOOKS}
+    if any(hook.get_hookimpls() for hook in hooks.values()):
+        offers.append(offer("observer", hooks=hooks))
     return offers or [
         offer(None, error=f"{entry.value} offers nothing: it implements no hook, or its hooks return no specs")
     ]
 
 
 def import_factory(named: str, origin: str) -> Callable[..., Any]:
-    """The factory called ``module:Class``; raises PluginError naming the plugin, the module and what is wrong."""
-    module_name, attribute = named.split(":")
+    """The factory called ``module:Class``; raises PluginError with the plugin and what is wrong."""
     try:
-        module = import_module(module_name)
+        factory: Callable[..., Any] = pkgutil.resolve_name(named)
     except FOREIGN_ERRORS as error:
-        raise PluginError(
-            f"{origin}: its factory {named!r} cannot be used: import of {module_name} failed: {short(error)}"
-        ) from error
-    try:
-        factory = getattr(module, attribute)
-    except AttributeError:
-        hint = did_you_mean(attribute, vars(module))
-        raise PluginError(
-            f"{origin}: its factory {named!r} cannot be used: module {module_name} has no {attribute!r}{hint}"
-        ) from None
+        raise PluginError(f"{origin}: its factory {named!r} cannot be used: {short(error)}") from error
     if not callable(factory):
         raise PluginError(f"{origin}: its factory {named!r} is {factory!r}, which cannot be called")
-    called: Callable[..., Any] = factory
-    return called
+    return factory
 
 
-def _unknown_hooks(manager: pluggy.PluginManager, module: Any) -> str | None:
+def _unknown_hooks(manager: pluggy.PluginManager, module: Any) -> str:
     callers = manager.get_hookcallers(module) or []
     unknown = [caller.name for caller in callers if not caller.has_spec()]
     if not unknown:
-        return None
+        return ""
     known = [name for name in vars(manager.hook) if getattr(manager.hook, name).has_spec()]
     hints = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in sorted(unknown))
     return (
@@ -254,7 +259,7 @@ def _are_words(capabilities: Any) -> bool:
     return isinstance(capabilities, tuple) and all(isinstance(word, str) for word in capabilities)
 
 
-def refuse_duplicates(offers: list[Offer]) -> list[Offer]:
+def _refuse_duplicates(offers: list[Offer]) -> list[Offer]:
     """Refuse offers with the same name, which would let a configuration mean different things on different machines."""
     checked = [_refuse_reserved_name(offer) for offer in offers]
     owners: dict[tuple[str | None, str], list[str]] = {}

@@ -4,10 +4,12 @@ Nothing is hard-wired: the plugins of this repository are found through entry po
 broken in any way becomes a :class:`Plugin` with a reason; it never takes others down.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+import functools
+from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from blendhub.contracts.guarded import blame
 from blendhub.core.errors import BlendHubError, PluginError
 from blendhub.framework.builtin_plugins import install_command
 from blendhub.framework.discovery import (
@@ -17,56 +19,32 @@ from blendhub.framework.discovery import (
     Plugin,
     distribution_of,
     import_factory,
-    read_entry_point,
-    refuse_duplicates,
+    read_entry_points,
     short,
 )
 from blendhub.framework.hookspecs import PROJECT, NoOptions, PluginSpec
 from blendhub.framework.options import did_you_mean, parse_options
-from blendhub.framework.plugin_errors import guard
 
 
 class PluginHost:
-    """The plugins of this installation.
-
-    ``PluginHost.discover()`` sees every entry point and imports them when first asked for something;
-    ``.load(only=[...])`` narrows the host to some of them, named by entry point or distribution.
-    """
+    """The plugins of some entry points, which are imported when the host is first asked for something."""
 
     def __init__(self, entries: Iterable[EntryPoint] = ()) -> None:
         self._entries = sorted(entries, key=lambda entry: (distribution_of(entry), entry.name))
-        self._loaded = False
-        self._offers: list[Offer] = []
 
     @classmethod
     def discover(cls) -> "PluginHost":
         """A host of all plugins installed here."""
         return cls(entry_points(group=PROJECT))
 
-    def load(self, only: Collection[str] | None = None) -> "PluginHost":
-        """Import the entry points, or just those whose name or distribution is in ``only``; returns the host."""
-        chosen = self._entries
-        if only is not None:
-            known = {name for entry in chosen for name in (entry.name, distribution_of(entry))}
-            for name in only:
-                if name not in known:
-                    raise PluginError(
-                        f"no entry point or distribution {name!r} in group {PROJECT!r}{did_you_mean(name, known)}; "
-                        f"found: {', '.join(sorted(known)) or 'none'}"
-                    )
-            chosen = [e for e in chosen if e.name in only or distribution_of(e) in only]
-        self._offers = refuse_duplicates([offer for entry in chosen for offer in read_entry_point(entry)])
-        self._loaded = True
-        return self
-
     def plugins(self) -> list[Plugin]:
         """Every plugin found, usable or not; asks each for its probe."""
-        found = [offer.describe() for offer in self._all()]
+        found = [offer.describe() for offer in self._offers]
         return sorted(found, key=lambda plugin: (plugin.kind or "~", plugin.name, plugin.distribution))
 
     def names(self, kind: str) -> list[str]:
         """The names that ``create`` knows for this kind, usable or not."""
-        return sorted({offer.name for offer in self._all() if offer.kind == kind})
+        return sorted({offer.name for offer in self._offers if offer.kind == kind})
 
     def spec(self, kind: str, name: str) -> PluginSpec[Any]:
         """The spec behind a name; raises PluginError with the reason if it cannot be used here."""
@@ -78,7 +56,7 @@ class PluginHost:
 
     def observers(self) -> list[Offer]:
         """The modules that implement hooks of observers, for :class:`blendhub.framework.observers.Observers`."""
-        return [offer for offer in self._all() if offer.hooks]
+        return [offer for offer in self._offers if offer.hooks]
 
     def create(self, kind: str, name: str, options: Mapping[str, Any] | None = None) -> Any:
         """Make the object called ``name`` from the options in a configuration, which are checked first."""
@@ -96,7 +74,8 @@ class PluginHost:
                 f"{offer.origin}: its factory made a {type(made).__name__}, "
                 f"which is not a blendhub.contracts.{CONTRACTS[kind].__name__}"
             )
-        return guard(made, CONTRACTS[kind], offer.origin)
+        blame(made, offer.origin)
+        return made
 
     def _usable(self, kind: str, name: str) -> tuple[Offer, PluginSpec[Any]]:
         """The offer behind a name, and its spec; raises PluginError with the reason if it cannot be used here."""
@@ -110,7 +89,7 @@ class PluginHost:
         """The offer behind a name, and its spec, whether or not its probe says that it can run here."""
         if kind not in CONTRACTS:
             raise PluginError(f"no plugin kind {kind!r}{did_you_mean(kind, CONTRACTS)}; kinds: {', '.join(CONTRACTS)}")
-        offers = [offer for offer in self._all() if offer.kind == kind and offer.name == name]
+        offers = [offer for offer in self._offers if offer.kind == kind and offer.name == name]
         if not offers:
             raise PluginError(self._unknown(kind, name))
         # Of several, at most one was not refused.
@@ -119,10 +98,9 @@ class PluginHost:
             raise PluginError(f"{kind} {name!r} of {offer.distribution} cannot be used: {offer.error}")
         return offer, offer.spec
 
-    def _all(self) -> list[Offer]:
-        if not self._loaded:
-            self.load()
-        return self._offers
+    @functools.cached_property
+    def _offers(self) -> list[Offer]:
+        return read_entry_points(self._entries)
 
     def _unknown(self, kind: str, name: str) -> str:
         valid = self.names(kind)
@@ -131,7 +109,7 @@ class PluginHost:
         if command:
             message += f"; it comes with: {command}"
         # A module that failed to import may be the one that offers this name.
-        for offer in self._all():
+        for offer in self._offers:
             if offer.kind is None:
                 message += f"; {offer.distribution} ({offer.name}) is broken: {offer.error}"
         return message

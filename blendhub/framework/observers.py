@@ -1,15 +1,18 @@
 """Calls observers: plugins that watch an engine."""
 
+import logging
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Sequence
+from queue import SimpleQueue
 from typing import Any
 
+from blendhub.contracts.guarded import named_error
 from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer
 from blendhub.framework.hookspecs import EngineInfo
-from blendhub.framework.plugin_errors import log, named_error
 from blendhub.outcome.report import RequestReport
 
+log = logging.getLogger(__name__)
 STARTED, DONE, STOPPING = OBSERVER_HOOKS
 
 
@@ -26,10 +29,8 @@ class Observers:
         self.errors: Counter[str] = Counter()
         self._observers = observers
         self._max_waiting = max_waiting
-        self._waiting: deque[tuple[str, dict[str, Any]]] = deque()
+        self._waiting: SimpleQueue[tuple[str, dict[str, Any]]] = SimpleQueue()
         self._stopping = False
-        self._changed = threading.Condition()
-        """Guards the two fields above. It is never held while an observer runs."""
         self._thread = threading.Thread(target=self._run, name="blendhub-observers", daemon=True)
         if observers:
             self._thread.start()
@@ -47,32 +48,24 @@ class Observers:
         """
         if not self._observers:
             return True
-        with self._changed:
-            if not self._stopping:
-                self._stopping = True
-                self._waiting.append((STOPPING, {}))
-                self._changed.notify()
+        if not self._stopping:
+            self._stopping = True
+            self._waiting.put((STOPPING, {}))
         self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _submit(self, hook: str, **arguments: Any) -> None:
         if not self._observers:
             return
-        with self._changed:
-            if self._stopping or len(self._waiting) >= self._max_waiting:
-                self.dropped += 1
-                return
-            self._waiting.append((hook, arguments))
-            self._changed.notify()
+        if self._stopping or self._waiting.qsize() >= self._max_waiting:
+            self.dropped += 1
+        else:
+            self._waiting.put((hook, arguments))
 
     def _run(self) -> None:
-        warned = False
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting or self._stopping)
-                if not self._waiting:
-                    return
-                hook, arguments = self._waiting.popleft()
+        warned, hook = False, ""
+        while hook != STOPPING:
+            hook, arguments = self._waiting.get()
             for observer in self._observers:
                 self._call(observer, hook, arguments)
             if self.dropped and not warned:
@@ -83,8 +76,9 @@ class Observers:
                 )
 
     def _call(self, observer: Offer, hook: str, arguments: dict[str, Any]) -> None:
+        assert observer.hooks
         try:
-            getattr(observer.hooks, hook)(**arguments)
+            observer.hooks[hook](**arguments)
         except FOREIGN_ERRORS as error:
             named_error(observer.origin, hook, error)
             self.errors[observer.origin] += 1

@@ -53,19 +53,9 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Positive,
         Meta(description="a session that sends nothing for so long ends; clients ping five times as often"),
     ] = 15.0
-    max_prompt_tokens: Annotated[int, Meta(ge=1, le=2**30, description="longer prompts are refused")] = 2**24
-    match_inline_tokens: Annotated[
-        int, Meta(ge=0, description="longer prompts are matched in a thread, so that other requests need not wait")
-    ] = 2**17
-    wait_for_store_s: Annotated[
-        float, Meta(ge=0, description="how long a reservation waits for chunks to be saved when the arena is full")
-    ] = 1.0
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"
     )
-    show_text: Annotated[
-        bool, Meta(description="the page on that port shows the text of reused stretches, to everyone who can open it")
-    ] = False
 
 
 def load_config(path: Path | None = None) -> HubConfig:

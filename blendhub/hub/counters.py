@@ -1,18 +1,38 @@
 """Counts what a hub has done and what its engines audited, and times its requests."""
 
+from bisect import bisect_left
 from collections import Counter, defaultdict, deque
-from functools import partial
-
-from prometheus_client import Histogram
+from itertools import accumulate
 
 from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
 
 RECENT = 512
-"""The number of the last requests of a kind from which latencies are computed, and of the last audits of a namespace
-from which its present agreement is computed."""
+"""The number of the last audits of a namespace from which its present agreement is computed."""
 
 BUCKETS_S = (0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_settled", "tokens_moved", "tokens_learned")
+ALWAYS_SHOWN = ("lookups_that_found", "tokens_exact", "tokens_settled", "tokens_moved")
+
+
+class Latencies:
+    """How long the requests of one kind took: how many took at most each bound of ``BUCKETS_S``, or more."""
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self._numbers = [0] * (len(BUCKETS_S) + 1)
+
+    def add(self, seconds: float) -> None:
+        self.total_s += seconds
+        self._numbers[bisect_left(BUCKETS_S, seconds)] += 1
+
+    @property
+    def within(self) -> list[int]:
+        """How many requests took at most each of the bounds; the last number counts all."""
+        return list(accumulate(self._numbers))
+
+    def quantile(self, share: float) -> float:
+        """The bound within which this share of the requests was answered; the largest if that was not enough."""
+        within = self.within
+        return BUCKETS_S[min(bisect_left(within, share * within[-1]), len(BUCKETS_S) - 1)]
 
 
 class Counters:
@@ -21,30 +41,8 @@ class Counters:
     def __init__(self) -> None:
         # A counter is shown from the hub's start, at 0: monitoring computes rates from its first value.
         self.totals = Counter(dict.fromkeys(ALWAYS_SHOWN, 0))
-        self.requests: defaultdict[str, int] = defaultdict(int)
+        self.requests: defaultdict[str, Latencies] = defaultdict(Latencies)
         self.audits = AuditTable()
-        self.seconds = Histogram(
-            "blendhub_request_seconds", "Time in the hub by kind of request", ["kind"], registry=None, buckets=BUCKETS_S
-        )
-        self._of_kinds: dict[str, Histogram] = {}
-        self._recent: defaultdict[str, deque[float]] = defaultdict(partial(deque, maxlen=RECENT))
-
-    def record(self, kind: str, seconds: float) -> None:
-        """Count an answered request and how long it took."""
-        self.requests[kind] += 1
-        self._recent[kind].append(seconds)
-        if kind not in self._of_kinds:
-            self._of_kinds[kind] = self.seconds.labels(kind)
-        self._of_kinds[kind].observe(seconds)
-
-    def latencies(self) -> dict[str, float]:
-        """Median and 99th percentile of the last requests in seconds, by kind, for `blendhub top` and the page."""
-        latencies = {}
-        for kind, seconds in self._recent.items():
-            ordered = sorted(seconds)
-            latencies[f"seconds_{kind}_p50"] = ordered[len(ordered) // 2]
-            latencies[f"seconds_{kind}_p99"] = ordered[len(ordered) * 99 // 100]
-        return latencies
 
 
 class _Audits:

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import logging
 import shutil
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -18,7 +17,6 @@ from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.server import MetricsServer
-from blendhub.hub.http.shown_text import ShownText
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.arena import Arena
@@ -50,11 +48,6 @@ class Hub:
         self.follows = False
         """Whether the store is shared with other hubs."""
 
-    @property
-    def shows_text(self) -> bool:
-        """Whether its page shows text of prompts."""
-        return self.config.show_text and bool(self.config.metrics)
-
     async def serve_also(self, transport: str, endpoint: str) -> None:
         """Listen at one more endpoint."""
         server = await self._serve(Listen(endpoint=endpoint, transport=transport))
@@ -76,14 +69,12 @@ class Hub:
         wanted = self.config.arena_gib
         arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
-        threads = MatchThreads(sys.maxsize)
+        threads = MatchThreads()
         resources.callback(threads.close)
-        indexes = IndexTable(self._host, threads, keeps_tokens=self.shows_text)
+        indexes = IndexTable(self._host, threads)
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
-        # Until now no request could have waited.
-        threads.inline_tokens = self.config.match_inline_tokens
         await asyncio.to_thread(self._load_default_matchers)
         follower = self._follow(indexes, tier) if tier and tier.is_shared else None
         self.service = HubService(self.config, state, tier, time.monotonic, follower)
@@ -94,13 +85,8 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            text = ShownText(state.indexes, self.service.reports) if self.shows_text else None
-            metrics = MetricsServer(Routes(self.service.stats, self.service.counters, self.service.reports, text).get)
+            metrics = MetricsServer(Routes(self.service.stats, self.service.counters, self.service.reports).get)
             self.metrics_address = await metrics.start(self.config.metrics)
-            if text:
-                log.warning(
-                    "show_text: http://%s/ shows text of prompts, to everyone who can open it", self.metrics_address
-                )
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())
         resources.callback(ticking.cancel)

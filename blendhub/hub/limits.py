@@ -10,6 +10,15 @@ MOST_CHUNKS = MOST_MATCHES
 """4096: chunks that one lookup concerns: a million tokens in chunks of 256. A longer one is answered with as much of
 its beginning."""
 
+MOST_PROMPT_TOKENS = 2**24
+"""Longer prompts are refused."""
+
+INLINE_TOKENS = 2**17
+"""Longer prompts are matched in a thread, so that other requests need not wait."""
+
+WAIT_FOR_STORE_S = 1.0
+"""How long a reservation waits for chunks to be saved when the arena is full."""
+
 MOST_SLOTS = 1024
 """The most slots of one reservation, which also ends where it evicts MOST_CHUNKS chunks. Clients then reserve more."""
 
@@ -29,9 +38,6 @@ lost when it is evicted, and counted."""
 
 CHUNKS_A_PIECE = 16
 """Chunks of another hub that become matchable before other requests have their turn."""
-
-MOST_WAITING_NOTES = 2**16
-"""Chunks whose sensitivity waits to be written to the store. That of one more is written when it changes again."""
 
 MATCH_THREADS = 2
 """Threads for long matches. An engine has one of them at a time, so that another engine's long lookups find one."""
@@ -69,12 +75,6 @@ MOST_KEPT_REPORTS = 200
 MOST_REPORTING_ENGINES = 16
 """Reports of an engine's prompts that are kept: the last ones; each takes at most some KiB. With one more engine, the
 one that was silent longest is forgotten."""
-
-MOST_SHOWN_CHARACTERS = 2000
-"""The most characters of one reused stretch whose text the page shows, and of the tokens that are decoded for it."""
-
-MOST_TOKENIZERS = 4
-"""Models whose tokenizers are kept to show text. With one more, the one that was used longest ago is forgotten."""
 
 MOST_METRICS_CONNECTIONS = 16
 MOST_METRICS_REQUEST_BYTES = 2**13

@@ -7,21 +7,14 @@ from typing import NamedTuple
 
 import msgspec
 
-from blendhub.core.layout import Variant
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.outcome.report import PromptReport
 
 
 class _Kept(NamedTuple):
     request: str
-    base: str
-    """The digest of the engine's namespace."""
-    variant: Variant
     report: bytes
-    """The report as JSON, without its variant."""
-
-    def decoded(self) -> PromptReport:
-        return msgspec.json.decode(self.report, type=PromptReport)
+    """The report as JSON."""
 
 
 class ReportTable:
@@ -32,14 +25,14 @@ class ReportTable:
         self._of_engines: dict[str, deque[_Kept]] = {}
         """The reports of each engine; the engine that was silent longest comes first."""
 
-    def add(self, engine: str, base: str, reports: Sequence[PromptReport]) -> None:
+    def add(self, engine: str, reports: Sequence[PromptReport]) -> None:
         kept = self._of_engines.pop(engine, None) or deque(maxlen=MOST_KEPT_REPORTS)
         self._of_engines[engine] = kept
         if len(self._of_engines) > MOST_REPORTING_ENGINES:
             del self._of_engines[next(iter(self._of_engines))]
         now = self._clock()
         kept.extend(
-            _Kept(report.request, base, report.variant or Variant(), msgspec.json.encode(_shown(report, now)))
+            _Kept(report.request, msgspec.json.encode(msgspec.structs.replace(report, ended_at=now)))
             for report in reports
         )
 
@@ -60,20 +53,8 @@ class ReportTable:
         for engine in reversed(self._of_engines):
             for kept in reversed(self._of_engines[engine]):
                 if is_same_request(kept.request, request):
-                    return engine, kept.decoded()
+                    return engine, msgspec.json.decode(kept.report, type=PromptReport)
         return None
-
-    def of_engine(self, engine: str, request: str) -> tuple[str, Variant, PromptReport] | None:
-        """The newest report of exactly this request of an engine, the engine's base namespace, and the variant."""
-        for kept in reversed(self._of_engines.get(engine, ())):
-            if kept.request == request:
-                return kept.base, kept.variant, kept.decoded()
-        return None
-
-
-def _shown(report: PromptReport, now: float) -> PromptReport:
-    """The report without the variant, because a salt is a secret."""
-    return msgspec.structs.replace(report, variant=None, ended_at=now)
 
 
 def is_same_request(of_engine: str, asked: str) -> bool:

@@ -122,13 +122,10 @@ class HubService(Service):
 
     def _check_does_not_wait(self, peer: Peer, message: Any, n_bytes: int, now: float) -> None:
         """Raise Busy if a request may have to wait: it would keep more than its connection's share."""
-        if isinstance(message, wire.Learn):
-            return
-        if isinstance(message, wire.Lookup | wire.Prefetch) and n_bytes <= self._config.match_inline_tokens * 4:
+        if isinstance(message, wire.Lookup) and not message.wait_s:
             session = self.state.sessions.get(message.session, message.epoch, now, peer)
             index = self.state.find_index(session, message.variant)
-            loads = isinstance(message, wire.Lookup) and message.wait_s > 0
-            if index is None or (index.queue.is_idle and not loads):
+            if index is None or index.queue.is_inline(n_bytes // 4):
                 return
         waiting = self._waiting
         raise Busy(
@@ -150,11 +147,10 @@ class HubService(Service):
         return self._finish(kind, started, finished)
 
     def _finish(self, kind: str, started: float, answer: Answer) -> Envelope:
-        self.counters.record(kind, self._clock() - started)
+        self.counters.requests[kind].add(self._clock() - started)
         envelope = answer if isinstance(answer, Envelope) else Envelope(answer)
         found = envelope.message
-        # Not for prefetches: they usually belong to a lookup that is counted.
-        if kind == LOOKUP and isinstance(found, wire.Found) and (found.matches or found.on_the_way_tokens):
+        if kind == LOOKUP and isinstance(found, wire.Found) and (found.matches or found.on_the_way):
             self.counters.totals["lookups_that_found"] += 1
         return envelope
 

@@ -9,7 +9,6 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from blendhub.core.layout import Variant
 from blendhub.core.spans import Match, Position, Span
 from blendhub.outcome.fates import Fate, Stretch, count, shortened, strip_of
 from blendhub.outcome.reasons import NotReused, longest, not_reused
@@ -86,8 +85,6 @@ class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     n_not_reused: Position = 0
     reason: Annotated[str, Meta(max_length=LONGEST_REASON)] | None = None
     """Why nothing was reused, or what went wrong."""
-    variant: Variant | None = None
-    """The request's variant, by which the hub finds the text of the sources. The hub never shows the variant."""
     ended_at: Annotated[float, Meta(ge=0)] = 0.0
     """The hub's wall clock, in seconds since 1970."""
 
@@ -113,7 +110,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     probe_seconds: float = 0.0
     recompute_seconds: float = 0.0
     audit: AuditOutcome | None = None
-    variant: Variant | None = None
 
     def report(self, *, explains: bool) -> RequestReport:
         """The report for clients and observers."""
@@ -146,7 +142,6 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             not_reused=tuple(longest(computed, MOST_NOT_REUSED)),
             n_not_reused=len(computed),
             reason=self.reason[:LONGEST_REASON] if self.reason else None,
-            variant=self.variant,
         )
 
 

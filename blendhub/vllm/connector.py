@@ -33,8 +33,8 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks, RequestBlocks
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
@@ -76,7 +76,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._observers: Observers | None = None
         self._worker: ConnectorWorker | None = None
         self._start = WorkerStart(vllm_config, self._settings, self._host, self._engine_id)
-        self._blocks: RequestBlocks = FollowedBlocks()
+        self._blocks = RequestBlocks()
         self._unserved: Counter[str] = Counter()
         """The numbers of refused requests, by counter, of a model that is served without reuse."""
         self._reasons: tuple[str, ...] = ()
@@ -172,15 +172,15 @@ class BlendHubConnector(KVConnectorBase_V1):
             audits=worst.audits,
         )
         self._observers = Observers(self._host.observers())
-        self._scheduler = ConnectorScheduler(
+        self._scheduler = build_scheduler(
             self._vllm_config,
-            self._settings,
+            facts,
             admission,
             self._reach_hub(),
             self._engine_id,
             self._host,
-            facts,
             self._observers,
+            self._blocks,
         )
         assert self._settings.device
         self._observers.engine_started(
@@ -192,13 +192,10 @@ class BlendHubConnector(KVConnectorBase_V1):
                 selector=self._settings.selector.name,
             )
         )
-        self._scheduler.saves.block_ids = lambda request: self._blocks.of(request)
-        self._scheduler.settling.blocks.cached = lambda hashes, most: self._blocks.cached_tokens(hashes, most)
-        self._scheduler.lookups.engine_cached = lambda hashes, most: self._blocks.cached_tokens(hashes, most)
 
     def bind_kv_cache_manager(self, kv_cache_manager: "KVCacheManager") -> None:
         """Keep vLLM's manager of KV blocks. vLLM calls this before the first request, if it lets connectors ask."""
-        self._blocks = AskedBlocks(kv_cache_manager)
+        self._blocks.ask(kv_cache_manager)
 
     def on_new_request(self, request: "Request") -> None:
         if self._scheduler:
@@ -239,9 +236,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         return self._scheduler is not None and self._scheduler.has_work
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:
-        if self._scheduler is None:
-            return BlendHubStats.taken_from(self._unserved)
-        return BlendHubStats.taken_from(self._scheduler.counters, self._scheduler.audits.take_records())
+        return self._scheduler.take_stats() if self._scheduler else BlendHubStats.taken_from(self._unserved)
 
     def reset_cache(self) -> bool | None:
         return self._scheduler.clear() if self._scheduler else None

@@ -39,10 +39,10 @@ class HubExecutor:
     ``reach`` and ``close``.
     """
 
-    def __init__(self, hub: HubPlace, engine: str, rank: int, host: PluginHost) -> None:
+    def __init__(self, place: HubPlace, engine: str, rank: int, host: PluginHost) -> None:
         self.registered: HubClient | None = None
         """The client, once it has registered."""
-        self._hub = hub
+        self.place = place
         self._engine = engine
         self._rank = rank
         self._host = host
@@ -167,18 +167,18 @@ class HubExecutor:
                 log.warning(
                     "BlendHub: the hub at %s does not answer: %s. Requests are served without reuse; the hub is tried "
                     "again every %.0f s, and used when it answers",
-                    self._hub.address.endpoint, error, RETRY_S,
+                    self.place.address.endpoint, error, RETRY_S,
                 )  # fmt: skip
             self._unreached = error
         except BlendHubError as error:
             if not self._reached.done():
                 self._reached.set_exception(error)
             elif str(error) != str(self._unreached):
-                log.warning("BlendHub: the hub at %s refuses this engine: %s", self._hub.address.endpoint, error)
+                log.warning("BlendHub: the hub at %s refuses this engine: %s", self.place.address.endpoint, error)
             self._unreached = error
         else:
             if self._unreached:
-                log.info("BlendHub: the hub at %s answers; it is used from now on", self._hub.address.endpoint)
+                log.info("BlendHub: the hub at %s answers; it is used from now on", self.place.address.endpoint)
             self._unreached = None
         if not self._reached.done():
             self._reached.set_result(None)
@@ -192,7 +192,7 @@ class HubExecutor:
             log.warning("BlendHub: the cache could not be cleared yet; nothing is reused until it is: %s", error)
 
     def _register(self) -> HubClient:
-        address = self._hub.address
+        address = self.place.address
         client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=self._host)
         with self._lock:
             self._client = client
@@ -200,7 +200,7 @@ class HubExecutor:
         try:
             if is_closed:
                 raise PeerGone("this process has left the hub")
-            client.register(self._engine, self._hub.namespace, self._rank)
+            client.register(self._engine, self.place.namespace, self._rank)
         except BaseException:
             client.close()
             raise
@@ -210,7 +210,7 @@ class HubExecutor:
         """Raises PeerGone at once if the hub is known not to answer."""
         client = self.registered
         if client is None:
-            raise PeerGone(f"the hub at {self._hub.address.endpoint} has not answered yet: {self._unreached}")
+            raise PeerGone(f"the hub at {self.place.address.endpoint} has not answered yet: {self._unreached}")
         client.check_up()
         return client
 

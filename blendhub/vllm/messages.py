@@ -16,7 +16,7 @@ from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Segment
 from blendhub.core.layout import Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
@@ -71,8 +71,6 @@ class LoadJob(msgspec.Struct, frozen=True):
     """The epoch of the hub that gave the lease."""
     pieces: tuple[Segment, ...] = ()
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
-    sensitivity: bytes = b""
-    """The sensitivity that the hub knows: a byte for each token up to where the last match ends, or nothing."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
 
@@ -80,28 +78,6 @@ class LoadJob(msgspec.Struct, frozen=True):
     def end(self) -> int:
         """The position up to which vLLM waits for KV."""
         return self.decision.claimed_end(len(self.tokens))
-
-    @property
-    def known_sensitivity(self) -> npt.NDArray[np.uint8]:
-        """A byte for each token; 0 where nothing is known."""
-        known = np.zeros(len(self.tokens), np.uint8)
-        given = np.frombuffer(self.sensitivity, np.uint8)[: len(known)]
-        known[: len(given)] = given
-        return known
-
-
-class CopiesJob(msgspec.Struct, frozen=True):
-    """Compare the KV that is stored twice of a prompt, which was computed anew and stored again."""
-
-    request: str
-    variant: Variant
-    tokens: Tokens
-    earlier: tuple[Match, ...]
-    """The moved text that was stored before: the copies to compare with."""
-
-    @property
-    def n_tokens(self) -> int:
-        return sum(len(match.span) for match in self.earlier)
 
 
 class SaveJob(msgspec.Struct, frozen=True):
@@ -126,7 +102,6 @@ class StepPlan(KVConnectorMetadata):
     """Set in one plan only: the first after the scheduler has reached the hub."""
     loads: list[LoadJob] = field(default_factory=list)
     saves: list[SaveJob] = field(default_factory=list)
-    copies: list[CopiesJob] = field(default_factory=list)
     cancelled: set[str] = field(default_factory=set)
     """Requests that were aborted while they were loading."""
     preempted: set[str] = field(default_factory=set)
@@ -176,10 +151,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """The number of failed saves, by reason."""
     settled: dict[str, int] = field(default_factory=dict)
     """For requests that have ended: the number of ranks on which every commit is done."""
-    learned_tokens: int = 0
-    """Tokens whose sensitivity the hub took note of. One rank of a group reports it."""
-    unlearned_tokens: int = 0
-    """Tokens whose sensitivity was measured and did not reach the hub."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
     save_seconds: float = 0.0
@@ -207,8 +178,6 @@ class WorkerReport(KVConnectorWorkerMetadata):
             saved_tokens=saved_tokens,
             failed_saves=failed,
             settled=settled,
-            learned_tokens=self.learned_tokens + other.learned_tokens,
-            unlearned_tokens=self.unlearned_tokens + other.unlearned_tokens,
             opened=self.opened + other.opened,
             save_seconds=max(self.save_seconds, other.save_seconds),
             carried_bytes=self.carried_bytes + other.carried_bytes,

@@ -98,9 +98,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "four prompts of max_model_len"
         ),
     ] = None
-    learn_sensitivity: Annotated[
-        bool, Meta(description="tell the hub how much recomputed tokens' KV has changed, for selectors that use that")
-    ] = True
     chunk_tokens: Annotated[int, Meta(ge=1, le=2**16, description="tokens of a chunk of stored KV")] = 256
     blend_tokens_per_step: Annotated[
         int,

@@ -14,19 +14,6 @@ def clipped(span: Span, limits: Span) -> Span:
     return Span(start, max(start, min(span.end, limits.end)))
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
-    """The same tokens as disjoint, ascending spans that do not touch."""
-    result: list[Span] = []
-    for span in sorted(spans):
-        if not len(span):
-            continue
-        if result and span.start <= result[-1].end:
-            result[-1] = Span(result[-1].start, max(span.end, result[-1].end))
-        else:
-            result.append(span)
-    return result
-
-
 def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
     """The parts that two lists of ascending, disjoint spans have in common."""
     return [span for _, _, span in overlaps(some, others)]

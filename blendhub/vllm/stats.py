@@ -14,8 +14,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     PromMetricT,
 )
 
-from blendhub.outcome.report import Outcome
-from blendhub.vllm.spans import behind, total
+from blendhub.vllm.decision import Decision
+from blendhub.vllm.messages import LoadResult
+from blendhub.vllm.spans import total
 
 COUNTERS: dict[str, str] = {
     "requests_blended": "Requests for which moved text or settled KV was loaded.",
@@ -33,8 +34,6 @@ COUNTERS: dict[str, str] = {
     "probe_microseconds": "The part of it spent on choosing the tokens, in microseconds.",
     "recompute_microseconds": "The part of it spent on computing them and the holes, in microseconds.",
     "saved_tokens": "Tokens whose KV was stored.",
-    "learned_tokens": "Tokens computed anew of which the hub learned how much their KV had changed.",
-    "unlearned_tokens": "Tokens computed anew of which the hub did not learn it, though that was meant to be.",
     "save_microseconds": "Time from the begin of saves until the hub had committed them, in microseconds.",
     "carried_bytes": "KV that went through the transport, because this machine cannot map the hub's memory, in bytes.",
 }
@@ -61,25 +60,23 @@ BANDS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0)
 KL_BUCKETS = (1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
 
 
-def counts_of_load(outcome: Outcome) -> dict[str, int]:
+def counts_of_load(decision: Decision, result: LoadResult) -> dict[str, int]:
     """What the load of a request's KV counts, by counter."""
-    if outcome.has_failed:
+    if result.error:
         return {"loads_failed": 1}
-    spans = outcome.spans
-    # vLLM's own cache had what comes before.
-    settled = total(behind(spans.settled, outcome.engine_tokens))
+    moved, settled = total(decision.moved), total(decision.settled)
     return {
-        "requests_blended" if spans.moved or settled else "requests_exact": 1,
-        "tokens_exact": total(spans.exact),
+        "requests_blended" if moved or settled else "requests_exact": 1,
+        "tokens_exact": total(decision.exact),
         "tokens_settled": settled,
-        "tokens_moved": total(spans.moved),
-        "tokens_recomputed": total(spans.recomputed),
-        "requests_with_holes": int(outcome.hole_tokens > 0),
-        "tokens_in_holes": outcome.hole_tokens,
-        "load_microseconds": round(outcome.load_seconds * 1e6),
-        "blend_microseconds": round((outcome.probe_seconds + outcome.recompute_seconds) * 1e6),
-        "probe_microseconds": round(outcome.probe_seconds * 1e6),
-        "recompute_microseconds": round(outcome.recompute_seconds * 1e6),
+        "tokens_moved": moved,
+        "tokens_recomputed": total(result.recomputed),
+        "requests_with_holes": int(result.holes > 0),
+        "tokens_in_holes": result.holes,
+        "load_microseconds": round(result.load_seconds * 1e6),
+        "blend_microseconds": round((result.probe_seconds + result.recompute_seconds) * 1e6),
+        "probe_microseconds": round(result.probe_seconds * 1e6),
+        "recompute_microseconds": round(result.recompute_seconds * 1e6),
     }
 
 

@@ -10,7 +10,7 @@ from vllm.v1.attention.backend import CommonAttentionMetadata
 from vllm.v1.worker.utils import AttentionGroup
 
 CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
-"""Whether a connector can ask for the blocks of a request (0.30); if not, ``FollowedBlocks`` follows them."""
+"""Whether a connector can ask for the blocks of a request (0.30); if not, ``RequestBlocks`` follows them."""
 
 
 def build_metadata(group: AttentionGroup, common: CommonAttentionMetadata) -> Any:

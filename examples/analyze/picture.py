@@ -11,16 +11,13 @@ def draw(found: Findings) -> str:
     panels = [
         ("How large an arena", charts.curve(found.arenas)),
         ("Time to the first token", charts.first_token(found.first_token)),
-        ("By day", charts.days(found.days)),
-        ("How long the reused stretches are", charts.stretches(found.stretches)),
     ]
-    across, down = charts.WIDTH + GAP, charts.HEIGHT + TITLE + GAP
+    across = charts.WIDTH + GAP
     parts = []
     for number, (title, plot) in enumerate(panels):
-        x, y = number % 2 * across, number // 2 * down
-        parts.append(f'<text x="{x}" y="{y + 15}" font-weight="600">{title}</text>')
-        parts.append(plot.replace("<svg ", f'<svg x="{x}" y="{y + TITLE}" {_size(plot)} ', 1))
-    box = f"0 0 {2 * across - GAP} {2 * down - GAP}"
+        parts.append(f'<text x="{number * across}" y="15" font-weight="600">{title}</text>')
+        parts.append(plot.replace("<svg ", f'<svg x="{number * across}" y="{TITLE}" {_size(plot)} ', 1))
+    box = f"0 0 {2 * across - GAP} {charts.HEIGHT + TITLE}"
     inside = "\n".join(parts)
     return charts.alone(f'<svg class="plot" viewBox="{box}" role="img" aria-label="{found.verdict}">\n{inside}</svg>')
 

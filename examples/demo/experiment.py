@@ -33,7 +33,7 @@ class Workload:
         self._questions = [_choose(one, seed, n_questions) for seed, one in enumerate(made)]
 
     def earlier(self) -> list[Tokens]:
-        return make_visits(self._cases, headers(1), LONGEST, seed=1)
+        return make_visits(self._cases, headers(), LONGEST)
 
     def later(self) -> list[tuple[Tokens, list[Question]]]:
         """Prompts without a question, and the questions that are asked behind each."""

@@ -19,7 +19,7 @@ class Answer:
         self.id: str = answer["id"]
         self.tokens: list[int] = answer["tokens"]
         self.logprobs: list[dict[int, float]] = answer["logprobs"]
-        """For each token, the log-probabilities of the 20 most likely ones."""
+        """For each token, the log-probabilities of the most likely ones, 20 unless more were asked for."""
         self.report: dict[str, Any] = answer["report"]
         """BlendHub's report."""
         self.first_token_s: float = answer["first_token_s"]

@@ -85,8 +85,8 @@ class Engine:
     ) -> list[Answer]:
         """Ask all prompts at once; ``asked`` is what they say to BlendHub, unless ``each`` says it for each;
 
-        ``cache_salt``, ``lora``, an adapter's directory or its name and directory, and ``stop_token_ids``, each of
-        which ends an answer, go to vLLM itself.
+        ``cache_salt``, ``lora``, an adapter's directory or its name and directory, ``stop_token_ids``, each of which
+        ends an answer, the number of ``logprobs``, and ``forced``, tokens for a logits processor, go to vLLM itself.
 
         What was aborted before it had an answer is left out. With ``keep_kv`` the KV of each prompt is copied when the
         request ends: vLLM may give its blocks to the other prompts.

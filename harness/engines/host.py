@@ -138,18 +138,6 @@ class Host:
             "ended_s": ended_s,
         }
 
-    def sensitivity(self, prompt: list[int], salt: str = "") -> bytes:
-        """What the hub knows of a prompt's tokens, a byte for each up to the last that it has."""
-        import numpy as np
-
-        from blendhub.core.layout import Variant
-
-        client = self._scheduler.connector._scheduler.executor.client()
-        variant = Variant(cache_salt=salt)
-        asked = client.submit_lookup(np.asarray(prompt, np.uint32), variant, acquire=False, sensitivity=True)
-        asked.result()
-        return b"".join(asked.payload())
-
     def batches_in_flight(self) -> int:
         """How many batches vLLM may have scheduled before it hears of the first: two if it schedules asynchronously."""
         size: int = self._core.batch_queue_size if self._core.batch_queue is not None else 1
@@ -212,13 +200,17 @@ class Host:
         self._number += 1
         asked = dict(asked)
         salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
+        logprobs, forced = asked.pop("logprobs", 20), asked.pop("forced", None)
+        extra = {"kv_transfer_params": {"blendhub": asked}} if asked else {}
+        if forced:
+            extra["forced"] = forced
         sampling = SamplingParams(
             max_tokens=tokens,
             temperature=0,
             ignore_eos=True,
             stop_token_ids=stop,
-            logprobs=20,
-            extra_args={"kv_transfer_params": {"blendhub": asked}} if asked else None,
+            logprobs=logprobs,
+            extra_args=extra or None,
         )
         request: Any = {"prompt_token_ids": prompt} | ({"cache_salt": salt} if salt else {})
         adapter = lora_request(lora) if lora else None

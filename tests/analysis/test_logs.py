@@ -2,7 +2,6 @@
 
 import bz2
 import gzip
-import itertools
 import json
 import lzma
 import os
@@ -13,9 +12,8 @@ import pytest
 
 from blendhub.core.errors import InvalidInput
 from blendhub.tools.analysis import lines
-from blendhub.tools.analysis import logs as logs_module
 from blendhub.tools.analysis.formats import WITHOUT_PROMPT, as_time
-from blendhub.tools.analysis.logs import STRETCH, WINDOW, Logs
+from blendhub.tools.analysis.logs import Logs
 
 CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
 
@@ -79,8 +77,6 @@ def test_chats(read, request_, expected):
         ('{"prompt_token_ids": [5, 6], "prompt": "as text"}', [[5, 6]]),
         ('{"token_ids": [4294967295]}', [[2**32 - 1]]),
         ("[5, 6, 7]", [[5, 6, 7]]),
-        ("5 6 7", [[5, 6, 7]]),
-        ("5,6, 7", [[5, 6, 7]]),
         ("Once upon a time", ["Once upon a time"]),
     ],
 )
@@ -140,22 +136,17 @@ def test_a_vllm_log_without_prompts_says_how_to_get_them(read):
     assert not prompts and logs.broken.reasons == {WITHOUT_PROMPT: 2}
 
 
-def test_compression_and_encoding_are_recognised(read):
-    content = '{"prompt": "Größe"}\r\n\r\n{"prompt": "ß"}'
-    encodings = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32"]
-    for compress, encoding in itertools.product([gzip.compress, bz2.compress, lzma.compress, bytes], encodings):
-        prompts, logs = read(compress(content.encode(encoding)))
-        assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken, (compress, encoding)
+def test_compression_is_recognised(read):
+    content = '{"prompt": "Größe"}\r\n\r\n{"prompt": "ß"}'.encode()
+    for compress in (gzip.compress, bz2.compress, lzma.compress, bytes):
+        prompts, logs = read(compress(content))
+        assert [prompt.text for prompt in prompts] == ["Größe", "ß"] and not logs.broken, compress
 
 
 def test_lines_of_another_encoding_among_utf_8(read):
-    content = '{"prompt": "Größe"}\n'.encode() + '{"prompt": "Größe"}\n'.encode("latin-1")
+    content = '{"prompt": "Größe"}\n'.encode() + '\ufeff{"prompt": "Größe"}\n'.encode() + b'{"prompt": "Gr\xf6\xdfe"}\n'
     prompts, logs = read(content)
-    assert [prompt.text for prompt in prompts] == ["Größe", "Größe"] and not logs.broken
-    prompts, logs = read('\ufeff{"prompt": "one"}\n\ufeff{"prompt": "two"}\n')
-    assert [prompt.text for prompt in prompts] == ["one", "two"] and not logs.broken
-    prompts, _ = read(b"caf\xe9 noir\n")
-    assert prompts[0].text == "café noir"
+    assert [prompt.text for prompt in prompts] == ["Größe"] * 3 and not logs.broken
 
 
 def test_broken_lines_are_counted_and_named(read, monkeypatch):
@@ -192,8 +183,7 @@ def test_damaged_compressed_data_end_the_file(read):
     assert any("cannot be read, nor what follows it" in reason for reason in logs.broken.reasons)
 
 
-def test_logs_are_streamed(tmp_path, monkeypatch):
-    monkeypatch.setattr(logs_module, "WINDOW_BYTES", 2**20)
+def test_logs_are_streamed(tmp_path):
     file = tmp_path / "log"
     file.write_text("".join(f"{number} {'x' * 15_000}\n" for number in range(2000)))
     logs = Logs([str(file)])
@@ -211,8 +201,9 @@ def test_what_is_not_a_log_is_refused_with_the_next_step(read, tmp_path):
     for content in ('[{"prompt": "a"}, {"prompt": "b"}]', '[\n  {"prompt": "a"}\n]', '{\n  "prompt": "a"\n}'):
         with pytest.raises(InvalidInput, match="jq -c"):
             read(content)
-    with pytest.raises(InvalidInput, match="is not text"):
-        read(b"PAR1\x15\x04\x00\x00 and so on\n")
+    for content in (b"PAR1\x15\x04\x00\x00 and so on\n", "in two bytes".encode("utf-16")):
+        with pytest.raises(InvalidInput, match="is not text in UTF-8"):
+            read(content)
     with pytest.raises(InvalidInput, match="cannot read"):
         Logs([str(tmp_path)])
     with pytest.raises(InvalidInput, match="cannot read"):
@@ -229,37 +220,15 @@ def test_times_of_every_kind():
     assert not [one for one in (None, True, "soon", 5, -1, [], {}, "1e999", float("nan")) if as_time(one) is not None]
 
 
-def test_prompts_come_in_the_order_of_time_from_all_files(tmp_path):
-    random = np.random.default_rng(1)
-    paths = []
+def test_files_are_merged_by_time(tmp_path):
     for number in range(3):
-        # As a server logs: in the order in which requests end.
-        ended = sorted(range(300), key=lambda at: at + random.integers(0, 100))
-        paths.append(tmp_path / str(number))
-        paths[-1].write_text(jsonl(*({"prompt": "x", "created": 1772442000 + 3 * at + number} for at in ended)))
-    logs = Logs([str(path) for path in paths])
-    times = [prompt.time for prompt in logs]
-    assert times == [1772442000 + at for at in range(900)] and not logs.late
-
-
-def test_prompts_too_far_from_their_place_are_counted(read):
-    times = [1772442000 + at for at in range(WINDOW + 10)]
-    prompts, logs = read(jsonl(*({"prompt": "x", "created": time} for time in [*times, times[0]])))
-    assert len(prompts) == len(times) + 1 and logs.late == 1
+        times = range(1772442000 + number, 1772442900, 3)
+        (tmp_path / str(number)).write_text(jsonl(*({"prompt": "x", "created": time} for time in times)))
+    logs = Logs([str(tmp_path / str(number)) for number in range(3)])
+    assert [prompt.time for prompt in logs] == list(range(1772442000, 1772442900))
 
 
 def test_files_without_times_follow_each_other(tmp_path):
     for name in "ab":
         (tmp_path / name).write_text(f"{name}1\n{name}2\n")
     assert [prompt.text for prompt in Logs([str(tmp_path / "b"), str(tmp_path / "a")])] == ["b1", "b2", "a1", "a2"]
-
-
-@pytest.mark.parametrize("share", [0.1, 0.5])
-def test_a_sample_is_made_of_even_stretches(read, share):
-    n = 40 * STRETCH
-    prompts, _ = read("".join(f"{number} is a number\n" for number in range(n)), sample=share)
-    assert len(prompts) == n * share
-    numbers = [prompt.place.line - 1 for prompt in prompts]
-    assert numbers[:STRETCH] == list(range(STRETCH)), "the first stretch belongs to it"
-    gaps = np.diff(sorted({number // STRETCH for number in numbers}))
-    assert set(gaps.tolist()) == {round(1 / share)}

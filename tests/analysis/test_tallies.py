@@ -9,7 +9,7 @@ import pytest
 from blendhub.core.spans import Match, Span
 from blendhub.tools.analysis import tallies
 from blendhub.tools.analysis.lines import MOST_NAMED, MOST_REASONS, BrokenLines, Place
-from blendhub.tools.analysis.tallies import Groups, Share, Stretches, Texts
+from blendhub.tools.analysis.tallies import Groups, Share, Texts
 from blendhub.tools.analysis.tokenizing import kv_bytes_of
 
 TOKENS = np.arange(10_000, dtype=np.uint32)
@@ -58,13 +58,6 @@ def test_a_text_has_the_same_name_in_every_analysis():
         texts.add(match(run, 10 * run, 100, 64), TOKENS, SEEN)
         names.add(texts.most_reused(1)[0].id)
     assert len(names) == 1
-
-
-def test_stretches_by_powers_of_two():
-    stretches = Stretches()
-    for length in (64, 100, 127, 128):
-        stretches.add(length)
-    assert stretches.numbers == {6: 3, 7: 1} and stretches.tokens == {6: 291, 7: 128}
 
 
 def test_broken_lines_of_any_number_take_bounded_memory():

@@ -29,7 +29,7 @@ def documents_of(visit):
 
 @pytest.mark.parametrize("hole", [None, *HOLES])
 def test_every_document_but_the_hole_is_computed_once_and_whole(hole):
-    visits = make_visits(CASES, repeat(HEADER), 1000, 1, hole)
+    visits = make_visits(CASES, repeat(HEADER), 1000, hole)
     computed = Counter(document for visit in visits for document in documents_of(visit))
     assert set(computed.values()) == {1}
     for number, one in enumerate(CASES, 1):
@@ -39,17 +39,13 @@ def test_every_document_but_the_hole_is_computed_once_and_whole(hole):
         }
 
 
-def test_no_document_stands_beside_one_of_its_prompt_and_another_seed_gives_it_other_neighbours():
-    pairs = [
-        {pair for visit in make_visits(CASES, repeat(HEADER), 1000, seed) for pair in pairwise(documents_of(visit))}
-        for seed in (1, 2)
-    ]
-    assert all(left[0] != right[0] for one in pairs for left, right in one)
-    assert len(pairs[0] & pairs[1]) < len(pairs[0]) / 4
+def test_no_document_stands_beside_one_of_its_prompt():
+    for visit in make_visits(CASES, repeat(HEADER), 1000):
+        assert all(left[0] != right[0] for left, right in pairwise(documents_of(visit)))
 
 
 def test_visits_are_no_longer_than_the_model_takes():
-    visits = make_visits(CASES, repeat(HEADER), 12, 1)
+    visits = make_visits(CASES, repeat(HEADER), 12)
     assert max(map(len, visits)) == 12 and sum(len(documents_of(visit)) for visit in visits) == 28
 
 
@@ -74,7 +70,7 @@ def test_prompts_of_the_reader_have_as_many_questions_of_each_stratum_and_end_wi
 
 
 def test_headers_before_visits_are_of_no_prompt_that_is_asked():
-    given = [tuple(header) for header in islice(headers(1), 5)]
+    given = [tuple(header) for header in islice(headers(), 5)]
     assert len(set(given)) == 5
     assert not set(given) & {tuple(prompt.header) for prompt, _ in make_prompts(1, 8)}
 

@@ -1,6 +1,5 @@
-"""What is wrong with sockets, stores and the clock of files: each fault is made, and mended by the advice."""
+"""What is wrong with sockets and stores: each fault is made, and mended by the advice."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -10,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.namespaces import skip_unless_permitted
-
-SOCKETS, STORES, CLOCK, LEFTOVERS = (["--only", name] for name in ("sockets", "stores", "clock", "leftovers"))
+SOCKETS, STORES, LEFTOVERS = (["--only", name] for name in ("sockets", "stores", "leftovers"))
 
 
 def listening(path: Path, mode: int = 0o600) -> socket.socket:
@@ -75,10 +72,6 @@ def no_store(doctor):
     return store(doctor, file(doctor.home / "store"))
 
 
-def of_the_future(doctor):
-    os.utime(file(folder(doctor.cache / "blendhub" / "disk" / "ab") / "chunk"), (0, time.time() + 86400))
-
-
 @pytest.mark.parametrize(
     "check, fault, verdict, sentence",
     [
@@ -90,7 +83,6 @@ def of_the_future(doctor):
         (STORES, a_store_that_others_write, "fail", "others can write to the KV in"),
         (STORES, a_store_that_others_read, "warn", "others can read the KV in"),
         (STORES, no_store, "fail", "is not a directory"),
-        (CLOCK, of_the_future, "warn", "1 files of the store"),
     ],
 )
 def test_a_fault_is_named_with_the_command_that_mends_it(doctor, check, fault, verdict, sentence):
@@ -131,14 +123,6 @@ def test_a_store_on_a_disk_that_takes_no_more_is_found(doctor, elsewhere):
     assert "this user cannot make it in ~/store" in found["sentence"] and "install -d -m 700" in found["command"]
     within = elsewhere('mount -t tmpfs -o size=4m,mode=700 tmpfs "$1"', str(path))
     assert "has 4 MiB left" in doctor(*STORES, *store(doctor, path), within=within).only("warn")["sentence"]
-
-
-def test_a_time_namespace_is_found(doctor):
-    within = ["unshare", "--time", "--boottime", "86400", "--fork"]
-    skip_unless_permitted(within)
-    found = doctor(*CLOCK, within=within).only("warn")
-    assert "a time namespace shifts boottime by 86400 s" in found["sentence"]
-    assert doctor(*CLOCK).only("ok")
 
 
 def test_a_socket_that_a_killed_hub_left_is_removed(doctor, shm):

@@ -17,7 +17,6 @@ from blendhub.client.wire import Request
 from blendhub.contracts import Codec, Envelope, Service
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.spans import Span
-from blendhub.tools.doctor.hubs import judged
 from tests.hub.processes import HubProcess
 
 SELF_TEST = ["--only", "self-test"]
@@ -28,28 +27,12 @@ LAYOUT = KVLayout(layers=1, kv_heads=8, key_dim=64, value_dim=64, dtype="float16
 def test_a_hub_stores_and_gives_back(doctor, shm):
     report = doctor(*SELF_TEST, within=shm("size=1g"))
     assert "a hub stored 4,096 tokens and gave them back" in report.findings[0]["sentence"]
-    assert "GiB/s" in report.findings[1]["sentence"]
 
 
 @pytest.mark.slow
 def test_no_room_for_a_hub_is_mended(doctor, shm):
     found = doctor.mends(*SELF_TEST, within=shm("size=8m"))
     assert found["verdict"] == "fail" and "no room for an arena" in found["sentence"]
-
-
-@pytest.mark.slow
-def test_a_loopback_interface_that_is_down_is_mended(doctor):
-    within = ["unshare", "--net"]
-    if subprocess.run([*within, "ip", "link"], capture_output=True).returncode:
-        pytest.skip("this user cannot have a network namespace, or `ip` is not installed")
-    found = doctor.mends(*SELF_TEST, within=within)
-    assert found["verdict"] == "fail" and "the loopback interface does not work" in found["sentence"]
-    assert found["command"] == "ip link set lo up"
-
-
-@pytest.mark.parametrize("speeds, verdict", [((9e9, 9e9), "ok"), ((4e9, 9e9), "warn"), ((9e9, 4e9), "warn")])
-def test_an_arena_that_is_much_slower_than_other_memory_is_a_warning(speeds, verdict):
-    assert judged(*speeds, private=1e10).verdict == verdict
 
 
 def endpoint(where: str, *more: str) -> list[str]:
@@ -146,7 +129,13 @@ def test_everything_is_examined_and_nothing_secret_is_told(doctor):
         PYTHONPATH=os.pathsep.join([str(doctor.home), os.environ.get("PYTHONPATH", "")]),
     )
     assert report.code == 1
-    assert {finding["check"] for finding in report.findings} >= {"plugins", "clock", "versions", "stores", "endpoint"}
+    assert {finding["check"] for finding in report.findings} >= {
+        "plugins",
+        "leftovers",
+        "versions",
+        "stores",
+        "endpoint",
+    }
     for secret in ("hunter22", "7f188e5244", "pepper-and-salt", str(doctor.home)):
         assert secret not in report.text
 

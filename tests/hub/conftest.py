@@ -13,6 +13,7 @@ from hub_direct import DirectHub
 
 from blendhub.contracts import Store
 from blendhub.hub.config import HubConfig
+from blendhub.hub.limits import INLINE_TOKENS
 
 
 @pytest.fixture
@@ -20,8 +21,10 @@ def make_hub() -> Iterator[Any]:
     """Makes hubs, and closes them after the test."""
     made: list[DirectHub] = []
 
-    def make(n_slots: int = 64, store: Path | Callable[[], Store] | None = None, **config: Any) -> DirectHub:
-        made.append(DirectHub(HubConfig(**config), n_slots, store))
+    def make(
+        n_slots: int = 64, store: Path | Callable[[], Store] | None = None, inline: int = INLINE_TOKENS, **config: Any
+    ) -> DirectHub:
+        made.append(DirectHub(HubConfig(**config), n_slots, store, inline))
         return made[-1]
 
     yield make

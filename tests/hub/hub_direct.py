@@ -21,6 +21,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.config import HubConfig
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
+from blendhub.hub.limits import INLINE_TOKENS
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.service import HubService
@@ -154,16 +155,22 @@ def marks(text: Tokens, span: Span, rank: int) -> np.ndarray:
 class DirectHub:
     """The service, on an event loop that runs only while a request is answered."""
 
-    def __init__(self, config: HubConfig, n_slots: int, store: Path | Callable[[], Store] | None) -> None:
+    def __init__(
+        self,
+        config: HubConfig,
+        n_slots: int,
+        store: Path | Callable[[], Store] | None,
+        inline_tokens: int = INLINE_TOKENS,
+    ) -> None:
         """``store`` is the directory of a disk store, or opens another store."""
-        self.config, self.n_slots, self.store = config, n_slots, store
+        self.config, self.n_slots, self.store, self.inline_tokens = config, n_slots, store, inline_tokens
         self.loop = asyncio.new_event_loop()
         self.now = 1000.0
         self.start()
 
     def start(self) -> None:
         self.arena = Arena(self.n_slots * namespace().slot_bytes)
-        self.threads = MatchThreads(self.config.match_inline_tokens)
+        self.threads = MatchThreads(self.inline_tokens)
         cache, indexes = Cache(self.arena), IndexTable(HOST, self.threads)
         self.tier = None
         self.follower = None

@@ -138,7 +138,7 @@ class HubRules(RuleBasedStateMachine):
     @initialize(stored=st.booleans(), n_slots=st.integers(8, 48))
     def start(self, stored: bool, n_slots: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
-        config = HubConfig(read_lease_s=LEASE_S, write_lease_s=LEASE_S, silence_s=SILENCE_S, wait_for_store_s=0.2)
+        config = HubConfig(read_lease_s=LEASE_S, write_lease_s=LEASE_S, silence_s=SILENCE_S)
         self.hub = DirectHub(config, n_slots, Path(self.folder.name) / "store" if stored else None)
         self.hub.service._watch.watch = lambda process: None  # the processes are made up
         self.engines: list[Engine] = []

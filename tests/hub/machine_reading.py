@@ -94,15 +94,6 @@ class ReadingRules(HubRules):
             if another != variant:
                 assert client.acquire(found.matches, another) == wire.Found()
 
-    @rule(which=WHICH, prompt=PROMPT, variant=VARIANT, another=VARIANT, byte=st.integers(0, 255))
-    def learn(self, which: int, prompt: int, variant: Variant, another: Variant, byte: int) -> None:
-        """Runs have other names in another namespace, so a report that names it reaches nothing there."""
-        client = self.an_engine(which).scheduler.client
-        with contextlib.suppress(BlendHubError):
-            found = client.lookup(PROMPTS[prompt], variant, acquire=False)
-            if found.matches:
-                client.learn(found.matches, bytes([byte]) * found.matches[-1].span.end, another)
-
     @rule(which=WHICH)
     def read_and_release(self, which: int) -> None:
         engine = self.an_engine(which)
@@ -114,11 +105,6 @@ class ReadingRules(HubRules):
                 copies = [(piece, copied(worker, piece)) for piece in acquired.pieces]
                 worker.client.release(acquired.lease)
                 check(worker, copies, prompt, variant)
-
-    @rule(which=WHICH, prompt=PROMPT, variant=VARIANT)
-    def prefetch(self, which: int, prompt: int, variant: Variant) -> None:
-        with contextlib.suppress(BlendHubError):
-            self.an_engine(which).scheduler.client.prefetch(PROMPTS[prompt], variant)
 
     @rule(seconds=st.sampled_from([1.0, 1.0, 1.0, LEASE_S + 1, LEASE_S + 1, SILENCE_S + 1]))
     def time_passes(self, seconds: float) -> None:

@@ -85,11 +85,6 @@ def test_another_arena_of_the_same_name_is_not_mapped():
         ArenaView(ArenaName(arena.name.segment, "other nonce", 1 << 12))
     with pytest.raises(HubError, match="another machine"):
         ArenaView(ArenaName("blendhub-nowhere", arena.name.nonce, 1 << 12))
-    arena.close()
-
-
-def test_an_arena_that_claims_to_be_larger_than_it_is_is_an_error():
-    arena = Arena(1 << 12)
     path = SHM / arena.name.segment
     larger = ArenaName(arena.name.segment, arena.name.nonce, 1 << 30)
     path.write_bytes(header_of(larger) + bytes(5000))
@@ -111,14 +106,6 @@ def test_a_mapping_is_seen_until_the_last_array_over_it_is_gone():
     del part
     assert not arena.is_mapped_by(mapping)
     arena.close()
-
-
-@pytest.mark.alone
-def test_an_arena_that_does_not_fit_names_the_size_that_would():
-    room = os.statvfs(SHM)
-    size = room.f_bavail * room.f_frsize + (1 << 20)
-    with pytest.raises(HubError, match=r"set arena_gib to at most \d+\.\d\d"):
-        Arena(size)
 
 
 @pytest.mark.slow
@@ -155,7 +142,7 @@ def test_an_arena_with_huge_pages_that_does_not_fit_is_refused_and_leaves_nothin
 
 
 @pytest.mark.timeout(20)
-@pytest.mark.parametrize("kind", ["fifo", "link", "directory", "another user's"])
+@pytest.mark.parametrize("kind", ["fifo", "link", "another user's"])
 def test_what_is_only_named_like_an_arena_stops_no_hub(kind, tmp_path, caplog):
     path = SHM / f"blendhub-{os.getuid()}-{'0' * 16}"
     if kind == "fifo":
@@ -163,8 +150,6 @@ def test_what_is_only_named_like_an_arena_stops_no_hub(kind, tmp_path, caplog):
     elif kind == "link":
         path.symlink_to(tmp_path / "precious")
         (tmp_path / "precious").write_text("precious")
-    elif kind == "directory":
-        path.mkdir()
     else:
         if os.geteuid():
             pytest.skip("only root can give files away")
@@ -176,4 +161,4 @@ def test_what_is_only_named_like_an_arena_stops_no_hub(kind, tmp_path, caplog):
         assert f"skipped {path}" in caplog.text and os.path.lexists(path)
         Arena(1 << 16).close()
     finally:
-        path.rmdir() if kind == "directory" else path.unlink()
+        path.unlink()

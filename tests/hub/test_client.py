@@ -1,30 +1,22 @@
 """A client of a hub whose clock the test sets."""
 
-import asyncio
-import threading
-import time
-
 import pytest
 from blendhub_transports.inproc import InprocTransport
 from blendhub_transports.options import InprocOptions
-from hub_direct import DirectHub, marks, namespace, tokens
+from hub_direct import DirectHub, namespace, tokens
 from processes import until
 
 from blendhub.client import wire
 from blendhub.client.arena_view import ArenaName
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import (
-    DeadlineExceeded,
     HubError,
     InvalidInput,
-    LeaseError,
     PeerGone,
     ProtocolError,
     UnknownSession,
 )
-from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig
-from blendhub.hub.handlers.sessions import PONG
 from blendhub.testing.transports.base import Running
 
 ENDPOINT = "inproc://a-client-test"
@@ -47,11 +39,10 @@ def silence(hub: DirectHub, running: Running) -> None:
     running.run(pass_time())
 
 
-@pytest.mark.parametrize("rank", [0, -1])
-def test_a_client_registers_once_again_however_much_was_under_way(served, rank):
+def test_a_client_registers_once_again_however_much_was_under_way(served):
     hub, running = served
     with HubClient(ENDPOINT, "inproc") as client:
-        client.register("e", namespace(), rank=rank)
+        client.register("e", namespace(), rank=0)
         under_way = [client.submit_lookup(tokens(1, 64)) for _ in range(3)]
         for lookup in under_way:
             lookup.result()
@@ -72,33 +63,6 @@ def test_a_client_is_one_session(served):
         client.register("e", namespace())
         with pytest.raises(HubError, match="already"):
             client.register("e", namespace())
-
-
-def test_a_lease_is_not_given_up_while_it_is_written(served):
-    text = tokens(1, 64)
-    with HubClient(ENDPOINT, "inproc", timeout=0.3) as client:
-        client.register("e", namespace(), rank=0)
-        reserved = client.reserve(text, Span(0, 64))
-        writing, done = threading.Event(), threading.Event()
-
-        def write() -> None:
-            with client.writing(reserved.right):
-                writing.set()
-                done.wait(10)
-                for slot in reserved.slots:
-                    client.shard(slot.slot)[: 4 * len(slot.span)] = marks(text, slot.span, 0)
-
-        writer = threading.Thread(target=write)
-        writer.start()
-        writing.wait(10)
-        with pytest.raises(HubError, match="has not ended"):
-            client.abort(reserved.right)
-        assert client.stats().gauges["write_leases"] == 1
-        done.set()
-        writer.join()
-        client.abort(reserved.right)
-        gauges = client.stats().gauges
-        assert gauges["write_leases"] == 0 and gauges["arena_free_bytes"] == gauges["arena_bytes"]
 
 
 def test_a_hub_that_answers_nonsense_is_a_typed_error(served, monkeypatch):
@@ -150,64 +114,3 @@ def test_calls_between_two_sessions_say_that_the_hub_answers_and_why_the_session
             client.lookup(tokens(1, 64))
         client.keep_alive()
         client.lookup(tokens(1, 64))
-
-
-@pytest.mark.alone
-def test_writes_do_not_wait_while_the_client_asks_the_hub(served, monkeypatch):
-    """Nor do other calls: they fail at once while the session is registered anew."""
-    hub, running = served
-    asked, answer = threading.Event(), threading.Event()
-
-    async def slowly(*arguments):
-        asked.set()
-        await asyncio.to_thread(answer.wait, 10)
-        return await register(*arguments)
-
-    with HubClient(ENDPOINT, "inproc") as client:
-        client.register("e", namespace(), rank=0)
-        reserved = client.reserve(tokens(1, 64), Span(0, 64))
-        register = hub.service._register
-        monkeypatch.setattr(hub.service, "_register", slowly)
-        silence(hub, running)
-        with pytest.raises(UnknownSession):
-            client.lookup(tokens(1, 64))
-        assert asked.wait(10)
-        started = time.monotonic()
-        with pytest.raises(LeaseError), client.writing(reserved.right):
-            pass
-        with pytest.raises(PeerGone):
-            client.lookup(tokens(1, 64))
-        with pytest.raises(PeerGone):
-            client.submit_release(1).result()
-        assert time.monotonic() - started < 0.1 and not client.is_up
-        answer.set()
-        until(lambda: client.is_up)
-
-
-@pytest.mark.alone
-def test_a_hub_that_does_not_answer_in_time_is_asked_by_the_client_alone(served, monkeypatch):
-    hub, _running = served
-    answer, pings = threading.Event(), []
-
-    def ping(*arguments):
-        pings.append(arguments)
-        return PONG
-
-    async def never(*arguments):
-        await asyncio.to_thread(answer.wait, 10)
-
-    with HubClient(ENDPOINT, "inproc", timeout=0.2) as client:
-        client.register("e", namespace(), rank=0)
-        monkeypatch.setitem(hub.service._handlers, wire.Lookup, never)
-        monkeypatch.setitem(hub.service._handlers, wire.Ping, never)
-        with pytest.raises(DeadlineExceeded):
-            client.lookup(tokens(1, 64))
-        started = time.monotonic()
-        for _ in range(50):
-            with pytest.raises(PeerGone, match=f"does not answer: .* blendhub top --once --endpoint {ENDPOINT}"):
-                client.lookup(tokens(1, 64))
-        assert time.monotonic() - started < 0.2
-        monkeypatch.setitem(hub.service._handlers, wire.Ping, ping)
-        until(lambda: client.is_up)
-        assert pings
-        answer.set()

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -45,32 +43,15 @@ def test_an_embedded_hub_serves_this_process_and_others_and_leaves_nothing(where
 def test_a_hub_in_a_child_process_ends_with_its_owner():
     owner = run_python(OWNER)
     endpoint = owner.stdout.readline().strip()
+    (hub,) = Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
+    assert os.getpgid(int(hub)) != os.getpgid(owner.pid), "a Ctrl-C in the owner's terminal leaves the hub to its owner"
     with HubClient(endpoint) as client:
-        segment = client_arena(client)
+        client.register("e", namespace())
+        segment = SHM / client.arena.name.segment
         assert segment.exists()
         os.kill(owner.pid, signal.SIGKILL)
         owner.wait()
         until(lambda: not segment.exists())
-
-
-def test_a_hub_in_a_child_process_does_not_run_its_owner_s_script_again(tmp_path):
-    """``multiprocessing`` would run the script again. A script that serves a model rarely guards against that."""
-    script = tmp_path / "script.py"
-    script.write_text(OWNER)
-    ended = subprocess.run([sys.executable, script], input="", capture_output=True, text=True, timeout=60)
-    assert ended.returncode == 0 and ended.stdout.count("ipc://") == 1
-
-
-def test_a_ctrl_c_in_the_owner_s_terminal_leaves_the_hub_to_its_owner():
-    owner = run_python(OWNER)
-    endpoint = owner.stdout.readline().strip()
-    (hub,) = Path(f"/proc/{owner.pid}/task/{owner.pid}/children").read_text().split()
-    assert os.getpgid(int(hub)) != os.getpgid(owner.pid)
-    with HubClient(endpoint) as client:
-        segment = client_arena(client)
-        os.kill(int(hub), signal.SIGTERM)
-        until(lambda: not segment.exists())
-    owner.communicate("")
 
 
 OWNER = """
@@ -83,11 +64,6 @@ print(hub.endpoint, flush=True)
 sys.stdin.read()
 hub.close()
 """
-
-
-def client_arena(client: HubClient):
-    client.register("e", namespace())
-    return SHM / client.arena.name.segment
 
 
 @pytest.mark.parametrize("where", ["thread", "process"])

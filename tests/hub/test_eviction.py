@@ -70,13 +70,3 @@ def test_what_is_used_stays_through_scans_of_texts_that_never_repeat():
         requests += working_set
     # The least recently used key would be forgotten in each scan: 150 hits.
     assert hits(S3FIFO(), requests, 100) > 550
-
-
-def test_it_lets_a_ghost_straight_into_the_main_queue():
-    policy = S3FIFO()
-    for key in range(20):
-        policy.insert(key, key)
-    policy.touch(5)
-    gone = [policy.evict() for _ in range(6)]
-    policy.insert(100, gone[-1])
-    assert 100 in policy._main

@@ -57,15 +57,6 @@ def longest_free(taken: list[tuple[int, int]]) -> int:
     return max(longest, SIZE - at)
 
 
-def test_slots_of_one_size_fill_the_arena_and_serve_again():
-    arena = Extents(100 * 640)
-    starts = [arena.allocate(640) for _ in range(100)]
-    assert sorted(starts) == list(range(0, 64000, 640)) and arena.allocate(1) is None
-    for start in starts[::2]:
-        arena.free(start, 640)
-    assert {arena.allocate(640) for _ in range(50)} == set(starts[::2])
-
-
 @pytest.mark.parametrize("start, size", [(64, 64), (0, 64), (0, 128)])
 def test_what_is_not_in_use_cannot_be_freed(start, size):
     arena = Extents(SIZE)

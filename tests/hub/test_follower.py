@@ -47,17 +47,6 @@ def test_what_one_hub_stores_is_found_and_read_on_the_other(fleet, two):
     assert count(other, "fleet_published_chunks") == 3 and count(one, "fleet_published_chunks") == 0
 
 
-def test_it_is_found_at_another_place_of_a_prompt(fleet, two):
-    one, other = two
-    store(one, one.join())
-    fleet.until_each_knows(3)
-    member = other.join()
-    prompt = np.concatenate([tokens(2, 40), TEXT])
-    found = member.read(prompt, wait_s=10.0)
-    assert sum(len(piece.span) for piece in found.pieces) == len(TEXT)
-    assert not any(match.exact for match in found.matches)
-
-
 def test_a_late_hub_finds_everything(fleet):
     one = fleet.hub()
     member = one.join()
@@ -97,28 +86,6 @@ def test_an_engine_does_not_grow_the_run_of_another_hub(fleet, two):
     assert read(first, longer) == len(longer)
 
 
-def test_what_a_hub_evicts_stays_matchable(fleet):
-    small = fleet.hub(n_slots=8)
-    member = small.join()
-    fleet.until(lambda: small.follower.hubs == 1, "the hub has joined")
-    texts = [tokens(seed, 2 * CHUNK) for seed in range(10, 26)]
-    for text in texts:
-        store(small, member, text)
-    assert [read(member, text) for text in texts] == [2 * CHUNK] * 16
-    assert small.state.cache.forgotten == 0
-    small.state.check_integrity()
-
-
-def test_both_store_the_same_text_at_once(fleet, two):
-    members = [hub.join() for hub in two]
-    for member in members:
-        member.store(TEXT)
-    for hub in two:
-        hub.settle()
-    fleet.until_each_knows(6)
-    assert [read(member) for member in members] == [len(TEXT)] * 2
-
-
 def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
     one, other = two
     writer = one.join()
@@ -134,19 +101,6 @@ def test_bytes_that_are_gone_are_a_miss_that_all_hear_of(fleet, two):
     assert count(other, "fleet_gone_chunks") == 3
     assert count(other, "store_failures") == 0
     other.state.check_integrity()
-
-
-def test_changed_bytes_are_never_served(fleet, two):
-    one, other = two
-    store(one, one.join())
-    fleet.until_each_knows(3)
-    for file in fleet.files():
-        content = bytearray(file.read_bytes())
-        content[7] ^= 1
-        file.write_bytes(content)
-    assert read(other.join()) == 0
-    assert count(other, "store_corrupted") == 3
-    fleet.until(lambda: known(other) == 0, "the reader forgets what is damaged")
 
 
 def test_clear_is_heard_by_all(fleet, two):
@@ -227,13 +181,6 @@ def test_a_record_of_other_sizes_costs_its_own_chunk_and_is_dropped_for_all(flee
     (index,) = one.state.indexes
     fleet.until(lambda: Saved.NO in [chunk.saved for chunk in index.chunks()], "the writer hears of it")
     assert read(member) == 2 * CHUNK and count(other, "store_failures") == 1
-
-
-def test_other_models_of_the_group_are_kept_apart(fleet, two):
-    one, other = two
-    store(one, one.join(namespace=namespace("another model")))
-    fleet.until_each_knows(3)
-    assert read(other.join()) == 0
 
 
 def test_a_lost_chunk_in_the_middle_can_come_again(fleet, two):

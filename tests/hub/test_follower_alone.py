@@ -53,21 +53,6 @@ def test_without_redis_hubs_go_on_alone_and_catch_up_by_themselves(make_hub, ser
         hub.state.check_integrity()
 
 
-def test_with_its_append_only_file_redis_remembers(make_hub, tmp_path):
-    with RedisServer(keeps=True) as server:
-        fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=5.0)
-        one, other = fleet.hub(), fleet.hub()
-        fleet.until(lambda: one.follower.hubs == other.follower.hubs == 2, "the hubs see each other")
-        store(one, one.join())
-        fleet.until_each_knows(3)
-        time.sleep(1.2)  # the file is written every second
-        server.kill()
-        server.start()
-        fleet.until(lambda: count(other, "fleet_snapshots") >= 2, "the hub reads the catalogue again")
-        fleet.until_each_knows(3)
-        assert read(other.join()) == len(TEXT)
-
-
 def test_a_hub_may_start_before_redis(make_hub, server, tmp_path):
     server.kill()
     fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=1.0)
@@ -102,17 +87,6 @@ def test_what_is_sent_later_has_a_bound_and_is_in_no_other_s_way(make_hub, serve
     one.settle()
     assert one.tier.writer.later == 0
     assert all(run.tokens is None for index in one.state.indexes for run in index.runs.values())
-
-
-def test_a_hub_that_ends_does_not_wait_for_redis(make_hub, server, tmp_path):
-    fleet = Fleet(make_hub, server, tmp_path / "place", deadline_s=0.5)
-    one = fleet.hub()
-    fleet.until(lambda: one.follower.hubs == 1, "the hub has joined")
-    server.kill()
-    store(one, one.join())
-    began = time.monotonic()
-    one.close()
-    assert time.monotonic() - began < 3.0
 
 
 def test_a_frozen_redis_delays_no_request(make_hub, server, tmp_path):

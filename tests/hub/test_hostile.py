@@ -9,11 +9,11 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
+from hub_direct import CHUNK, ELSEWHERE, tokens
 
 from benchmarks.soak.hostile import Hostile
 from blendhub.client import wire
-from blendhub.core.errors import ArenaFull, BlendHubError, ProtocolError, UnknownSession
+from blendhub.core.errors import ArenaFull, BlendHubError, UnknownSession
 
 TEXTS = [tokens(seed, 3 * CHUNK) for seed in range(100, 120)]
 
@@ -21,7 +21,7 @@ TEXTS = [tokens(seed, 3 * CHUNK) for seed in range(100, 120)]
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("with_store", [False, True], ids=["memory alone", "with a store"])
 def test_no_message_of_a_hostile_client_fails_the_hub_or_reaches_a_good_one(make_hub, tmp_path, seed, with_store):
-    hub = make_hub(n_slots=200, store=tmp_path / "store" if with_store else None, match_inline_tokens=1000)
+    hub = make_hub(n_slots=200, store=tmp_path / "store" if with_store else None, inline=1000)
     good = hub.join("good", process=ELSEWHERE)
     chance = random.Random(seed)
     ids = [good.registered.session, *(good.reserve(text).run or 0 for text in TEXTS[:2])]
@@ -49,12 +49,20 @@ def test_no_message_of_a_hostile_client_fails_the_hub_or_reaches_a_good_one(make
             hub.service.tick()
         if number % 200 == 0:
             hub.state.check_integrity()
-    assert {"Lookup", "Reserve", "Commit", "Learn", "Register"} <= answers.keys(), (
-        f"some messages are accepted: {answers}"
-    )
+    assert {"Lookup", "Reserve", "Commit", "Register"} <= answers.keys(), f"some messages are accepted: {answers}"
     assert stored
     hub.state.check_integrity()
     hub.settle()
+    # After both have left, the hub holds what was stored, and no more.
+    good.ask(wire.Unregister)
+    hub.service.gone(b"hostile")
+    hub.now += 1000.0
+    hub.service.tick()
+    gauges = hub.service.stats().gauges
+    assert gauges["sessions"] == gauges["read_leases"] == gauges["write_leases"] == 0
+    assert gauges["arena_quarantined_bytes"] == 0
+    good.join()
+    assert good.store(TEXTS[0][:CHUNK]).span.end == CHUNK
 
 
 def test_a_session_is_of_the_connection_that_registered_it(hub):
@@ -64,34 +72,3 @@ def test_a_session_is_of_the_connection_that_registered_it(hub):
         with pytest.raises(UnknownSession, match="another connection"):
             hub.envelope(message, peer=b"hostile")
     good.store(TEXTS[0])
-
-
-def test_numbers_that_are_none_are_refused(hub):
-    member = hub.join()
-    for wait in (float("nan"), float("inf"), -1.0):
-        with pytest.raises(ProtocolError, match="wait_s"):
-            member.lookup(TEXTS[0], wait_s=wait)
-    hub.state.check_integrity()
-
-
-def test_what_was_stored_and_dropped_leaves_nothing(make_hub):
-    """After a hostile client has left, the hub holds what the good one stored, and no more."""
-    hub = make_hub(n_slots=50)
-    hostile = Hostile(random.Random(9), 0, [])
-    for _ in range(500):
-        message, payload = hostile.next()
-        try:
-            hostile.note(message, hub.envelope(message, payload, b"hostile").message)
-        except BlendHubError:
-            continue
-    hub.service.gone(b"hostile")
-    hub.now += 1000.0
-    hub.service.tick()
-    hub.service.tick()
-    gauges = hub.service.stats().gauges
-    assert gauges["sessions"] == gauges["read_leases"] == gauges["write_leases"] == 0
-    assert gauges["arena_quarantined_bytes"] == 0
-    good = hub.join("another", namespace=namespace("another"))
-    assert good.store(TEXTS[0]).lease is not None
-    good.check(good.read(TEXTS[0]), TEXTS[0])
-    hub.state.check_integrity()

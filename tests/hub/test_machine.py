@@ -89,7 +89,7 @@ class HubMachine(WritingRules):
             with pytest.raises(BlendHubError):
                 client.release(garbage)
             with pytest.raises(BlendHubError):
-                client.fetch(garbage, [0])
+                client.submit_fetch(garbage, [0]).result()
 
     @invariant()
     def all_agree(self) -> None:

@@ -58,7 +58,7 @@ class SlowNamespace:
 
 @pytest.fixture
 def slow(make_hub):
-    hub = make_hub(n_slots=8, match_inline_tokens=INLINE)
+    hub = make_hub(n_slots=8, inline=INLINE)
     member = hub.join()
     member.store(LONG)
     return SlowNamespace(hub, member)
@@ -131,24 +131,6 @@ def test_what_waits_is_bounded_for_the_whole_hub_and_a_newcomer_finds_room(slow,
     answers = slow.hub.run(meanwhile())
     assert [isinstance(answer, Busy) for answer in answers] == [False] * 3 + [True] * 2 + [False]
     assert slow.hub.run(meanwhile())[0].matches, "the others are no longer counted"
-
-
-def test_a_lookup_that_waits_no_more_keeps_no_tokens(slow):
-    async def meanwhile():
-        first = slow.start()
-        await slow.until_it_waits()
-        others = [slow.start(tokens(9, 3 * CHUNK)) for _ in range(3)]
-        await asyncio.sleep(0.01)
-        for one in others:
-            one.cancel()  # as a transport does at the deadline
-        await asyncio.wait(others)
-        queued = [job.work for job in slow.queue._jobs]
-        slow.may_end.set()
-        await first
-        return queued
-
-    first, *others = slow.hub.run(meanwhile())
-    assert first and others == [None] * 3 and slow.hub.service._waiting.total == 0
 
 
 def test_a_lookup_whose_deadline_passed_while_it_waited_is_not_matched(slow):

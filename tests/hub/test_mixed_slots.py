@@ -29,7 +29,7 @@ def full_hub(make_hub, request):
     assert len(chunks) == SMALL and not hub.arena.extents.free_bytes
     random.Random(1).shuffle(chunks)
     for chunk in chunks:
-        hub.state.cache.policy.touch(chunk)
+        hub.state.cache.policy.of(chunk).touch(chunk)
     return hub
 
 

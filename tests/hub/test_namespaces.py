@@ -31,7 +31,6 @@ def test_variants_of_one_engine_share_nothing(hub, stored):
         if other == stored:
             continue
         assert member.lookup(TEXT, variant=other) == wire.Found()
-        assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=other) == wire.Found()
         assert member.ask(wire.Lookup, matches=matches, variant=other) == wire.Found()
         reserved = member.reserve(tokens(1, 96), Span(64, 96), run=run, variant=other)
         assert reserved.run != run, "a run grew by another namespace's tokens"
@@ -87,27 +86,6 @@ def test_clear_drops_one_namespace_or_all_of_the_engine(hub):
     hub.state.check_integrity()
 
 
-def test_an_index_lasts_while_something_is_stored_or_written(hub):
-    member = hub.join()
-    assert not hub.state.indexes, "nothing is stored yet"
-    reserved = member.reserve(TEXT)
-    hub.service.tick()
-    assert len(hub.state.indexes) == 1, "a store is under way"
-    member.write(reserved, TEXT)
-    member.commit(reserved)
-    member.ask(wire.Unregister)
-    hub.service.tick()
-    assert len(hub.state.indexes) == 1, "something is stored there"
-    member.join()
-    member.ask(wire.Clear)
-    hub.service.tick()
-    assert not hub.state.indexes
-    hub.state.check_integrity()
-    member.store(TEXT)
-    member.check(member.read(TEXT), TEXT)
-    hub.state.check_integrity()
-
-
 def test_a_reservation_that_waits_for_room_stores_even_if_its_index_was_dropped(make_hub, tmp_path, monkeypatch):
     hub = make_hub(n_slots=2, store=tmp_path / "store")
     member = hub.join()
@@ -124,17 +102,6 @@ def test_a_reservation_that_waits_for_room_stores_even_if_its_index_was_dropped(
     found = member.lookup(TEXT, variant=ANN, wait_s=5.0)
     assert found.matches
     hub.state.check_integrity()
-
-
-def test_namespaces_that_store_nothing_have_no_matchers(hub, monkeypatch):
-    member = hub.join()
-    monkeypatch.setattr(hub.state.indexes, "make", lambda namespace: 1 / 0)
-    matches = [wire.Match(Span(0, 64), 1, 0, True)]
-    assert member.lookup(TEXT, variant=ANN) == wire.Found()
-    assert member.ask(wire.Prefetch, [TEXT.tobytes()], variant=ANN) == wire.Found()
-    assert member.ask(wire.Lookup, matches=matches, variant=ANN) == wire.Found()
-    member.ask(wire.Clear, variant=ANN)
-    assert not hub.state.indexes
 
 
 @pytest.mark.slow

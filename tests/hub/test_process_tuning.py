@@ -113,22 +113,24 @@ def _garbage():
         gc.garbage.clear()
 
 
-def test_full_collections_look_at_each_object_once():
-    process = run_python(LOOKED_AT_BY_FULL_COLLECTIONS)
-    assert process.communicate(timeout=60)[0] == "True True True\n"
+def is_less_than_4_mib(printed):
+    return int(printed) < 2**22
 
 
-def test_a_cycle_that_has_become_old_is_collected():
-    process = run_python(A_CYCLE_THAT_HAS_BECOME_OLD)
-    assert process.communicate(timeout=60)[0] == "None\n"
+def is_of_one_heap(printed):
+    return "Arena 0:" in printed and "Arena 1:" not in printed
 
 
-def test_large_blocks_among_small_ones_are_returned():
-    process = run_python(LARGE_AMONG_SMALL)
-    assert int(process.communicate(timeout=60)[0]) < 2**22
-
-
-def test_threads_share_one_heap():
-    process = run_python(THREADS_THAT_ALLOCATE)
-    statistics = process.communicate(timeout=60)[0]
-    assert "Arena 0:" in statistics and "Arena 1:" not in statistics
+@pytest.mark.parametrize(
+    "code, holds",
+    [
+        (LOOKED_AT_BY_FULL_COLLECTIONS, "True True True\n".__eq__),
+        (A_CYCLE_THAT_HAS_BECOME_OLD, "None\n".__eq__),
+        (LARGE_AMONG_SMALL, is_less_than_4_mib),
+        (THREADS_THAT_ALLOCATE, is_of_one_heap),
+    ],
+    ids=["looks at each object once", "collects old cycles", "returns large blocks", "has one heap"],
+)
+def test_a_process_of_a_hub(code, holds):
+    printed = run_python(code).communicate(timeout=60)[0]
+    assert holds(printed), printed

@@ -12,30 +12,6 @@ from blendhub.contracts import Envelope
 from blendhub.core.errors import InvalidInput
 
 
-def test_bytes_through_the_transport(hub):
-    """What a client on another machine does."""
-    member, text = hub.join(process=ELSEWHERE, maps=False), tokens(1, 64)
-    reserved = member.reserve(text)
-    for slot in reserved.slots:
-        shard = bytearray(LAYOUT.shard_bytes)
-        shard[: len(slot.span) * 4] = marks(text, slot.span, 0).tobytes()
-        member.ask(wire.Put, [shard], lease=reserved.lease, position=slot.span.start)
-    member.commit(reserved)
-    found = member.read(text)
-    member.check(found, text)
-    ids = {"session": member.registered.session, "epoch": member.registered.epoch}
-    shards = hub.envelope(
-        wire.Fetch(**ids, lease=found.lease, slots=tuple(piece.shard for piece in found.pieces))
-    ).payload
-    assert [bytes(shard) for shard in shards] == [member.shard(piece.shard).tobytes() for piece in found.pieces]
-    del shards
-    reserved = member.reserve(tokens(2, 32))
-    with pytest.raises(InvalidInput, match="the payloads have"):
-        member.ask(wire.Put, [b"short"], lease=reserved.lease, position=0)
-    with pytest.raises(InvalidInput, match="no slot"):
-        member.ask(wire.Put, [b""], lease=reserved.lease, position=1)
-
-
 def test_a_slot_is_not_free_while_bytes_are_copied_into_it(make_hub, monkeypatch):
     """The client that sent them may be gone by then, and the lease too."""
     hub = make_hub(n_slots=2)
@@ -100,37 +76,3 @@ def test_nothing_is_put_into_what_is_committed(hub):
     second = onlooker.reserve(tokens(2, 32))
     with pytest.raises(InvalidInput, match="no shard"):
         onlooker.ask(wire.Put, [garbage], lease=second.lease, position=0)
-
-
-def test_a_commit_waits_for_the_puts_before_it(hub, monkeypatch):
-    """A client need not wait for an answer before it sends the next request."""
-    member, text = hub.join(process=ELSEWHERE, maps=False), tokens(1, 32)
-    reserved = member.reserve(text)
-    ids = {"session": member.registered.session, "epoch": member.registered.epoch}
-    begun, go_on = threading.Event(), threading.Event()
-    copy = np.copyto
-
-    def slowly(*arrays):
-        begun.set()
-        go_on.wait(10)
-        copy(*arrays)
-
-    async def put_and_commit():
-        put = wire.Put(**ids, lease=reserved.lease, position=0)
-        putting = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(put, [shard_of(text, reserved.slots[0])])))
-        await asyncio.to_thread(begun.wait, 10)
-        commit = wire.Commit(**ids, lease=reserved.lease, upto=32)
-        committing = asyncio.ensure_future(hub.service.handle(b"peer", Envelope(commit)))
-        await asyncio.sleep(0.05)
-        assert not committing.done() and not hub.state.cache.policy, "what is not copied yet can be read"
-        with pytest.raises(InvalidInput, match="has committed up to 32"):
-            hub.service.handle(b"peer", Envelope(put, [bytes(LAYOUT.shard_bytes)]))
-        go_on.set()
-        await asyncio.gather(putting, committing)
-
-    monkeypatch.setattr(np, "copyto", slowly)
-    hub.run(put_and_commit())
-    monkeypatch.undo()
-    found = member.read(text)
-    assert spans_of(found) == [(0, 32, True)]
-    member.check(found, text)

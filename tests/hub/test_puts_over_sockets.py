@@ -48,11 +48,10 @@ def far(monkeypatch) -> Iterator[HubClient]:
 
 def fetched(client: HubClient, text) -> list[np.ndarray]:
     found = client.lookup(text, OURS)
-    return (
-        [np.frombuffer(shard, np.uint8) for shard in client.fetch(found.lease, [piece.shard for piece in found.pieces])]
-        if found.lease
-        else []
-    )
+    if found.lease is None:
+        return []
+    shards = client.submit_fetch(found.lease, [piece.shard for piece in found.pieces]).payload()
+    return [np.frombuffer(shard, np.uint8) for shard in shards]
 
 
 def test_a_commit_that_follows_its_put_at_once_publishes_what_was_put(far):

@@ -18,7 +18,7 @@ from blendhub.core.layout import Namespace, Variant
 from blendhub.core.spans import Match, Span
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
-from blendhub.hub.http.routes import PAGE_LASTS_S, Routes, is_address
+from blendhub.hub.http.routes import Routes, is_address
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_KEPT_REPORTS, MOST_REPORTING_ENGINES
 from blendhub.hub.reports import ReportTable
@@ -89,16 +89,6 @@ def test_a_report_says_why_each_stretch_was_computed_and_nothing_of_what_was_reu
     assert report().not_reused == () and report().n_not_reused == 0  # not known
 
 
-def test_of_many_computed_stretches_a_report_has_the_longest_in_order():
-    reused = [Span(at - 1, at) for at in range(1, 10**5, 100)]
-    spans = {"moved": [*reused, Span(5000, 6000)]}
-    long = prompt_report("r", 10**5, 0, spans, whys={Why.NOTHING_STORED: [Span(0, 10**5)], Why.LAST: [Span(150, 151)]})
-    assert len(long.not_reused) == MOST_NOT_REUSED and long.n_not_reused > 900
-    assert list(long.not_reused) == sorted(long.not_reused, key=lambda one: one.span)
-    assert {len(one.span) for one in long.not_reused} == {99}
-    assert len(msgspec.msgpack.encode(long)) < 2**14
-
-
 def test_a_reported_request_is_found_by_the_id_of_its_response(hub: DirectHub):
     member = hub.join("an-engine")
     member.ask(wire.Reported, reports=(report("cmpl-12-0-abcdefgh", n_tokens=100), report("cmpl-1-0-abcdefgh")))
@@ -113,11 +103,11 @@ def test_a_reported_request_is_found_by_the_id_of_its_response(hub: DirectHub):
 def test_the_newest_reports_of_some_engines_are_kept():
     table = ReportTable(lambda: 5.0)
     for number in range(MOST_KEPT_REPORTS + 10):
-        table.add("busy", "d", [report(f"r{number}")])
+        table.add("busy", [report(f"r{number}")])
     assert len(table.encoded("busy")) == MOST_KEPT_REPORTS
     assert table.find("r9") is None and table.find("r10") and table.find(f"r{MOST_KEPT_REPORTS + 9}")
     for number in range(MOST_REPORTING_ENGINES):
-        table.add(f"e{number}", "d", [report()])
+        table.add(f"e{number}", [report()])
     assert len(table.engines()) == MOST_REPORTING_ENGINES and "busy" not in table.engines()
     assert table.latest_engine == f"e{MOST_REPORTING_ENGINES - 1}" and table.encoded("unknown") == []
 
@@ -171,21 +161,8 @@ def test_a_preview_names_the_engines_that_there_are(hub: DirectHub):
     assert hub.ask(wire.Preview(engine="two"), [b""]).engine == "two"
 
 
-def test_what_is_in_the_store_only_is_named_with_its_place(make_hub, tmp_path):
-    hub = make_hub(n_slots=4, store=tmp_path / "store")
-    member = hub.join()
-    text = tokens(1, 3 * CHUNK)
-    member.store(text)
-    hub.settle()
-    (run,) = (run for index in hub.state.indexes for run in index.runs.values())
-    hub.state.cache.remove(run.chunks[CHUNK])
-    middle = (Span(CHUNK, 2 * CHUNK),)
-    assert hub.ask(wire.Preview(), [text.tobytes()]).on_the_way == middle
-    assert member.lookup(text).on_the_way == middle
-
-
 def test_long_prompts_are_previewed_in_a_thread(make_hub):
-    hub = make_hub(match_inline_tokens=CHUNK)
+    hub = make_hub(inline=CHUNK)
     hub.join().store(tokens(1, 2 * CHUNK))
     assert hub.ask(wire.Preview(), [tokens(1, 2 * CHUNK).tobytes()]).matches
 
@@ -259,26 +236,6 @@ def test_a_strangers_name_for_this_machine_is_refused_but_not_to_monitoring(hub:
 def test_addresses_are_told_from_names(host):
     assert is_address(host)
     assert not is_address(f"{host.strip('[]')}.evil.example") and not is_address("")
-
-
-def test_the_page_s_json_is_made_once_for_all_who_ask_for_it_at_a_time(hub: DirectHub):
-    now, made = [0.0], []
-
-    def stats():
-        made.append(now[0])
-        return hub.service.stats()
-
-    pages = Routes(stats, hub.service.counters, hub.service.reports, clock=lambda: now[0])
-    member = hub.join("e")
-
-    def asked() -> int:
-        member.ask(wire.Reported, reports=(report(),))
-        page = hub.run(pages.get("/page.json", "127.0.0.1"))
-        return len(json.loads(page.body)["reports"])
-
-    assert [asked() for _ in range(10)] == [1] * 10 and len(made) == 1
-    now[0] += PAGE_LASTS_S
-    assert asked() == 11 and len(made) == 2
 
 
 @pytest.mark.alone

@@ -5,8 +5,9 @@ from hub_direct import tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import Busy, InvalidInput, LeaseError, ProtocolError, StaleEpoch, UnknownSession
-from blendhub.core.spans import Span
+from blendhub.core.spans import Match, Span
 from blendhub.hub import service
+from blendhub.hub.handlers import base
 
 
 def test_the_hit_rate_is_of_lookups_alone(hub):
@@ -15,10 +16,9 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
     found = member.lookup(text, acquire=False)
     member.lookup(tokens(2, 96))
     member.ask(wire.Lookup, matches=found.matches)
-    member.ask(wire.Prefetch, [text.tobytes()])
     counters = hub.ask(wire.Stats()).counters
     assert counters["requests_lookup"] == 2 and counters["lookups_that_found"] == 1
-    assert counters["tokens_exact"] == 96, "what was fetched in advance has not been found"
+    assert counters["tokens_exact"] == 96
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
         (wire.Lookup, {}, [], InvalidInput, "0 payloads"),
         (wire.Lookup, {}, [b"abc"], InvalidInput, "3 bytes"),
         (wire.Lookup, {}, [bytes(8), bytes(8)], InvalidInput, "2 payloads"),
-        (wire.Lookup, {}, [bytes(4 * 5001)], InvalidInput, "max_prompt_tokens"),
+        (wire.Lookup, {}, [bytes(4 * 5001)], InvalidInput, "more than the 5000"),
         (wire.Reserve, {"span": Span(0, 3)}, [bytes(8)], InvalidInput, "within 2 tokens"),
         (wire.Reserve, {"span": Span(1, 1)}, [bytes(8)], InvalidInput, "not empty"),
         (wire.Release, {"lease": 7}, [], LeaseError, "does not hold"),
@@ -39,10 +39,13 @@ def test_the_hit_rate_is_of_lookups_alone(hub):
         (wire.Put, {"lease": 7, "position": 0}, [], LeaseError, "does not hold"),
         (wire.Release, {"lease": -1}, [], ProtocolError, "does not decode"),
         (wire.Lookup, {"wait_s": 1e9}, [b""], ProtocolError, "does not decode"),
+        (wire.Lookup, {"wait_s": float("nan")}, [b""], ProtocolError, "wait_s"),
+        (wire.Lookup, {"matches": 2 * [Match(Span(0, 9), 1, 0, True)]}, [], InvalidInput, "start at 9 or later"),
+        (wire.Reserve, {"span": Span(0, 2), "blended": True}, [bytes(8)], InvalidInput, "not for both"),
     ],
 )
-def test_bad_input_is_a_typed_error_and_changes_nothing(make_hub, kind, fields, payload, error, sentence):
-    hub = make_hub(max_prompt_tokens=5000)
+def test_bad_input_is_a_typed_error_and_changes_nothing(hub, monkeypatch, kind, fields, payload, error, sentence):
+    monkeypatch.setattr(base, "MOST_PROMPT_TOKENS", 5000)
     member, text = hub.join(), tokens(1, 64)
     member.store(text)
     before = hub.service.stats().gauges["arena_free_bytes"]
@@ -55,15 +58,12 @@ def test_bad_input_is_a_typed_error_and_changes_nothing(make_hub, kind, fields, 
 
 
 def test_where_no_more_may_wait_a_request_that_does_not_wait_is_answered(make_hub, monkeypatch):
-    hub = make_hub(match_inline_tokens=96)
+    hub = make_hub(inline=96)
     member, text = hub.join(), tokens(1, 96)
     member.store(text)
     (index,) = hub.state.indexes
     monkeypatch.setattr(service, "MOST_WAITING_BYTES", 1)
-    found = member.lookup(text, acquire=False)
-    assert found.matches
-    member.ask(wire.Prefetch, [text.tobytes()])
-    member.ask(wire.Learn, [bytes([9] * 96)], matches=found.matches)
+    assert member.lookup(text, acquire=False).matches
     with pytest.raises(Busy):
         member.lookup(text, wait_s=1.0)
     with pytest.raises(Busy):

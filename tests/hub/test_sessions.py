@@ -5,9 +5,8 @@ from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.client.arena_view import ArenaView
-from blendhub.core.errors import ArenaFull, InvalidInput, LayoutMismatch, LeaseError, UnknownSession
+from blendhub.core.errors import InvalidInput, LayoutMismatch, LeaseError
 from blendhub.core.layout import KVLayout
-from blendhub.core.spans import Span
 from blendhub.system.processes import ProcessId
 
 
@@ -66,52 +65,6 @@ def test_expired_leases_end(make_hub):
         with pytest.raises(LeaseError, match="must not be used"):
             member.ask(kind, lease=lease)
     hub.state.check_integrity()
-
-
-def test_slots_of_a_revoked_write_wait_for_their_writer(make_hub):
-    hub = make_hub(n_slots=2, write_lease_s=10, silence_s=1000)
-    member, other = hub.join(), hub.join("other")
-    reserved = member.reserve(tokens(1, 64))
-    hub.now += 11
-    hub.service.tick()
-    with pytest.raises(ArenaFull):
-        other.reserve(tokens(2, 32))
-    assert member.ask(wire.Ping).revoked == (reserved.lease,)
-    hub.state.check_integrity()
-    assert member.ask(wire.Ping, acknowledged=(reserved.lease,)).revoked == ()
-    assert other.reserve(tokens(2, 64)).span == Span(0, 64)
-    hub.state.check_integrity()
-
-
-def test_a_silent_session_keeps_only_the_slots_it_may_still_write(make_hub):
-    hub = make_hub(n_slots=2, silence_s=5)
-    member = hub.join()
-    member.reserve(tokens(1, 64))
-    hub.now += 6
-    hub.service.tick()
-    with pytest.raises(UnknownSession):
-        member.ask(wire.Ping)
-    hub.state.check_integrity()
-    late = hub.join("other")
-    with pytest.raises(ArenaFull):
-        late.reserve(tokens(2, 32))
-    member.join()
-    assert late.reserve(tokens(2, 64)).span == Span(0, 64)
-    hub.state.check_integrity()
-
-
-def test_a_dead_process_holds_nothing(make_hub):
-    hub = make_hub(n_slots=4)
-    survivor, text = hub.join("other", rank=-1), tokens(1, 64)
-    dead = hub.join(process=ELSEWHERE)
-    dead.store(text)
-    dead.lookup(text)
-    dead.reserve(tokens(2, 64))
-    dead.die()
-    hub.state.check_integrity()
-    assert len(hub.state.reads.leases) == len(hub.state.writes.leases) == len(hub.state.writes.quarantined) == 0
-    assert survivor.lookup(text).matches, "what was published stays"
-    assert not survivor.lookup(tokens(2, 64)).matches, "what was not finished never appears"
 
 
 def test_a_dead_rank_ends_the_writes_of_its_engine(hub):

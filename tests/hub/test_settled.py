@@ -2,11 +2,9 @@
 
 import numpy as np
 import pytest
-from hub_direct import BASE, CHUNK, namespace, tokens
+from hub_direct import CHUNK, namespace, tokens
 
 from blendhub.client import wire
-from blendhub.core.errors import InvalidInput
-from blendhub.core.layout import Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.hub.memory.eviction import BLENDED_SHARE
@@ -99,17 +97,6 @@ def test_a_run_goes_on_as_what_it_is(member):
     assert member.reserve(longer, Span(192, 224), run=first.run, **same).run == first.run
 
 
-def test_no_kv_is_blended_and_exact(member):
-    with pytest.raises(InvalidInput, match="not for both"):
-        member.reserve(PROMPT, BLENDED, exact=True, blended=True)
-
-
-def test_other_salts_and_adapters_find_nothing(member):
-    for variant in (Variant(cache_salt="mine"), Variant(lora="x")):
-        assert not member.lookup(PROMPT, variant=variant, settled=0.0).matches
-    assert member.lookup(PROMPT, variant=BASE, settled=0.0).matches
-
-
 def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
     hub = make_hub()
     member = hub.join(namespace=namespace(matchers=(PluginChoice("rolling_hash", {"min_match_tokens": 16}),)))
@@ -117,18 +104,6 @@ def test_without_a_matcher_of_prefixes_nothing_blended_is_stored(make_hub):
     store_blended(member)
     assert all(match.moved or match.exact for match in member.lookup(PROMPT, settled=0.0).matches)
     hub.state.check_integrity()
-
-
-def test_evicted_chunks_are_forgotten_one_by_one(hub, member):
-    index = hub.state.indexes.get(namespace().digest)
-    for chunk in [chunk for chunk in index.chunks() if chunk.run.origin.blended and chunk.span.start >= 64]:
-        hub.state.cache.drop([chunk])
-    hub.state.check_integrity()
-    left = [(0, 40, "exact"), (40, 64, "settled"), (100, 160, "settled")]
-    assert kinds(member.lookup(PROMPT, acquire=False, settled=0.0)) == left
-    hub.state.cache.drop(list(index.chunks()))
-    hub.state.check_integrity()
-    assert not member.lookup(PROMPT, settled=0.0).matches
 
 
 def blended_chunks(hub):

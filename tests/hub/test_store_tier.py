@@ -1,7 +1,5 @@
 """The store behind the arena: evicted chunks come back, also after a restart; damaged chunks do not."""
 
-import asyncio
-
 import msgspec
 import pytest
 from hub_direct import CHUNK, namespace, tokens
@@ -9,7 +7,6 @@ from hub_direct import CHUNK, namespace, tokens
 from blendhub.client import wire
 from blendhub.core.errors import StoreFailed
 from blendhub.core.spans import Span
-from blendhub.hub.index.namespace_index import Saved
 
 TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
 
@@ -18,10 +15,6 @@ TEXTS = [tokens(seed, 2 * CHUNK) for seed in range(8)]
 def small_hub(make_hub, tmp_path):
     """A hub with memory for four chunks, and disk space for many."""
     return make_hub(n_slots=4, store=tmp_path / "store")
-
-
-def is_stored(found):
-    return bool(found.matches or found.on_the_way_tokens)
 
 
 def fill(hub, member, texts=TEXTS):
@@ -61,22 +54,13 @@ def test_what_only_the_store_has_is_left_out_of_a_match(small_hub):
     found = member.lookup(text)
     assert [match.span for match in found.matches] == [Span(0, CHUNK), Span(2 * CHUNK, 3 * CHUNK)]
     assert [match.source_start for match in found.matches] == [0, 2 * CHUNK]
-    assert found.on_the_way_tokens == CHUNK
+    assert found.on_the_way == small_hub.ask(wire.Preview(), [text.tobytes()]).on_the_way == (Span(CHUNK, 2 * CHUNK),)
     acquired = member.ask(wire.Lookup, matches=found.matches)
     assert [piece.span for piece in acquired.pieces] == [match.span for match in found.matches]
     member.check(acquired, text)
 
 
-def test_a_prefetch_brings_chunks_before_they_are_needed(small_hub):
-    member = small_hub.join()
-    fill(small_hub, member)
-    member.ask(wire.Prefetch, [TEXTS[1].tobytes()])
-    small_hub.settle()
-    member.check(member.read(TEXTS[1]), TEXTS[1])
-    assert len(member.read(TEXTS[1]).pieces) == 2
-
-
-def test_a_prefetch_leaves_in_the_store_what_the_engine_has(make_hub, tmp_path):
+def test_what_the_engine_has_is_left_in_the_store(make_hub, tmp_path):
     hub = make_hub(n_slots=32, store=tmp_path / "store")
     member, text = hub.join(), tokens(9, 3 * CHUNK)
     run = member.store(text).run
@@ -84,7 +68,7 @@ def test_a_prefetch_leaves_in_the_store_what_the_engine_has(make_hub, tmp_path):
     chunks = hub.state.indexes.get(namespace().digest).runs[run].chunks
     for chunk in list(chunks.values()):
         hub.state.cache.remove(chunk)
-    found = member.ask(wire.Prefetch, [text.tobytes()], skip_prefix_n_tokens=2 * CHUNK)
+    found = member.lookup(text, skip_prefix_n_tokens=2 * CHUNK)
     assert (found.matches, found.on_the_way) == ((), (Span(2 * CHUNK, 3 * CHUNK),))
     hub.settle()
     assert [chunk.span.start for chunk in chunks.values() if chunk.offset is not None] == [2 * CHUNK]
@@ -143,56 +127,6 @@ def test_a_damaged_chunk_is_counted_and_never_served(make_hub, tmp_path):
     assert second.service.stats().counters["store_corrupted"] == 1
     assert second.state.indexes.get(namespace().digest).n_chunks == 1
     second.state.check_integrity()
-
-
-def test_what_the_store_drops_is_matched_only_while_it_is_in_memory(make_hub, tmp_path):
-    hub = make_hub(n_slots=4, store=tmp_path / "store")
-    member = hub.join()
-    texts = [tokens(seed, 2 * CHUNK) for seed in range(100, 220)]
-    for text in texts:
-        member.store(text)
-    hub.settle()
-    hub.state.check_integrity()
-    known = sum(is_stored(member.lookup(text, acquire=False)) for text in texts)
-    assert 2 < known < len(texts), "the store has a capacity"
-    for text in texts:
-        found = member.read(text, wait_s=5.0)
-        member.check(found, text)
-        if found.lease is not None:
-            member.ask(wire.Release, lease=found.lease)
-
-
-def test_a_chunk_that_the_store_drops_while_it_is_read_is_kept_in_memory(small_hub):
-    member = small_hub.join()
-    fill(small_hub, member)
-    state, tier = small_hub.state, small_hub.tier
-    chunk = next(c for index in state.indexes for run in index.runs.values() for c in run.chunks.values())
-    assert chunk.offset is None
-
-    async def drop_meanwhile():
-        loading = tier.load(chunk)
-        await asyncio.sleep(0)
-        assert chunk in state.cache.filling
-        tier.forget([(chunk.run.key, chunk.span)])
-        state.check_integrity()
-        await loading
-
-    small_hub.run(drop_meanwhile())
-    state.check_integrity()
-    assert chunk.offset is not None and chunk.saved is Saved.NO
-    member.check(member.read(TEXTS[0]), TEXTS[0])
-
-
-def test_a_store_that_fails_is_counted_and_the_hub_goes_on(make_hub, tmp_path):
-    hub = make_hub(n_slots=4, store=tmp_path / "store")
-    member = hub.join()
-    hub.tier.store.close()
-    fill(hub, member)
-    assert hub.service.stats().counters["store_failures"] > 0
-    found = member.read(TEXTS[-1])
-    assert found.pieces
-    member.check(found, TEXTS[-1])
-    hub.state.check_integrity()
 
 
 def test_what_could_not_be_read_just_now_is_found_again(small_hub, monkeypatch):

@@ -49,7 +49,7 @@ def store(seed):
 def read(seed):
     acquired = client.acquire(client.lookup(text(seed), acquire=False).matches)
     with client.reading(acquired) as pieces:
-        parts = client.fetch(acquired.lease, [piece.shard for piece in acquired.pieces])
+        parts = client.submit_fetch(acquired.lease, [piece.shard for piece in pieces]).payload()
     assert len(parts) == len(pieces)
     for piece, part in zip(pieces, parts):
         assert bytes(part) == shard(seed, piece.source_start).tobytes(), "other bytes than were stored"

@@ -57,7 +57,6 @@ def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
         ({"is": "Reserve", "span": [HUGE, HUGE]}, [TEXT]),
         ({"is": "Lookup", "matches": [LATE]}, []),
         ({"is": "Lookup", "matches": [[[0, 1], HUGE, HUGE, True]]}, []),
-        ({"is": "Learn", "matches": [LATE]}, [b"\1"]),
         ({"is": "Lookup", "variant": ["", "s" * 1025]}, [TEXT]),
         ({"is": "Register", "engine": "f", "rank": 0, "namespace": namespace(), "client": 1,
           "process": msgspec.structs.replace(ProcessId.mine(), pid=HUGE)}, []),

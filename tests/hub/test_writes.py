@@ -36,16 +36,6 @@ def test_a_run_grows(hub):
     assert {match.run for match in member.lookup(prompt).matches} == {first.run}
 
 
-def test_a_run_does_not_grow_by_another_texts_tokens(hub):
-    member, text, other = hub.join(), tokens(1, 96), tokens(2, 96)
-    first = member.store(text, Span(0, 64))
-    second = member.store(other, Span(64, 96), run=first.run)
-    assert second.run != first.run
-    hub.state.check_integrity()
-    member.check(member.read(text), text)
-    assert spans_of(member.read(text)) == [(0, 32, True), (32, 64, True)]
-
-
 def test_what_is_stored_exactly_is_not_stored_twice(hub):
     member, text = hub.join(), tokens(1, 128)
     member.store(text, Span(0, 96))
@@ -84,18 +74,3 @@ def test_a_chunk_larger_than_the_arena_is_refused_with_the_sizes(make_hub):
     member = hub.join(namespace=namespace(world_size=2))
     with pytest.raises(ArenaFull, match="arena_gib"):
         member.reserve(tokens(1, 32))
-
-
-def test_slots_of_different_sizes_make_room_for_each_other(make_hub):
-    hub = make_hub(n_slots=7)
-    small, large = hub.join("small"), hub.join("large", namespace=namespace("large", world_size=3))
-    others = [hub.join("large", rank, namespace("large", world_size=3)) for rank in (1, 2)]
-    for seed in range(30):
-        if seed % 3:
-            small.store(tokens(seed, 32))
-        else:
-            reserved = large.reserve(tokens(seed, 32))
-            for member in (large, *others):
-                member.write(reserved, tokens(seed, 32))
-                member.commit(reserved)
-        hub.state.check_integrity()

@@ -96,11 +96,6 @@ class Browser:
     def write(self, text: str) -> None:
         self._ask("Input.insertText", text=text)
 
-    def picture(self) -> bytes:
-        import base64
-
-        return base64.b64decode(self._ask("Page.captureScreenshot", format="png")["data"])
-
     def _ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         self._number += 1
         message = {"id": self._number, "method": method, "params": parameters}

@@ -6,7 +6,7 @@ import torch
 from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader import words as w
 from benchmarks.quality.reader.evaluate import accuracy
-from benchmarks.quality.reader.export import load
+from benchmarks.quality.reader.model import load
 from benchmarks.quality.reader.task import STRATA, make_prompt
 
 pytestmark = pytest.mark.slow

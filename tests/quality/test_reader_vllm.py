@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader.evaluate import answers, blended
-from benchmarks.quality.reader.export import load
+from benchmarks.quality.reader.model import load
 from benchmarks.quality.reader.task import make_prompt
 from harness.engines import Engine
 

@@ -1,7 +1,8 @@
 """The connector's scheduler side on a real hub with vLLM's own requests; tests play vLLM and the worker."""
 
 import threading
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +16,7 @@ from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.utils.hashing import sha256
-from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import BlockHash, get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.request import Request
 
@@ -31,7 +32,8 @@ from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
+from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
 
@@ -55,6 +57,21 @@ def text(number: int, length: int) -> list[int]:
     return TEXT[1000 * number : 1000 * number + length]
 
 
+class PlayedBlocks(RequestBlocks):
+    """The blocks of every request are the same, and vLLM's cache cannot be asked, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = list(range(1, 101))
+        self.cached: Callable[[Sequence[BlockHash], int], int | None] = lambda hashes, most: None
+
+    def of(self, request: str) -> list[int]:
+        return self.blocks
+
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
+        return self.cached(hashes, most)
+
+
 class PlayedEngine:
     """What vLLM does around the scheduler side: requests, steps, and one worker that commits every save."""
 
@@ -73,10 +90,10 @@ class PlayedEngine:
         address = address or HubAddress(hub.inproc_endpoint, PluginChoice("inproc"))
         admission = Admission(config, settings, ModelSupport(LAYOUT, True, ()), NAMESPACE)
         facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
-        self.side = ConnectorScheduler(
-            config, settings, admission, address, "engine", HOST, facts, Observers(HOST.observers())
+        self.blocks = PlayedBlocks()
+        self.side = build_scheduler(
+            config, facts, admission, address, "engine", HOST, Observers(HOST.observers()), self.blocks
         )
-        self.side.saves.block_ids = lambda request: list(range(1, 101))
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
         self.client.register("engine", NAMESPACE, rank)
         if rank == 0:
@@ -85,6 +102,10 @@ class PlayedEngine:
         self.loads: list[LoadJob] = []
         """What the last step has begun to load."""
         self.hub = hub
+
+    @property
+    def counters(self) -> Counter[str]:
+        return self.side.reports.counters
 
     def close(self) -> None:
         self.client.close()

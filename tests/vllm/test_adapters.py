@@ -16,7 +16,7 @@ from blendhub.core.errors import AdapterReplaced
 from blendhub.core.layout import Variant
 from blendhub.vllm.messages import Adapter, LoadedAdapter, WorkerReport
 from blendhub.vllm.model.fingerprint import adapter_fingerprint
-from blendhub.vllm.scheduler.adapters import Adapters
+from blendhub.vllm.scheduler.admission import Adapters
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from tests.vllm.played_engine import played_engine, text
 
@@ -112,7 +112,7 @@ def report(engine, weights, since, number=1):
 
 
 def test_no_more_names_are_kept_than_are_asked_for(monkeypatch):
-    monkeypatch.setattr("blendhub.vllm.scheduler.adapters.MOST_NAMED", 3)
+    monkeypatch.setattr("blendhub.vllm.scheduler.admission.MOST_NAMED", 3)
     adapters = Adapters(ranks=1)
     for number in (*range(1, 6), 1):
         adapters.find(LoRARequest(f"name {number}", number, "org/a"))
@@ -146,7 +146,7 @@ def computed(engine, name, prompt, *, lora=LORA, local=0, cut=None, weights="x",
 def test_the_first_request_of_an_adapter_is_computed_and_then_stored(engine):
     prompt = text(0, 96)
     side = computed(engine, "a", prompt)
-    assert side.counters["refused_adapter"] == 1 and stored(engine, prompt, "x") == 96
+    assert side.reports.counters["refused_adapter"] == 1 and stored(engine, prompt, "x") == 96
     assert engine.found(prompt, exact=True) == set(), "it is nobody else's"
     again = engine.request("b", prompt, lora=LORA)
     side.arrived(again)
@@ -172,7 +172,7 @@ def test_what_two_adapters_have_computed_is_not_stored(engine, then):
     prompt = text(0, 96)
     side = computed(engine, "a", prompt, then=then)
     assert stored(engine, prompt, "x") == stored(engine, prompt, "y") == 0
-    assert side.counters["reservations_failed_AdapterReplaced"] == 1
+    assert side.reports.counters["reservations_failed_AdapterReplaced"] == 1
 
 
 @pytest.mark.parametrize("other", [LORA, LoRARequest("one", 2, "org/b")], ids=["same path", "new path"])
@@ -201,7 +201,7 @@ def test_a_report_from_before_is_not_taken_for_what_vllm_reads_in_place():
 
 
 def test_the_names_that_are_remembered_are_bounded(monkeypatch):
-    monkeypatch.setattr("blendhub.vllm.scheduler.adapters.MOST_NAMED", 8)
+    monkeypatch.setattr("blendhub.vllm.scheduler.admission.MOST_NAMED", 8)
     adapters = Adapters(1)
     for number in range(30):
         lora = LoRARequest(f"name {number}", number + 1, "org/a")

@@ -132,8 +132,8 @@ def test_a_model_whose_keys_cannot_be_moved_is_served_with_exact_reuse():
     assert made.admit(request({"mode": "blend"}))[0].mode == "exact"
     assert made.admit(request({"mode": "contiguous"}))[0].mode == "exact"
     assert made.admit(request({"mode": "off"}))[0].mode == "off"
-    assert not made.holes_for(request())
-    assert admission().holes_for(request())
+    assert not made.admit(request())[0].fills_holes
+    assert admission().admit(request())[0].fills_holes
 
 
 def test_each_cache_salt_has_its_own_namespace():
@@ -156,7 +156,7 @@ def test_a_request_with_an_adapter_has_the_namespace_of_the_loaded_weights_and_e
     for name in ("one", "one", "two"):
         terms, refusal = made.admit(request(lora_request=adapters[name]))
         assert refusal is None and terms.stores and terms.mode == "exact"
-        assert not made.holes_for(request(lora_request=adapters[name]))
+        assert not made.admit(request(lora_request=adapters[name]))[0].fills_holes
         variants.append(terms.variant)
     assert variants[0] == variants[1] and len({*variants, Variant()}) == 3
     # Other weights get the id of the first, which vLLM drops later.

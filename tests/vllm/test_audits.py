@@ -202,7 +202,7 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
         _, response = engine.side.ended(request, list(job.blocks))
         assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0}
         assert response["blendhub"]["hole_tokens"] == 0, "the rest of the prompt is no hole"
-        assert engine.side.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0)]
+        assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0)]
         engine.step()
         assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
 
@@ -229,7 +229,7 @@ def test_what_was_not_audited_to_its_end_says_nothing(error):
         request = engine.request("r", text(1, 32) + text(0, 96) + text(2, 32))
         engine.side.arrived(request)
         engine.load(request, error=error, outcome=None if error else AGREES)
-        assert len(engine.side.audits.take_records()) == (0 if error else 1)
+        assert len(engine.side.loads.audits.take_records()) == (0 if error else 1)
         if not error:  # vLLM preempts it: it is loaded anew, and not audited again
             assert engine.load(request) == 128
             assert not engine.loads[0].decision.audit
@@ -254,7 +254,7 @@ def test_above_the_highest_ratio_only_exact_text_is_reused_but_audits_go_on():
             name = f"r{number}"
             request = engine.request(name, text(1, 32) + text(0, 96) + text(2, 32))
             engine.side.arrived(request)
-            was_exact = engine.side.audits.ratio is None
+            was_exact = engine.side.loads.audits.ratio is None
             loaded.setdefault((was_exact, chance_of(name) < 0.5), []).append(engine.load(request, outcome=DIFFERS))
             engine.end(request, 0)
         blended, all_of_it = {128}, {160}

@@ -168,7 +168,7 @@ def test_a_worker_loads_through_the_transport_and_counts_it(hub):
             assert time.monotonic() < until
         assert device.noted == [(16, 16)], "what vLLM has cached is overwritten"
         assert worker.model.kv[2:7].all() and not worker.model.kv[7:].any() and not worker.model.kv[:2].any()
-        assert engine.side.counters["requests_exact"] == 1
+        assert engine.counters["requests_exact"] == 1
         worker.step()
-        assert engine.side.counters["carried_bytes"] == 3 * LAYOUT.shard_bytes
+        assert engine.counters["carried_bytes"] == 3 * LAYOUT.shard_bytes
     engine.close()

@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
+from blendhub.core.spans import join_spans
 from blendhub.vllm.model.chosen import Chosen, Part
-from blendhub.vllm.spans import joined, total
+from blendhub.vllm.spans import total
 
 LENGTH, BLOCK = 40, 8
 spans = st.lists(
     st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends))), max_size=6
-).map(joined)
+).map(join_spans)
 parts = st.lists(spans, min_size=1, max_size=4).filter(lambda given: any(map(total, given)))
 
 

@@ -35,7 +35,7 @@ def test_a_reason_is_logged_once(engine, caplog):
     with caplog.at_level(logging.INFO, logger="blendhub"):
         for number in range(3):
             engine.serve(f"r{number}", text(number, 32))
-            BlendHubStats.taken_from(engine.side.counters)
+            BlendHubStats.taken_from(engine.counters)
     assert sum("nothing of this prompt is stored" in line for line in caplog.messages) == 1
 
 
@@ -65,7 +65,7 @@ def test_a_load_that_another_connector_takes_over_is_a_refusal_with_a_reason(eng
     assert engine.side.matched(request, 0) == (96, True)
     engine.side.allocated(request, list(range(4)), 0)
     assert not engine.side.plan(SchedulerOutput.make_empty()).loads
-    assert engine.side.counters["refused_other_connector"] == 1
+    assert engine.counters["refused_other_connector"] == 1
     _, response = engine.side.ended(request, list(range(4)))
     assert response["blendhub"]["reason"] == "another connector of MultiConnector loads its KV"
     engine.settle()

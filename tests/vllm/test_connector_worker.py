@@ -46,7 +46,7 @@ def test_a_copy_runs_beside_the_forward_of_the_step_that_plans_it(worker):
 def test_a_load_arrives_in_the_step_that_plans_it_if_its_copy_is_short(worker):
     worker.arrive("r", text(0, 96) + text(1, 32))
     assert worker.step() == {"r"}
-    assert worker.engine.side.counters["requests_exact"] == 1
+    assert worker.engine.counters["requests_exact"] == 1
 
 
 def test_a_copy_that_ends_during_a_step_is_reported_in_it(worker, device):

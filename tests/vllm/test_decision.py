@@ -10,8 +10,8 @@ from blendhub import Match, Span
 from blendhub.core.spans import check_tiling, join
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Decision, Refusal
+from blendhub.vllm.scheduler.decide import Pace
 from blendhub.vllm.scheduler.decide import decide as choose
-from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
 

@@ -18,7 +18,6 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import (
     ANOTHER_FAILED,
-    CopiesJob,
     HubAddress,
     HubPlace,
     LoadedAdapter,
@@ -44,8 +43,6 @@ reports = st.builds(
     loads=st.dictionaries(st.sampled_from("abc"), outcomes),
     saved_tokens=st.integers(0, 9),
     failed_saves=st.dictionaries(st.sampled_from(["Busy", "HubError"]), st.integers(1, 3)),
-    learned_tokens=st.integers(0, 9),
-    unlearned_tokens=st.integers(0, 9),
     opened=st.integers(0, 1),
 )
 
@@ -62,8 +59,7 @@ def test_the_reports_of_all_ranks_become_one(ranks):
         results = [report.loads[request] for report in ranks if request in report.loads]
         assert result in results
         assert bool(result.error) == any(one.error for one in results)
-    for number in ("opened", "learned_tokens", "unlearned_tokens"):
-        assert getattr(whole, number) == sum(getattr(report, number) for report in ranks)
+    assert whole.opened == sum(report.opened for report in ranks)
     # Ranks save their shards of the same tokens, but each fails by itself.
     assert whole.saved_tokens == max(report.saved_tokens for report in ranks)
     for reason in ("Busy", "HubError"):
@@ -76,10 +72,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     space = Namespace(model="m", layout=LAYOUT)
     plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"linger_s": 1.0})), space), budget=64)
     tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
-    plan.loads.append(
-        LoadJob("r", variant, tokens, blocks, decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),), b"\3\2\1")
-    )
-    plan.copies.append(CopiesJob("c", variant, tokens, decision.matches))
+    plan.loads.append(LoadJob("r", variant, tokens, blocks, decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
     right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
     plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
     plan.cancelled.add("gone")
@@ -88,10 +81,7 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     assert (given.hub, given.budget, given.cancelled, given.ending) == (plan.hub, 64, {"gone"}, {"done"})
     (load,), (save,) = given.loads, given.saves
     assert (load.lease, load.epoch, load.pieces) == (7, 8, plan.loads[0].pieces)
-    assert load.variant == variant and load.sensitivity == b"\3\2\1"
-    (copies,) = given.copies
-    assert (copies.request, copies.variant, copies.earlier) == ("c", variant, decision.matches)
-    assert np.array_equal(copies.tokens, tokens) and copies.n_tokens == 10
+    assert load.variant == variant
     assert load.decision == decision and load.tokens.dtype == np.uint32
     assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks, blocks)
     assert save.right == plan.saves[0].right

@@ -1,5 +1,7 @@
 """The start-up checks on two ranks that compute each forward together: one of them fails a check, and both go on."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")

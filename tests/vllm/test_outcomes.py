@@ -17,9 +17,9 @@ from blendhub.core.spans import Match, Span
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import LoadResult
-from blendhub.vllm.scheduler.decide import decide
-from blendhub.vllm.scheduler.request_state import RequestState, Terms
-from blendhub.vllm.scheduler.step_budget import Pace
+from blendhub.vllm.scheduler.admission import Terms
+from blendhub.vllm.scheduler.decide import Pace, decide
+from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import ReusePolicy
 from tests.vllm.played_engine import SETTINGS, PlayedEngine, played_engine, text
 from tests.vllm.standing_still import standing_still
@@ -33,7 +33,7 @@ BEHIND = Match(Span(600, 1000), 1, 600, True)
 
 def outcome(*matches, blend=True, holes=True, local=0, pace=None, on_the_way=(), error="", **policy):
     """The reasons in the note of a request of 1000 tokens, for those that it computes: from decision to note."""
-    found = Found(matches=matches, on_the_way=on_the_way, on_the_way_tokens=sum(map(len, on_the_way)))
+    found = Found(matches=matches, on_the_way=on_the_way)
     choice = decide(
         matches, LENGTH, local, ReusePolicy(**policy), blend=blend, holes=holes, ratio=0.15, usual_ratio=0.15,
         on_the_way=found.on_the_way_tokens, n_positions=4096, pace=pace,
@@ -239,8 +239,8 @@ def test_while_the_hub_does_not_answer_the_oldest_reports_are_forgotten(engine):
     for _ in range(1000):
         tell(engine, state)
     engine.settle()
-    assert len(engine.side._reports._waiting) == 256
+    assert len(engine.side.reports._waiting) == 256
 
 
 def tell(engine: PlayedEngine, state):
-    engine.side._reports.ended(state.outcome(), explains=False)
+    engine.side.reports.ended(state.outcome(), explains=False)

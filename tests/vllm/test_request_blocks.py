@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.scheduler.request_blocks import AskedBlocks, FollowedBlocks
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 
 
 def step(resumed=(), **blocks):
@@ -18,7 +18,7 @@ def step(resumed=(), **blocks):
 
 @pytest.fixture
 def followed():
-    followed = FollowedBlocks()
+    followed = RequestBlocks()
     followed.allocated("a", [1, 2])
     return followed
 
@@ -39,7 +39,7 @@ def test_a_request_that_lost_its_blocks_has_only_the_new_ones(followed):
 
 def test_what_vllm_gave_is_not_changed():
     given = [1]
-    followed = FollowedBlocks()
+    followed = RequestBlocks()
     followed.allocated("a", given)
     followed.scheduled(step(a=[2]))
     assert given == [1]
@@ -54,7 +54,8 @@ def test_an_ended_request_leaves_nothing(followed):
 
 def test_a_vllm_that_can_be_asked_is_asked_each_time():
     manager = SimpleNamespace(get_block_ids=lambda request: (known[request],))
-    known, asked = {"a": [1, 2]}, AskedBlocks(manager)
+    known, asked = {"a": [1, 2]}, RequestBlocks()
+    asked.ask(manager)
     asked.allocated("a", [7])
     asked.scheduled(step(a=[8]))
     known["a"] = [1, 0, 5]  # vLLM took one back

@@ -16,7 +16,8 @@ from blendhub.core.layout import Variant
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import LoadResult
-from blendhub.vllm.scheduler.request_state import RequestState, Stage, Terms
+from blendhub.vllm.scheduler.admission import Terms
+from blendhub.vllm.scheduler.request_state import RequestState, Stage
 
 EVENTS = {
     "look_up": set(Stage) - {Stage.LOADING},

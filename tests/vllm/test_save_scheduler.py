@@ -163,7 +163,7 @@ def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine
         started = time.monotonic()
         while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
             assert time.monotonic() - started < 0.5
-        assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
+        assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
         engine.side.process_report(WorkerReport(settled={"a": 1}))
     # The room that it gives all the same is given back.
     engine.settle()
@@ -173,7 +173,7 @@ def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine
 
 def test_blocks_that_vllm_has_freed_are_not_stored(engine):
     """Attention with a window: vLLM has block 0 in the place of those that the window has left."""
-    engine.side.saves.block_ids = lambda request: [0, 0, 3, 4]
+    engine.blocks.blocks = [0, 0, 3, 4]
     prompt = text(0, 64)
     request = engine.request("a", prompt)
     engine.side.arrived(request)
@@ -184,7 +184,7 @@ def test_blocks_that_vllm_has_freed_are_not_stored(engine):
     engine.end(request, 64)
     assert engine.found(prompt, exact=True) == set()
     assert engine.gauge("write_leases") == 0
-    assert engine.side.counters["reservations_failed_DeadlineExceeded"] == 1
+    assert engine.counters["reservations_failed_DeadlineExceeded"] == 1
 
 
 def test_each_salt_reuses_its_own_text_over_one_session(engine):

@@ -32,7 +32,7 @@ def test_requests_are_served_without_reuse_when_the_hub_is_gone(engine):
     engine.side.executor.registered.close()
     engine.side.arrived(request)
     assert engine.side.matched(request, 0) == (0, False)
-    assert engine.side.counters["refused_hub_failed"] == 1
+    assert engine.counters["refused_hub_failed"] == 1
     engine.step(b=(0, 64))
     engine.end(request, 64)
 
@@ -110,7 +110,7 @@ def test_an_expired_lease_causes_a_new_lookup():
 
 @pytest.mark.alone
 def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
-    lookups = engine.side.lookups
+    lookups = engine.side.loads._lookups
     lookups._wait_s, lookups._timeout_s = 2e-3, 0.3
     engine.step()
     with standing_still(engine.hub):
@@ -131,7 +131,7 @@ def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
         another = engine.request("b", text(1, 64))
         engine.side.arrived(another)
         assert engine.side.matched(another, 0) == (0, False)
-    assert engine.side.counters["refused_hub_failed"] == 2
+    assert engine.counters["refused_hub_failed"] == 2
 
 
 def test_a_clear_drops_matches_and_saves(engine):

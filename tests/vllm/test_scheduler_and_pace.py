@@ -54,7 +54,7 @@ def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_r
     assert engine.load(request) == 0
     reason = engine.report("r")["reason"]
     assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; min_")
-    assert engine.side.counters["refused_too_slow"] == 1
+    assert engine.counters["refused_too_slow"] == 1
     # Once vLLM has computed the others, there is room.
     engine.side.ended(request, [])
     for other in others:

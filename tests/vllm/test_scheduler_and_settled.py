@@ -67,7 +67,7 @@ def test_a_prompt_that_goes_on_looks_for_the_blended_blocks(engine):
     facts = report(engine, request)
     assert (facts["engine_tokens"], facts["settled_tokens"], facts["moved_tokens"]) == (SETTLED, SETTLED - 64, 0)
     assert facts["spans"]["settled"] == [[64, SETTLED]]
-    assert engine.side.counters["tokens_settled"] == SETTLED - 64
+    assert engine.counters["tokens_settled"] == SETTLED - 64
     engine.end(request, len(GOES_ON))
 
 
@@ -123,7 +123,7 @@ def test_what_was_blended_while_a_request_waited_is_taken_in_its_turn(engine):
 def test_what_was_evicted_while_a_request_waited_is_not_looked_for(engine):
     blend(engine)
     request, own = arrived(engine, "waiting")
-    engine.side.settling.blocks.cached = lambda hashes, most: 0
+    engine.blocks.cached = lambda hashes, most: 0
     assert engine.side.matched(request, 0) == (None, False)
     assert request.block_hashes == own
     assert engine.load(request, local=0) == SETTLED
@@ -159,7 +159,7 @@ def test_a_load_that_failed_leaves_nothing_to_take(engine):
     request.append_output_token_ids(1)
     engine.end(request, len(PROMPT))
     following, own = arrived(engine, "next")
-    assert following.block_hashes == own and not len(engine.side.settling.blocks)
+    assert following.block_hashes == own and not len(engine.side.loads._settled)
 
 
 def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(engine):
@@ -168,7 +168,7 @@ def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(
     engine.side.allocated(request, list(range(1, 20)), n_external)
     engine.step()
     engine.side.ended(request, [])
-    assert not len(engine.side.settling.blocks)
+    assert not len(engine.side.loads._settled)
 
 
 def test_what_was_blended_is_taken_before_its_request_has_ended(engine):
@@ -186,7 +186,7 @@ def test_a_preempted_request_is_counted_once_and_stays_approximate(engine):
     # vLLM took its blocks, and some of the settled ones were evicted meanwhile.
     assert engine.load(request, local=64 + BLOCK) >= 64 + BLOCK
     assert engine.side._requests["next"].first_approximate == 64
-    assert engine.side.counters["tokens_settled"] == SETTLED - 64
+    assert engine.counters["tokens_settled"] == SETTLED - 64
 
 
 def test_turns_that_blend_further_documents_find_all_that_was_blended_before(engine):
@@ -245,13 +245,13 @@ def kinds(engine, tokens, settled=0.15):
 def test_what_vllm_has_evicted_comes_from_the_hub_and_is_not_recomputed(engine):
     blend(engine)
     assert kinds(engine, PROMPT) == [(0, 64, "exact"), (64, 160, "settled"), (160, 192, "settled")]
-    engine.side.settling.blocks.clear()
+    engine.side.loads._settled.clear()
     request, own = arrived(engine, "next", explain=True)
     assert engine.load(request) == SETTLED
     facts = report(engine, request)
     assert (facts["exact_tokens"], facts["settled_tokens"], facts["moved_tokens"]) == (64, 128, 0)
     assert facts["spans"]["settled"] == [[64, SETTLED]]
-    assert engine.side.counters["tokens_settled"] == 128 and engine.side.counters["requests_blended"] == 2
+    assert engine.counters["tokens_settled"] == 128 and engine.counters["requests_blended"] == 2
     # It is still no KV for those who want it exact: its blocks are salted.
     assert request.block_hashes[:4] == own[:4] and not set(request.block_hashes[4:]) & set(own)
     assert engine.side._requests["next"].first_approximate == 64

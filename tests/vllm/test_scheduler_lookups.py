@@ -42,7 +42,7 @@ def arrived(engine, name="r"):
 
 
 def test_what_vllm_has_is_not_leased(engine):
-    engine.side.lookups.engine_cached = lambda hashes, most: 64
+    engine.blocks.cached = lambda hashes, most: 64
     request = arrived(engine)
     assert engine.load(request, local=64) == 96
     (match,) = engine.side._requests["r"].found.matches
@@ -50,13 +50,13 @@ def test_what_vllm_has_is_not_leased(engine):
 
 
 def test_what_vllm_has_evicted_since_the_arrival_is_looked_up_again(engine):
-    engine.side.lookups.engine_cached = lambda hashes, most: 64
+    engine.blocks.cached = lambda hashes, most: 64
     assert engine.load(arrived(engine), local=0) == 96
     assert engine.report("r")["exact_tokens"] == 96
 
 
 def test_a_prompt_that_vllm_has_is_not_called_unknown(engine):
-    engine.side.lookups.engine_cached = lambda hashes, most: 96
+    engine.blocks.cached = lambda hashes, most: 96
     assert engine.load(arrived(engine), local=96) == 96
     reason = engine.report("r")["reason"]
     assert reason.startswith("0 tokens could be reused beyond the 96 in vLLM's own cache")
@@ -73,7 +73,7 @@ def test_what_vllm_has_is_not_fetched_from_the_store(stored, monkeypatch):
 
         monkeypatch.setattr(store, "load_chunks", noted)
         engine = PlayedEngine(hub)
-        engine.side.lookups.engine_cached = lambda hashes, most: 64
+        engine.blocks.cached = lambda hashes, most: 64
         assert engine.load(arrived(engine), local=64) == 96
         assert fetched == [Span(64, 96)]
         engine.close()
@@ -86,7 +86,7 @@ def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, mon
         load = store.load_chunks
         monkeypatch.setattr(store, "load_chunks", lambda wanted: goes_on.wait(60) and load(wanted))
         engine = PlayedEngine(hub)
-        engine.side.lookups._timeout_s = 5.0
+        engine.side.loads._lookups._timeout_s = 5.0
         request = arrived(engine)
         until = time.monotonic() + 30
         while not engine.side._requests["r"].lookup.answer():
@@ -102,13 +102,13 @@ def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, mon
 
 
 def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
-    engine.side.lookups._timeout_s = 0.3
+    engine.side.loads._lookups._timeout_s = 0.3
     with standing_still(engine.hub):
         request = arrived(engine)
         time.sleep(0.5)
-    engine.side.lookups._renew_at = 0.0  # one of the steps that look at all requests
+    engine.side.loads._lookups._renew_at = 0.0  # one of the steps that look at all requests
     engine.step()
-    engine.side.lookups._timeout_s = 30.0
+    engine.side.loads._lookups._timeout_s = 30.0
     until = time.monotonic() + 30
     while not (engine.side.executor.is_up and engine.client.is_up):
         assert time.monotonic() < until

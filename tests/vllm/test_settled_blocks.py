@@ -12,7 +12,8 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.settled_blocks import RequestHashes, SettledBlocks
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.settled_blocks import RequestHashes, SettledBlocks, salt_block_hashes
 
 BLOCK = 4
 init_none_hash(sha256)
@@ -31,7 +32,7 @@ class Cache:
     def __init__(self):
         self.hashes = set()
 
-    def tokens(self, hashes, most):
+    def cached_tokens(self, hashes, most):
         n = 0
         while n < most // BLOCK and n < len(hashes) and hashes[n] in self.hashes:
             n += 1
@@ -45,9 +46,7 @@ def cache():
 
 @pytest.fixture
 def settled(cache):
-    settled = SettledBlocks()
-    settled.cached = cache.tokens
-    return settled
+    return SettledBlocks(cache)
 
 
 def serve(settled, cache, tokens, first=None, answer=(), ratio=0.15, least=None, **asked):
@@ -59,7 +58,7 @@ def serve(settled, cache, tokens, first=None, answer=(), ratio=0.15, least=None,
     hashes = RequestHashes(one)
     found = settled.find(hashes.own(), len(tokens), ratio if least is None else least)
     hashes.take(found)
-    local = cache.tokens(one.block_hashes, len(tokens) - 1)
+    local = cache.cached_tokens(one.block_hashes, len(tokens) - 1)
     firsts = [found.first_approximate] if found and local > found.first_approximate else []
     ratios = [found.ratio] if firsts else []
     if first is not None:
@@ -70,7 +69,7 @@ def serve(settled, cache, tokens, first=None, answer=(), ratio=0.15, least=None,
         one.append_output_token_ids(list(answer))
     cache.hashes.update(hashes.cached())
     if firsts:
-        settled.remember(hashes.own(), hashes.cached(), min(firsts), min(ratios))
+        settled.add(hashes.own(), hashes.cached(), min(firsts), min(ratios))
     return local, found.first_approximate if firsts and found else None
 
 
@@ -96,8 +95,8 @@ def test_the_next_turns_find_the_answers_too_however_often_more_was_blended(sett
 def test_what_is_found_is_what_was_cached_and_no_other_prefix_finds_it(blocks, answered, data):
     n = blocks * BLOCK + data.draw(st.integers(0, BLOCK - 1))
     first = data.draw(st.integers(0, n - 1))
-    settled, cache = SettledBlocks(), Cache()
-    settled.cached = cache.tokens
+    cache = Cache()
+    settled = SettledBlocks(cache)
     tokens, answer = list(range(n)), list(range(500, 500 + answered))
     serve(settled, cache, tokens, first=first, answer=answer)
     local, _ = serve(settled, cache, [*tokens, *answer, 9999])
@@ -137,7 +136,7 @@ def test_up_to_a_block_that_was_evicted_blended_blocks_are_taken(settled, cache)
     hashes = RequestHashes(one)
     hashes.salt(4, BLOCK, 0)
     cache.hashes.update(hashes.cached())
-    settled.remember(hashes.own(), hashes.cached(), 4, 0.15)
+    settled.add(hashes.own(), hashes.cached(), 4, 0.15)
     cache.hashes.remove(one.block_hashes[3])
     assert serve(settled, cache, range(20)) == (12, 4)
 
@@ -147,10 +146,10 @@ def test_of_two_prefixes_the_one_of_which_more_is_cached_is_taken(settled, cache
     # Another request had more of its own, and was blended later in the prompt.
     two = RequestHashes(request(range(24)))
     two.salt(12, BLOCK, 0)
-    settled.remember(two.own(), two.cached(), 12, 0.15)
+    settled.add(two.own(), two.cached(), 12, 0.15)
     assert serve(settled, cache, range(24)) == (20, 4)
     cache.hashes.update(two.cached())
-    settled.remember(two.own(), two.cached(), 12, 0.15)
+    settled.add(two.own(), two.cached(), 12, 0.15)
     assert serve(settled, cache, range(24)) == (20, 12)
 
 
@@ -160,15 +159,14 @@ def test_who_asks_for_more_recomputation_takes_nothing_that_had_less(settled, ca
     assert serve(settled, cache, range(20), least=0.2) == (4, None)
 
 
-def test_where_vllm_cannot_be_asked_what_was_blended_is_looked_for(settled, cache):
+def test_where_vllm_cannot_be_asked_what_was_blended_is_looked_for(cache):
+    settled = SettledBlocks(RequestBlocks())
     serve(settled, cache, range(20), first=4)
-    settled.cached = lambda hashes, most: None
     assert serve(settled, cache, range(20)) == (16, 4)
 
 
 def test_the_blocks_used_longest_ago_are_forgotten(cache):
-    settled = SettledBlocks(most=8)
-    settled.cached = cache.tokens
+    settled = SettledBlocks(cache, most=8)
     for text in (0, 100, 0, 200):
         serve(settled, cache, range(text, text + 16), first=0)
         assert len(settled) <= 8
@@ -195,3 +193,39 @@ def test_a_request_that_takes_nothing_after_all_has_its_own_hashes(settled, cach
     one.append_output_token_ids([1, 2, 3, 4])
     hashes.take(None)
     assert one.block_hashes[:5] == own and len(one.block_hashes) == 6
+
+
+@given(st.integers(BLOCK, 6 * BLOCK), st.integers(0, 3 * BLOCK), st.data())
+def test_blocks_before_the_first_approximate_token_keep_their_hashes_and_no_other_does(n_tokens, answered, data):
+    first = data.draw(st.integers(0, n_tokens - 1))
+    plain, tainted, other = request(range(n_tokens)), request(range(n_tokens)), request(range(n_tokens))
+    for one in (tainted, other):
+        salt_block_hashes(one, first, BLOCK)
+    for one in (plain, tainted, other):
+        for token in range(answered):
+            one.append_output_token_ids(token)
+    # A block that is not whole yet has no hash to be changed: then the link before it is, and what follows from it.
+    changed = min(first // BLOCK, n_tokens // BLOCK - 1)
+    assert tainted.block_hashes[:changed] == other.block_hashes[:changed] == plain.block_hashes[:changed]
+    for hashes in zip(*(one.block_hashes[changed:] for one in (plain, tainted, other)), strict=True):
+        assert len(set(hashes)) == 3
+    assert len(tainted.block_hashes) == (n_tokens + answered) // BLOCK
+
+
+@given(st.integers(BLOCK, 6 * BLOCK), st.data())
+def test_tainted_twice_nothing_of_the_first_time_is_found(n_tokens, data):
+    """A request that is preempted is blended anew, perhaps from another token on."""
+    once = request(range(n_tokens))
+    first = data.draw(st.integers(0, n_tokens - 1))
+    salt_block_hashes(once, first, BLOCK)
+    before = list(once.block_hashes)
+    salt_block_hashes(once, first, BLOCK)
+    changed = min(first // BLOCK, n_tokens // BLOCK - 1)
+    assert not set(before[changed:]) & set(once.block_hashes[changed:])
+
+
+def test_a_tainted_hash_is_one_that_vllm_can_use():
+    tainted = request(range(2 * BLOCK))
+    kinds = {type(one) for one in tainted.block_hashes}
+    salt_block_hashes(tainted, 0, BLOCK)
+    assert {type(one) for one in tainted.block_hashes} == kinds

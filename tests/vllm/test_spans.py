@@ -6,11 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub import Span
-from blendhub.vllm.spans import behind, common, cut, joined, total
+from blendhub.core.spans import join_spans
+from blendhub.vllm.spans import behind, common, cut, total
 
 LENGTH = 30
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
-runs = st.lists(spans, max_size=8).map(joined)
+runs = st.lists(spans, max_size=8).map(join_spans)
 
 
 def positions(given_runs):
@@ -19,7 +20,7 @@ def positions(given_runs):
 
 @given(st.lists(spans, max_size=8))
 def test_joined_runs_are_the_same_tokens_apart_from_each_other(given_spans):
-    result = joined(given_spans)
+    result = join_spans(given_spans)
     assert positions(result) == sorted(set(positions(given_spans)))
     assert all(len(run) for run in result)
     assert all(later.start > earlier.end for earlier, later in itertools.pairwise(result))
@@ -29,7 +30,7 @@ def test_joined_runs_are_the_same_tokens_apart_from_each_other(given_spans):
 def test_a_cut_has_the_first_tokens_and_is_full(given_runs, n):
     taken = cut(given_runs, n)
     assert positions(taken) == positions(given_runs)[:n]
-    assert taken == joined(taken)
+    assert taken == join_spans(taken)
 
 
 @given(runs, st.integers(0, LENGTH))

@@ -1,20 +1,23 @@
-"""Requests that vLLM would compute wait for earlier ones that are being blended, within bounds."""
+"""Prompts wait for earlier ones that are being blended, within bounds; how many tokens and steps blending takes."""
 
 import time
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.step_budget import Pace
+from blendhub.vllm.scheduler.decide import Pace
 from blendhub.vllm.scheduler.turns import LEAST_S, SPARE_STEPS, Turns
+from blendhub.vllm.settings import Settings
 
 ENGINE = 100
 """What vLLM computes in a step."""
-PACE = Pace(engine=ENGINE, beside=25, alone=100, full_steps=0)
 LONG = ENGINE + 1
 
 
@@ -23,15 +26,28 @@ def request(number, priority=0):
 
 
 @pytest.fixture
-def turns(monkeypatch):
+def turns(monkeypatch, begun):
     monkeypatch.setattr("blendhub.vllm.scheduler.turns.LEAST_S", 0.0)
-    return Turns(ENGINE)
+    return Turns(SETTINGS, ENGINE, begun)
 
 
-def held_for(turns, later, n_tokens=LONG, begun=0):
+SETTINGS = Settings(min_blend_share=0.25)
+
+
+@pytest.fixture
+def begun():
+    """Prompts that vLLM has begun, by name."""
+    return {}
+
+
+def begin(begun, n_tokens):
+    begun[str(n_tokens)] = SimpleNamespace(left_to_engine=n_tokens)
+
+
+def held_for(turns, later):
     """How many steps a request waits."""
     for steps in range(100):
-        if not turns.must_wait(later, n_tokens, begun):
+        if not turns.must_wait(later, LONG):
             return steps
         turns.next_step()
     raise AssertionError("it waits for ever")
@@ -42,49 +58,98 @@ def test_without_others_nobody_waits(turns):
 
 
 def test_a_long_prompt_waits_until_an_earlier_request_is_loaded(turns):
-    turns.begin(request(1), 100, PACE)
-    assert turns.must_wait(request(2), LONG, 0)
+    turns.begin(request(1), 100)
+    assert turns.must_wait(request(2), LONG)
     turns.end(request(1))
-    assert not turns.must_wait(request(2), LONG, 0)
+    assert not turns.must_wait(request(2), LONG)
 
 
 def test_an_earlier_request_does_not_wait(turns):
-    turns.begin(request(2), 100, PACE)
-    assert not turns.must_wait(request(1), LONG, 0)
+    turns.begin(request(2), 100)
+    assert not turns.must_wait(request(1), LONG)
 
 
 def test_the_order_is_that_of_vllm_which_may_be_by_priority(turns):
-    turns.begin(request(1, priority=1), 100, PACE)
-    assert not turns.must_wait(request(2, priority=0), LONG, 0)
-    assert turns.must_wait(request(2, priority=1), LONG, 0)
+    turns.begin(request(1, priority=1), 100)
+    assert not turns.must_wait(request(2, priority=0), LONG)
+    assert turns.must_wait(request(2, priority=1), LONG)
 
 
-@pytest.mark.parametrize(("n_tokens", "begun", "waits"), [(100, 0, False), (60, 40, False), (60, 41, True)])
-def test_a_prompt_that_vllm_computes_in_the_same_step_does_not_wait(turns, n_tokens, begun, waits):
-    turns.begin(request(1), 100, PACE)
-    assert turns.must_wait(request(2), n_tokens, begun) is waits
+@pytest.mark.parametrize(("n_tokens", "left", "waits"), [(100, 0, False), (60, 40, False), (60, 41, True)])
+def test_a_prompt_that_vllm_computes_in_the_same_step_does_not_wait(turns, begun, n_tokens, left, waits):
+    begin(begun, left)
+    turns.begin(request(1), 100)
+    assert turns.must_wait(request(2), n_tokens) is waits
 
 
 def test_nobody_waits_longer_than_recomputation_should_take(turns):
     """The hub, or the copy, may take any time."""
-    turns.begin(request(1), 250, PACE)
+    turns.begin(request(1), 250)
     assert held_for(turns, request(2)) == 3 + SPARE_STEPS + 1
 
 
 def test_steps_of_an_engine_that_has_nothing_else_to_do_are_not_counted():
-    turns, begun = Turns(ENGINE), time.monotonic()
-    turns.begin(request(1), 250, PACE)
-    while turns.must_wait(request(2), LONG, 0):
+    turns, started = Turns(SETTINGS, ENGINE, {}), time.monotonic()
+    turns.begin(request(1), 250)
+    while turns.must_wait(request(2), LONG):
         turns.next_step()
-    assert time.monotonic() - begun >= LEAST_S
+    assert time.monotonic() - started >= LEAST_S
 
 
 def test_requests_that_are_blended_together_take_as_long_as_all_of_them(turns):
     for number in range(4):
-        turns.begin(request(number), 250, PACE)
+        turns.begin(request(number), 250)
     assert held_for(turns, request(9)) == 10 + SPARE_STEPS + 1
 
 
-def test_recomputation_beside_prompts_that_vllm_has_begun_takes_longer(turns):
-    turns.begin(request(1), 250, PACE._replace(full_steps=6))
+def test_recomputation_beside_prompts_that_vllm_has_begun_takes_longer(turns, begun):
+    begin(begun, 6 * ENGINE)
+    turns.begin(request(1), 250)
     assert held_for(turns, request(2)) == 7 + SPARE_STEPS + 1
+
+
+paces = st.builds(Pace, *[st.integers(1, 20)] * 3, st.integers(0, 9))
+
+
+def steps(n_tokens, of_step):
+    number = 0
+    while n_tokens > 0:
+        n_tokens -= of_step(number)
+        number += 1
+    return number
+
+
+@given(paces, st.integers(0, 300))
+def test_a_prompt_takes_as_many_steps_as_its_tokens_need(pace, n):
+    assert pace.steps_to_compute(n) == steps(n, lambda number: pace.engine)
+    assert pace.steps_to_recompute(n) == steps(
+        n, lambda number: pace.beside if number < pace.full_steps else pace.alone
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "scheduled", "budget"),
+    [
+        ({}, 0, 8192),
+        ({}, 1000, 7192),
+        ({}, 8192, 2048),
+        ({"min_blend_share": 0.5}, 8000, 4096),
+        ({"min_blend_share": 1e-9}, 8192, 1),
+        ({"blend_tokens_per_step": 100}, 0, 100),
+        ({"blend_tokens_per_step": 5000}, 8192, 2048),
+    ],
+)
+def test_recomputation_has_a_share_of_every_step(settings, scheduled, budget):
+    assert Turns(Settings(**settings), 8192, {}).budget(scheduled) == budget
+
+
+def test_32_000_moved_tokens_are_blended_while_vllm_computes_other_prompts():
+    """With 256 tokens a step they took 19 steps, in a queue that vLLM would have passed in 4."""
+    pace = Turns(Settings(), 8192, {"other": SimpleNamespace(left_to_engine=10**6)}).pace()
+    assert pace.steps_to_compute(32_000) == 4 > pace.steps_to_recompute(4_800) == 3
+
+
+@given(st.integers(1, 10_000), st.integers(0, 10_000))
+def test_an_engine_without_other_prompts_recomputes_no_slower_than_it_computes(n, share):
+    pace = Turns(Settings(), 512, {}).pace()
+    assert pace.steps_to_recompute(min(n, share)) <= pace.steps_to_compute(n)

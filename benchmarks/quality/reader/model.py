@@ -1,135 +1,86 @@
-"""The reader: a Qwen3 model, written for training, and for KV that was computed elsewhere.
+"""The reader: a Qwen3 model, written for KV that was computed elsewhere.
 
 The names of its parameters are those of ``Qwen3ForCausalLM``. Keys are kept unrotated: a key that is turned from one
 place to another equals its unrotated self, rotated at the other.
 """
 
-from dataclasses import dataclass
+import json
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from benchmarks.quality.reader import words as w
+from benchmarks.quality.reader import CHECKPOINT
 
 
-@dataclass(frozen=True)
-class Sizes:
-    vocabulary: int = 288
-    hidden: int = 128
-    layers: int = 12
-    heads: int = 4
-    kv_heads: int = 2
-    width: int = 32
-    inner: int = 192
-    theta: float = 100_000.0
-
-
-EPS = 1e-6
-CONSTANT = 8
-"""So many dimensions of every embedding are 1, for heads that look at places and not at words."""
-
-
-class Linear(nn.Linear):
-    """Computes in the precision of its input; no bias."""
-
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__(inputs, outputs, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype))
-
-
-class Normed(torch.autograd.Function):
-    """Rows with a root mean square of 1; one pass over memory where composed operations make several."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        scale = (torch.linalg.vecdot(x, x) / x.shape[-1] + EPS).rsqrt_()[..., None]
-        y = x * scale
-        context.save_for_backward(y, scale)
-        return y
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Tensor:
-        y, scale = context.saved_tensors
-        along = torch.linalg.vecdot(gradient, y)[..., None].div_(-y.shape[-1])
-        return torch.addcmul(gradient, y, along).mul_(scale)
-
-
-class Norm(nn.Module):
-    """RMSNorm; most of its gains stay 1, which saves a pass: the weights behind them can be larger."""
-
-    def __init__(self, width: int, learns: bool = False) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(width), requires_grad=learns)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = Normed.apply(x)
-        return y * self.weight if self.weight.requires_grad else y
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    return nn.Linear(inputs, outputs, bias=False)
 
 
 class Attention(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.sizes = sizes
-        queries, keys = sizes.heads * sizes.width, sizes.kv_heads * sizes.width
-        self.q_proj = Linear(sizes.hidden, queries)
-        self.k_proj = Linear(sizes.hidden, keys)
-        self.v_proj = Linear(sizes.hidden, keys)
-        self.o_proj = Linear(queries, sizes.hidden)
-        self.q_norm = Norm(sizes.width, learns=True)
-        self.k_norm = Norm(sizes.width)
+        hidden, self._width = config["hidden_size"], config["head_dim"]
+        queries, keys = (config[f"num_{of}_heads"] * self._width for of in ("attention", "key_value"))
+        self.q_proj = _linear(hidden, queries)
+        self.k_proj = _linear(hidden, keys)
+        self.v_proj = _linear(hidden, keys)
+        self.o_proj = _linear(queries, hidden)
+        self.q_norm = nn.RMSNorm(self._width, config["rms_norm_eps"])
+        self.k_norm = nn.RMSNorm(self._width, config["rms_norm_eps"])
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values, ``[batch, heads, tokens, width]``, not rotated, in full precision."""
-        shape = (*x.shape[:2], -1, self.sizes.width)
-        q = self.q_norm(self.q_proj(x).view(shape).float()).transpose(1, 2)
-        k = self.k_norm(self.k_proj(x).view(shape).float()).transpose(1, 2)
-        return q, k, self.v_proj(x).view(shape).float().transpose(1, 2)
+        """Queries, keys and values, ``[batch, heads, tokens, width]``, not rotated."""
+        shape = (*x.shape[:2], -1, self._width)
+        q = self.q_norm(self.q_proj(x).view(shape)).transpose(1, 2)
+        k = self.k_norm(self.k_proj(x).view(shape)).transpose(1, 2)
+        return q, k, self.v_proj(x).view(shape).transpose(1, 2)
 
 
 class MLP(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, hidden: int, inner: int) -> None:
         super().__init__()
-        self.gate_proj = Linear(sizes.hidden, sizes.inner)
-        self.up_proj = Linear(sizes.hidden, sizes.inner)
-        self.down_proj = Linear(sizes.inner, sizes.hidden)
+        self.gate_proj = _linear(hidden, inner)
+        self.up_proj = _linear(hidden, inner)
+        self.down_proj = _linear(inner, hidden)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        projected: Tensor = self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return projected
 
 
 class Layer(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.self_attn, self.mlp = Attention(sizes), MLP(sizes)
-        self.input_layernorm = Norm(sizes.hidden)
-        self.post_attention_layernorm = Norm(sizes.hidden)
+        hidden, eps = config["hidden_size"], config["rms_norm_eps"]
+        self.self_attn, self.mlp = Attention(config), MLP(hidden, config["intermediate_size"])
+        self.input_layernorm, self.post_attention_layernorm = nn.RMSNorm(hidden, eps), nn.RMSNorm(hidden, eps)
 
-    def behind(self, hidden: Tensor, attended: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    def behind(self, hidden: Tensor, attended: Tensor) -> Tensor:
         """What leaves the layer, from what entered it and what each head attended to."""
         batch, _, tokens, _ = attended.shape
-        hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).reshape(batch, tokens, -1).to(dtype))
-        return hidden + self.mlp(self.post_attention_layernorm(hidden).to(dtype))
+        hidden = hidden + self.self_attn.o_proj(attended.transpose(1, 2).reshape(batch, tokens, -1))
+        left: Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return left
 
 
 class Inner(nn.Module):
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(sizes.vocabulary, sizes.hidden)
-        self.layers = nn.ModuleList(Layer(sizes) for _ in range(sizes.layers))
-        self.norm = Norm(sizes.hidden)
+        self.embed_tokens = nn.Embedding(config["vocab_size"], config["hidden_size"])
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config["num_hidden_layers"]))
+        self.norm = nn.RMSNorm(config["hidden_size"], config["rms_norm_eps"])
 
 
 class Reader(nn.Module):
-    def __init__(self, sizes: Sizes = Sizes()) -> None:
+    def __init__(self, config: dict[str, Any]) -> None:
         super().__init__()
-        assert sizes.vocabulary >= len(w.WORDS)
-        self.sizes = sizes
-        self.model = Inner(sizes)
-        self.lm_head = Linear(sizes.hidden, sizes.vocabulary)
+        self._width, self._theta = config["head_dim"], config["rope_theta"]
+        self.model = Inner(config)
+        self.lm_head = _linear(config["hidden_size"], config["vocab_size"])
 
     @property
     def layers(self) -> list[Layer]:
@@ -137,16 +88,21 @@ class Reader(nn.Module):
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines, ``[batch, 1, tokens, width]``."""
-        angles = positions[:, None, :, None].float() * frequencies(self.sizes)
+        frequencies = self._theta ** -(torch.arange(0, self._width, 2).float() / self._width)
+        angles = positions[:, None, :, None].float() * frequencies
         angles = torch.cat((angles, angles), -1)
         return angles.cos(), angles.sin()
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return self.lm_head(self.model.norm(hidden))
+        logits: Tensor = self.lm_head(self.model.norm(hidden))
+        return logits
 
 
-def frequencies(sizes: Sizes) -> Tensor:
-    return sizes.theta ** -(torch.arange(0, sizes.width, 2).float() / sizes.width)
+def load(folder: Path = CHECKPOINT) -> Reader:
+    """A reader with the weights of a checkpoint."""
+    reader = Reader(json.loads((folder / "config.json").read_text()))
+    reader.load_state_dict({name: weight.float() for name, weight in load_file(folder / "model.safetensors").items()})
+    return reader.eval()
 
 
 def rotate(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:

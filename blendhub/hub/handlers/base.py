@@ -12,6 +12,7 @@ from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters
 from blendhub.hub.leases.sessions import Session
+from blendhub.hub.limits import MOST_PROMPT_TOKENS
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.store_tier import StoreTier
 
@@ -47,11 +48,8 @@ class Handlers(ABC):
         if len(payload) != 1:
             raise InvalidInput(f"tokens come as one payload of uint32, but this request has {len(payload)} payloads")
         tokens = as_tokens(memoryview(payload[0]))
-        if len(tokens) > self.config.max_prompt_tokens:
-            raise InvalidInput(
-                f"{len(tokens)} tokens are more than the {self.config.max_prompt_tokens} that this hub accepts; "
-                "raise max_prompt_tokens"
-            )
+        if len(tokens) > MOST_PROMPT_TOKENS:
+            raise InvalidInput(f"{len(tokens)} tokens are more than the {MOST_PROMPT_TOKENS} that a hub accepts")
         return tokens
 
     def shard(self, session: Session, slot: int) -> memoryview:

@@ -9,7 +9,7 @@ from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Match
 from blendhub.hub.handlers.base import DONE, Answer, Handlers
-from blendhub.hub.index.namespace_index import NamespaceIndex, spans_of, tokens_of, whole_matches
+from blendhub.hub.index.namespace_index import NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.sessions import EngineEntry, Session
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
@@ -22,7 +22,7 @@ class ExplainHandlers:
         self._read_tokens = handlers.read_tokens
 
     def reported(self, session: Session, message: wire.Reported, payload: Sequence[Buffer]) -> Answer:
-        self._reports.add(session.engine.name, session.engine.base, message.reports)
+        self._reports.add(session.engine.name, message.reports)
         return DONE
 
     def explain(self, message: wire.Explain, payload: Sequence[Buffer]) -> Answer:
@@ -62,6 +62,4 @@ def _previewed(engine: EngineEntry, index: NamespaceIndex, matches: list[Match])
     found = index.cut_at_chunks(matches, 0)
     ready = [one for one in found if one.chunk.offset is not None]
     missing = [one for one in found if one.chunk.offset is None]
-    return wire.Previewed(
-        engine.name, engine.namespace.model, tuple(whole_matches(ready)), tokens_of(missing), spans_of(missing)
-    )
+    return wire.Previewed(engine.name, engine.namespace.model, tuple(whole_matches(ready)), spans_of(missing))

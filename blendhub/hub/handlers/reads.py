@@ -10,8 +10,7 @@ from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Match, check_tiling
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
-from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, tokens_of, whole_matches
-from blendhub.hub.index.sensitivity import known_sensitivity, learn
+from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.read_leases import ReadLease
 from blendhub.hub.leases.sessions import Session
 
@@ -22,23 +21,18 @@ class ReadHandlers(Handlers):
     def by_type(self) -> Mapping[type, Handler]:
         return {
             wire.Lookup: self._look,
-            wire.Prefetch: self._look,
-            wire.Learn: self._learn,
             wire.Release: self._release,
             wire.Fetch: self._fetch,
         }
 
-    def _look(
-        self, session: Session, message: wire.Lookup | wire.Prefetch, payload: Sequence[Buffer]
-    ) -> Answer | Awaitable[Answer]:
-        if isinstance(message, wire.Lookup) and message.matches is not None:
+    def _look(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
+        if message.matches is not None:
             return self._lease_again(session, message, message.matches)
         tokens = self.read_tokens(payload)
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        settled = message.settled if isinstance(message, wire.Lookup) else None
-        matches = index.queue.ask(partial(index.match, tokens, settled), len(tokens))
+        matches = index.queue.ask(partial(index.match, tokens, message.settled), len(tokens))
         if isinstance(matches, asyncio.Future):
             return self._look_later(session, index, message, matches)
         return self._answer(session, index, message, matches)
@@ -55,7 +49,7 @@ class ReadHandlers(Handlers):
         self,
         session: Session,
         index: NamespaceIndex,
-        message: wire.Lookup | wire.Prefetch,
+        message: wire.Lookup,
         matching: "asyncio.Future[list[Match]]",
     ) -> Answer:
         matches = await matching
@@ -64,10 +58,8 @@ class ReadHandlers(Handlers):
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answer(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup | wire.Prefetch, matches: list[Match]
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matches: list[Match]
     ) -> Answer | Awaitable[Answer]:
-        if isinstance(message, wire.Prefetch):
-            return self._on_the_way(index.cut_at_chunks(matches, message.skip_prefix_n_tokens))
         chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
             in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
@@ -103,9 +95,7 @@ class ReadHandlers(Handlers):
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         lease = self._grant(session, ready) if message.acquire else None
-        answer = self._on_the_way(chunk_matches, lease)
-        known = known_sensitivity(ready) if message.sensitivity else None
-        return Envelope(answer, [known]) if known else answer
+        return self._on_the_way(chunk_matches, lease)
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
         exact = settled = moved = 0
@@ -136,26 +126,8 @@ class ReadHandlers(Handlers):
             lease=lease.id if lease else None,
             expires_s=self.config.read_lease_s if lease else 0.0,
             pieces=lease.pieces if lease else (),
-            on_the_way_tokens=tokens_of(missing),
             on_the_way=spans_of(missing),
         )
-
-    def _learn(self, session: Session, message: wire.Learn, payload: Sequence[Buffer]) -> Answer:
-        end = message.matches[-1].span.end
-        check_tiling(end, message.matches)
-        measured = b"".join(payload) if len(payload) == 1 else b""
-        if len(measured) != end or end > self.config.max_prompt_tokens:
-            raise InvalidInput(
-                f"sensitivity comes as one payload of a byte for each of the {end} positions up to the last match, at "
-                f"most {self.config.max_prompt_tokens} (max_prompt_tokens), but this request has "
-                f"{[memoryview(part).nbytes for part in payload]} bytes in its payloads"
-            )
-        index = self.state.find_index(session, message.variant)
-        changed = learn(index.cut_at_chunks(message.matches), measured) if index else []
-        self.counters.totals["tokens_learned"] += end - measured.count(0)
-        if self.tier:
-            self.tier.notes.write_soon(changed)
-        return DONE
 
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
         self.state.release(session, message.lease)

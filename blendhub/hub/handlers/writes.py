@@ -16,7 +16,7 @@ from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.write_leases import WriteLease, check_reservation
-from blendhub.hub.limits import AT_ONCE
+from blendhub.hub.limits import AT_ONCE, WAIT_FOR_STORE_S
 
 
 class WriteHandlers(Handlers):
@@ -66,9 +66,9 @@ class WriteHandlers(Handlers):
         tokens: Tokens,
         span: Span,
     ) -> WriteLease:
-        """A write lease; while the arena or the index is full, waits for saves, up to ``wait_for_store_s``."""
+        """A write lease; while the arena or the index is full, waits for saves, for a moment."""
         origin = Origin(message.exact, message.blended, message.ratio)
-        give_up_at = self.clock() + self.config.wait_for_store_s
+        give_up_at = self.clock() + WAIT_FOR_STORE_S
         while True:
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s

@@ -13,7 +13,6 @@ import msgspec
 from blendhub.client.wire import HubStats
 from blendhub.hub.counters import Counters
 from blendhub.hub.http.server import TEXT, Page
-from blendhub.hub.http.shown_text import ShownText
 from blendhub.hub.http.stats import exposition
 from blendhub.hub.reports import ReportTable
 from blendhub.outcome.fates import COLOURS, WHY, Fate
@@ -47,17 +46,14 @@ class Routes:
         stats: Callable[[], HubStats],
         counters: Counters,
         reports: ReportTable,
-        text: ShownText | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``text``: what a request reused is shown; None: counts and positions only."""
         self._clock = clock
         self._made: dict[str, _Cached] = {}
         """The pages that were made, by engine."""
         self._stats = stats
         self._counters = counters
         self._reports = reports
-        self._text = text
 
     async def get(self, target: str, host: str) -> Page:
         """The answer for a path with its query, and the Host that the client asked for."""
@@ -66,7 +62,7 @@ class Routes:
             return Page("200 OK", TEXT, exposition(self._stats(), self._counters))
         if path == "/healthz":
             return Page("200 OK", TEXT, b"ok\n")
-        if path not in (*STATIC, "/page.json", "/text.json"):
+        if path not in (*STATIC, "/page.json"):
             return Page("404 Not Found", TEXT, b"this server has /, /metrics and /healthz\n")
         if not is_address(host):
             # A stranger's page could make its own name mean this machine, and read what this one shows.
@@ -74,10 +70,8 @@ class Routes:
         if path in STATIC:
             name, kind = STATIC[path]
             return Page("200 OK", kind, (FILES / name).read_bytes())
-        asked = {name: values[0] for name, values in parse_qs(query).items()}
-        if path == "/text.json":
-            return await self._text_json(asked.get("engine", ""), asked.get("request", ""))
-        return self._page_json(asked.get("engine", ""))
+        (asked,) = parse_qs(query).get("engine", [""])[:1]
+        return self._page_json(asked)
 
     def _page_json(self, asked: str) -> Page:
         engines = self._reports.engines()
@@ -85,18 +79,9 @@ class Routes:
         now = self._clock()
         self._made = {name: made for name, made in self._made.items() if now < made.until}
         if engine not in self._made:
-            page = {"stats": self._stats(), "engines": engines, "engine": engine, "shows_text": self._text is not None}
+            page = {"stats": self._stats(), "engines": engines, "engine": engine}
             self._made[engine] = _Cached(now + PAGE_LASTS_S, _encoded(page, self._reports.encoded(engine)))
         return Page("200 OK", JSON, self._made[engine].body)
-
-    async def _text_json(self, engine: str, request: str) -> Page:
-        if self._text is None:
-            about = "text is shown by hubs only that were started with --show-text, or show_text = true in hub.toml\n"
-            return Page("404 Not Found", TEXT, about.encode())
-        found = await self._text.of(engine, request)
-        if found is None:
-            return Page("404 Not Found", TEXT, b"the hub has no report of this request of this engine\n")
-        return Page("200 OK", JSON, msgspec.json.encode(found))
 
 
 def _encoded(page: dict[str, Any], kept: list[bytes]) -> bytes:

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 
 from prometheus_client import CollectorRegistry, Metric, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
 from blendhub.client.wire import HubStats
-from blendhub.hub.counters import Counters
+from blendhub.hub.counters import BUCKETS_S, Counters
 from blendhub.hub.state import HubState
 from blendhub.hub.stores.follower import Follower
 from blendhub.hub.stores.store_tier import StoreTier
@@ -28,8 +28,7 @@ def collect_stats(
             **_fleet_gauges(follower),
             "chunks": sum(of_base["chunks"] for of_base in sums.values()),
             "matcher_bytes": sum(of_base["matcher_bytes"] for of_base in sums.values()),
-            "sensitivity_bytes": sum(of_base["sensitivity_bytes"] for of_base in sums.values()),
-            **counters.latencies(),
+            **_quantiles(counters),
         },
         namespaces={
             base: {**{name: sums[base][name] if base in sums else 0 for name in STORED}, **counters.audits.of(base)}
@@ -41,7 +40,7 @@ def collect_stats(
 def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict[str, float]:
     return {
         **counters.totals,
-        **{f"requests_{kind}": count for kind, count in counters.requests.items()},
+        **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
         "index_evictions": state.index_limit.evictions,
@@ -70,6 +69,15 @@ def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
     }
 
 
+def _quantiles(counters: Counters) -> dict[str, float]:
+    """The seconds within which half, and nearly all, of the requests of a kind were answered."""
+    return {
+        f"seconds_{kind}_p{percent}": latencies.quantile(percent / 100)
+        for kind, latencies in counters.requests.items()
+        for percent in (50, 99)
+    }
+
+
 def _fleet_totals(follower: Follower | None) -> dict[str, float]:
     return {f"fleet_{name}": value for name, value in follower.figures().items()} if follower else {}
 
@@ -93,12 +101,10 @@ HELP: Mapping[str, str] = MappingProxyType(
         "index_evictions": "Chunks dropped because the index took too much memory beyond its KV",
         "lookups_that_found": "Lookups that found something",
         "matcher_bytes": "Memory of the matchers",
-        "sensitivity_bytes": "Memory of the sensitivity of tokens",
         "store_later_chunks": "Chunks that are saved when the store is available again",
         "store_skipped": "Chunks not saved because too many waited for the store",
         "store_waiting_chunks": "Chunks that wait to be saved",
         "tokens_exact": "Tokens found at the same position after the same tokens",
-        "tokens_learned": "Tokens whose sensitivity engines reported",
         "tokens_moved": "Tokens found at another position or after other tokens",
         "tokens_settled": "Tokens found after the same tokens, blended before",
     }
@@ -124,9 +130,13 @@ class _Collector:
             for digest, of_namespace in sorted(self._stats.namespaces.items()):
                 family.add_metric([digest], of_namespace[name])
             yield family
-        for seconds in self._counters.seconds.collect():
-            seconds.samples = [sample for sample in seconds.samples if not sample.name.endswith("_created")]
-            yield seconds
+        seconds = HistogramMetricFamily(
+            f"{PREFIX}request_seconds", "Time in the hub by kind of request", labels=["kind"]
+        )
+        for kind, latencies in self._counters.requests.items():
+            buckets = list(zip([*map(str, BUCKETS_S), "+Inf"], latencies.within, strict=True))
+            seconds.add_metric([kind], buckets, latencies.total_s)
+        yield seconds
 
 
 def exposition(stats: HubStats, counters: Counters) -> bytes:

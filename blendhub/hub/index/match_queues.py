@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from blendhub.core.errors import BlendHubError
-from blendhub.hub.limits import MATCH_THREADS
+from blendhub.hub.limits import INLINE_TOKENS, MATCH_THREADS
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -53,9 +53,13 @@ class MatchQueue:
         """Whether no thread works on this namespace, or is going to."""
         return not self._in_thread
 
+    def is_inline(self, n_tokens: int) -> bool:
+        """Whether work of this length would be done at once, on the loop's thread."""
+        return not self._in_thread and n_tokens <= self._threads.inline_tokens
+
     def ask(self, work: Callable[[], T], n_tokens: int) -> "T | asyncio.Future[T]":
         """The result, or a future of it. ``n_tokens`` says how long the work is."""
-        if not self._in_thread and n_tokens <= self._threads.inline_tokens:
+        if self.is_inline(n_tokens):
             return work()
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue(_Job(work, n_tokens, answer))
@@ -64,7 +68,7 @@ class MatchQueue:
     def update(self, work: Callable[[], object], n_tokens: int) -> None:
         """Do the work now or, behind what is under way, later. An error is logged: no request is there to have it."""
         job = _Job(work, n_tokens)
-        if not self._in_thread and n_tokens <= self._threads.inline_tokens:
+        if self.is_inline(n_tokens):
             _do(job)
         else:
             self._queue(job)
@@ -94,7 +98,7 @@ class MatchQueue:
 class MatchThreads:
     """The threads of all queues. Each owner has one of them at a time, and owners take turns."""
 
-    def __init__(self, inline_tokens: int, n_threads: int = MATCH_THREADS) -> None:
+    def __init__(self, inline_tokens: int = INLINE_TOKENS, n_threads: int = MATCH_THREADS) -> None:
         self.inline_tokens = inline_tokens
         self.changed = threading.Condition()
         """A condition, held for moments only, that guards the queues."""

@@ -34,7 +34,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "sensitivity", "span", "tokens")
+    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -45,10 +45,6 @@ class Chunk:
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
         self.saved = Saved.NO
         self.content = content
-        self.sensitivity: bytearray | None = None
-        """One byte a token; see :mod:`blendhub.hub.index.sensitivity`. None while nothing is known of any."""
-        self.tokens: Tokens | None = None
-        """The chunk's tokens, kept where the hub shows text."""
 
 
 class Origin(NamedTuple):
@@ -161,11 +157,10 @@ class NamespaceIndex:
         host: PluginHost,
         threads: MatchThreads,
         *,
-        keeps_tokens: bool = False,
         keeps_settled: bool = True,
         changed: Callable[["NamespaceIndex"], None] | None = None,
     ) -> None:
-        """``keeps_tokens``: chunks keep their tokens, to be shown. ``keeps_settled``: settled KV can be found.
+        """``keeps_settled``: settled KV can be found.
 
         ``changed`` is called when something was stored or dropped.
         """
@@ -177,14 +172,11 @@ class NamespaceIndex:
         self._by_key: dict[RunKey, list[Run]] = {}
         """The runs by name in the store. One run of another hub may be several here: its chunks come in any order."""
         self.n_chunks = self.n_tokens = 0
-        self.sensitivity_bytes = 0
-        """The memory that the chunks' sensitivity takes."""
         self.growing: set[Run] = set()
         """The runs that a write lease extends; each run has one such lease at a time."""
         self._changed = changed or (lambda index: None)
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
-        self._keeps_tokens = keeps_tokens
         self._nbytes = 0
         self._matchers: list[Matcher] = [
             host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
@@ -289,9 +281,6 @@ class NamespaceIndex:
             named.append(run)
         for chunk in chunks:
             run.add(chunk)
-            if self._keeps_tokens:
-                # A view would keep all tokens of the message.
-                chunk.tokens = tokens[chunk.span.start : chunk.span.end].copy()
             self.n_tokens += len(chunk.span)
         self.n_chunks += len(chunks)
         self._changed(self)
@@ -301,8 +290,6 @@ class NamespaceIndex:
         run = chunk.run
         self.queue.update(partial(self._discard, run, chunk.span), 0)
         run.remove(chunk)
-        self.sensitivity_bytes -= len(chunk.sensitivity or b"")
-        chunk.sensitivity = None
         chunk.saved = Saved.NO
         self.n_chunks -= 1
         self.n_tokens -= len(chunk.span)
@@ -311,13 +298,6 @@ class NamespaceIndex:
             self._by_key[run.key].remove(run)
             if not self._by_key[run.key]:
                 del self._by_key[run.key]
-        self._changed(self)
-
-    def keep_sensitivity(self, chunk: Chunk, sensitivity: bytearray) -> None:
-        """Keep one byte for each token of a chunk of which nothing was known."""
-        assert chunk.sensitivity is None
-        chunk.sensitivity = sensitivity
-        self.sensitivity_bytes += len(sensitivity)
         self._changed(self)
 
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
@@ -341,9 +321,6 @@ class NamespaceIndex:
         chunks = list(self.chunks())
         assert self.n_chunks == len(chunks)
         assert self.n_tokens == sum(len(chunk.span) for chunk in chunks)
-        learned = [chunk for chunk in chunks if chunk.sensitivity is not None]
-        assert all(len(chunk.sensitivity or b"") == len(chunk.span) for chunk in learned)
-        assert self.sensitivity_bytes == sum(len(chunk.span) for chunk in learned)
         if self.queue.is_idle:
             movable = sum(len(chunk.span) for chunk in chunks if not chunk.run.origin.blended)
             known = [len(matcher) for matcher in self._matchers]
@@ -366,10 +343,6 @@ def whole_matches(chunk_matches: Sequence[ChunkMatch]) -> list[Match]:
     if first and last:
         whole.append(first.match.part(first.start, last.end))
     return whole
-
-
-def tokens_of(chunk_matches: Sequence[ChunkMatch]) -> int:
-    return sum(found.end - found.start for found in chunk_matches)
 
 
 def spans_of(chunk_matches: Sequence[ChunkMatch]) -> tuple[Span, ...]:

@@ -14,10 +14,9 @@ from blendhub.hub.index.namespace_index import NamespaceIndex
 class IndexTable:
     """Indexes by namespace, and by the base namespace of an engine and the variant of a request."""
 
-    def __init__(self, host: PluginHost, threads: MatchThreads, *, keeps_tokens: bool = False) -> None:
+    def __init__(self, host: PluginHost, threads: MatchThreads) -> None:
         self._host = host
         self._threads = threads
-        self._keeps_tokens = keeps_tokens
         self._run_numbers = itertools.count()
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
@@ -48,14 +47,14 @@ class IndexTable:
 
     def make(self, namespace: Namespace) -> NamespaceIndex:
         """A new index, not added yet. Slow: matchers may compile. Changes no state, so any thread may call it."""
-        return NamespaceIndex(namespace, self._host, self._threads, keeps_tokens=self._keeps_tokens, changed=self._note)
+        return NamespaceIndex(namespace, self._host, self._threads, changed=self._note)
 
     def get_or_make(self, namespace: Namespace) -> NamespaceIndex:
         """The index of a namespace, made if it is new."""
         return self.get(namespace.digest) or self.add(self.make(namespace))
 
     def new_run_id(self) -> int:
-        """An id that no other run has, and that cannot be guessed, since the page finds text by it.
+        """An id that no other run has, of this hub or of one before it, whose matches an engine may still name.
 
         It has 53 bits, up to which numbers of JSON are exact.
         """
@@ -79,7 +78,7 @@ class IndexTable:
         Costs as much as has changed since the last call, whatever the number of namespaces.
         """
         for index in list(self._changed):
-            matchers, sensitivity = index.nbytes, index.sensitivity_bytes
+            matchers = index.nbytes
             kv = index.n_chunks * index.namespace.slot_bytes
             new = Counter(
                 variants=1,
@@ -87,8 +86,7 @@ class IndexTable:
                 chunks=index.n_chunks,
                 tokens=len(index),
                 matcher_bytes=matchers,
-                sensitivity_bytes=sensitivity,
-                excess=max(0, matchers + sensitivity - kv),
+                excess=max(0, matchers - kv),
             )
             self._count(index, new)
             if index.queue.is_idle:

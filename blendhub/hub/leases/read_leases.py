@@ -42,7 +42,7 @@ class ReadLeases:
         lease = ReadLease(id, session, deadline, chunk_matches)
         for chunk in lease.chunks:
             self._cache.pin(chunk)
-            self._cache.policy.touch(chunk)
+            self._cache.policy.of(chunk).touch(chunk)
         self.leases.add(lease)
         return lease
 

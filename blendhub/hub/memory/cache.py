@@ -36,12 +36,12 @@ class Cache:
         """Keep the chunk in the arena until it is unpinned as often as it was pinned."""
         chunk.pins += 1
         if chunk.pins == 1 and chunk.offset is not None:
-            self.policy.hold(chunk)
+            self.policy.of(chunk).hold(chunk)
 
     def unpin(self, chunk: Chunk) -> None:
         chunk.pins -= 1
         if not chunk.pins and chunk.offset is not None:
-            self.policy.release(chunk)
+            self.policy.of(chunk).release(chunk)
 
     def begin_filling(self, chunk: Chunk) -> int | None:
         """Allocate a slot for a chunk that is to be read from the store; None if the arena is full."""
@@ -70,9 +70,9 @@ class Cache:
         """Add a chunk whose KV is complete at this offset."""
         chunk.offset = offset
         self._chunk_at[offset] = chunk
-        self.policy.insert(chunk, chunk.content)
+        self.policy.of(chunk).insert(chunk, chunk.content)
         if chunk.pins:
-            self.policy.hold(chunk)
+            self.policy.of(chunk).hold(chunk)
 
     def drop(self, chunks: Iterable[Chunk]) -> list[Chunk]:
         """Drop chunks from arena and index, except pinned ones and those that are gone already; returns those that the
@@ -91,7 +91,7 @@ class Cache:
 
     def remove(self, chunk: Chunk) -> None:
         """Remove a chunk from the arena alone."""
-        self.policy.remove(chunk)
+        self.policy.of(chunk).remove(chunk)
         self._free(chunk)
 
     def _chunks_in_the_way(self, size: int) -> list[Chunk]:
@@ -113,9 +113,9 @@ class Cache:
                 too_narrow.update(starts)
             tried.append(first)
         for chunk in tried:
-            self.policy.insert(chunk, chunk.content)
+            self.policy.of(chunk).insert(chunk, chunk.content)
         for chunk in found[1:]:
-            self.policy.remove(chunk)
+            self.policy.of(chunk).remove(chunk)
         return found
 
     def _around(self, start: int, size: int) -> tuple[int, list[int]]:

@@ -118,20 +118,9 @@ class EvictionOrder:
         self._blended: S3FIFO[Chunk] = S3FIFO()
         self._others: S3FIFO[Chunk] = S3FIFO()
 
-    def insert(self, key: Chunk, content: int) -> None:
-        self._order_of(key).insert(key, content)
-
-    def touch(self, key: Chunk) -> None:
-        self._order_of(key).touch(key)
-
-    def hold(self, key: Chunk) -> None:
-        self._order_of(key).hold(key)
-
-    def release(self, key: Chunk) -> None:
-        self._order_of(key).release(key)
-
-    def remove(self, key: Chunk) -> None:
-        self._order_of(key).remove(key)
+    def of(self, chunk: Chunk) -> S3FIFO[Chunk]:
+        """The order that a chunk belongs to."""
+        return self._blended if chunk.run.origin.blended else self._others
 
     def evict(self) -> Chunk | None:
         orders = [self._others, self._blended]
@@ -142,8 +131,5 @@ class EvictionOrder:
     def __len__(self) -> int:
         return len(self._blended) + len(self._others)
 
-    def __contains__(self, key: Chunk) -> bool:
-        return key in self._order_of(key)
-
-    def _order_of(self, key: Chunk) -> S3FIFO[Chunk]:
-        return self._blended if key.run.origin.blended else self._others
+    def __contains__(self, chunk: Chunk) -> bool:
+        return chunk in self.of(chunk)

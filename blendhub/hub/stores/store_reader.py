@@ -14,7 +14,6 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.hub.index.namespace_index import Chunk, Saved
 from blendhub.hub.memory.cache import Cache
-from blendhub.hub.stores.notes import Notes
 
 READERS = 2
 Wanted: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
@@ -23,11 +22,10 @@ Wanted: TypeAlias = list[tuple[RunKey, Span, list[memoryview]]]
 class StoreReader:
     """The loads that are under way. A chunk that is asked for several times meanwhile is loaded once."""
 
-    def __init__(self, store: Store, cache: Cache, notes: Notes, failed: Callable[[str, Exception], None]) -> None:
+    def __init__(self, store: Store, cache: Cache, failed: Callable[[str, Exception], None]) -> None:
         self.loaded = 0
         self._store = store
         self._cache = cache
-        self._notes = notes
         self._failed = failed
         self._pool = ThreadPoolExecutor(READERS, "blendhub-load")
         self._ends: dict[Chunk, asyncio.Future[None]] = {}
@@ -82,10 +80,9 @@ class StoreReader:
 
     async def _load(self, batch: dict[Chunk, list[memoryview]]) -> None:
         found: Sequence[bool] = [False] * len(batch)
-        notes: Sequence[bytes | None] = [None] * len(batch)
         answered = False
         try:
-            found, notes = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
+            found = await asyncio.get_running_loop().run_in_executor(self._pool, self._read, batch)
             answered = True
         except Exception as error:
             # The store may still have the chunks, so they stay matchable.
@@ -93,17 +90,14 @@ class StoreReader:
         finally:
             for chunk, whole in zip(batch, found, strict=True):
                 self._cache.end_filling(chunk, whole=whole)
-        for chunk, whole, note in zip(batch, found, notes, strict=True):
-            self._notes.restore(chunk, note)
+        for chunk, whole in zip(batch, found, strict=True):
             if whole:
                 self.loaded += 1
             elif answered or chunk.saved is not Saved.YES:
                 chunk.run.index.drop(chunk)
 
-    def _read(self, batch: dict[Chunk, list[memoryview]]) -> tuple[list[bool], list[bytes | None]]:
-        found = self._load_each([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
-        notes = [self._notes.read(chunk) if whole else None for chunk, whole in zip(batch, found, strict=True)]
-        return found, notes
+    def _read(self, batch: dict[Chunk, list[memoryview]]) -> list[bool]:
+        return self._load_each([(chunk.run.key, chunk.span, into) for chunk, into in batch.items()])
 
     def _load_each(self, wanted: Wanted) -> list[bool]:
         """Whether each chunk is whole. One that the store has in other sizes than its namespace's can never be used:

@@ -17,7 +17,6 @@ from blendhub.core.tokens import as_tokens
 from blendhub.hub.index.namespace_index import Chunk, Run, Saved, content_of
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.memory.cache import Cache
-from blendhub.hub.stores.notes import Notes
 from blendhub.hub.stores.store_reader import StoreReader
 from blendhub.hub.stores.store_writer import RunDescription, StoreWriter
 from blendhub.system.recurring import RecurringWarnings
@@ -37,10 +36,9 @@ class StoreTier:
         self._indexes = indexes
         self._warnings = RecurringWarnings(log)
         self._saver = ThreadPoolExecutor(1, "blendhub-save")
-        """The thread that writes, so that a run's tokens are there before its chunks, and these before their notes."""
-        self.notes = Notes(store, self._saver, self._failed)
-        self.writer = StoreWriter(store, cache, self._saver, self.notes, self._failed, self.forget)
-        self.reader = StoreReader(store, cache, self.notes, self._failed)
+        """The thread that writes, so that a run's tokens are there before its chunks."""
+        self.writer = StoreWriter(store, cache, self._saver, self._failed, self.forget)
+        self.reader = StoreReader(store, cache, self._failed)
 
     def restore(self) -> int:
         """Make everything in the store matchable; blocks. Returns the number of chunks."""
@@ -80,7 +78,6 @@ class StoreTier:
     async def close(self) -> None:
         """Finish what is being saved, and close the store."""
         await asyncio.gather(self.reader.close(), self.writer.close())
-        await self.notes.finish()
         self._saver.shutdown()
         self.store.close()
 

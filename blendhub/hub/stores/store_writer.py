@@ -22,7 +22,6 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
-from blendhub.hub.stores.notes import Notes
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
@@ -52,7 +51,6 @@ class StoreWriter:
         store: Store,
         cache: Cache,
         saver: ThreadPoolExecutor,
-        notes: Notes,
         failed: Callable[[str, Exception], None],
         forget: Callable[[Gone], None],
     ) -> None:
@@ -62,7 +60,6 @@ class StoreWriter:
         self._store = store
         self._cache = cache
         self._saver = saver
-        self._notes = notes
         self._failed = failed
         self._forget = forget
         shared = store if isinstance(store, SharedStore) else None
@@ -154,7 +151,6 @@ class StoreWriter:
             self._take_up()
             if kept:
                 batch[0].run.listed = self.generation
-            self._notes.write_soon([chunk for chunk in batch if chunk in kept])
             self._progress.set()
             self._progress = asyncio.Event()
             if self._pace:

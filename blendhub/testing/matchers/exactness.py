@@ -35,31 +35,9 @@ class ExactnessTests(MatcherTests):
         assert covers(found, Span(0, len(text)))
         assert exact_tokens(found) == 0
 
-    def test_moved_text_is_not_exact(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text()
-        checked.add(1, text)
-        prompt, _ = writer.joined(writer.text(3), text)
-        assert exact_tokens(checked.match(prompt)) == 0
-
-    def test_the_same_position_after_another_prefix_is_not_exact(
-        self, checked: MatcherWithOracle, writer: Writer
-    ) -> None:
-        text = writer.text()
-        checked.add(1, writer.joined(writer.text(20), text)[0])
-        prompt, _ = writer.joined(writer.text(20), text)
-        assert exact_tokens(checked.match(prompt)) == 0
-
     def test_the_prefix_counts_even_where_it_is_not_stored(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         stored, spans = writer.joined(writer.text(20), text)
         checked.add(1, stored, spans[1])
         prompt, _ = writer.joined(writer.text(20), text)
         assert exact_tokens(checked.match(prompt)) == 0
-
-    def test_a_run_may_become_inexact_as_it_grows(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text(2 * writer.length)
-        checked.add(1, text, Span(0, writer.length))
-        checked.add(1, text, Span(writer.length, len(text)), exact=False)
-        found = checked.match(text)
-        assert covers(found, Span(0, len(text)))
-        assert exact_tokens(found) <= writer.length

@@ -32,10 +32,6 @@ class FindingTests(MatcherTests):
         assert matcher.reach in ("prefix", "segments", "anywhere")
         assert type(matcher.guaranteed_tokens) is int and matcher.guaranteed_tokens >= 1
 
-    @holds("They are disjoint, ascending, not empty and name only tokens that are stored")
-    def test_nothing_stored_nothing_found(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        assert checked.match(writer.text()) == []
-
     def test_a_stored_text_is_found_whole(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
         checked.add(7, text)
@@ -52,26 +48,6 @@ class FindingTests(MatcherTests):
         checked.add(1, writer.text())
         assert checked.match(np.array([], np.uint32)) == []
 
-    def test_prompts_around_the_guaranteed_length(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text()
-        checked.add(1, text)
-        guaranteed = checked.matcher.guaranteed_tokens
-        for length in {1, 2, guaranteed - 1, guaranteed, guaranteed + 1}:
-            checked.match(text[:length])
-
-    def test_runs_shorter_than_the_guarantee(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        for run, length in enumerate((1, 2, max(1, checked.matcher.guaranteed_tokens - 1))):
-            text = writer.text(length)
-            checked.add(run, text)
-            checked.match(text)
-
-    def test_a_prompt_that_goes_on_differently(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text, other = writer.text(), writer.text()
-        checked.add(1, text)
-        for agreed in (1, len(text) // 2, len(text) - 1, len(text)):
-            found = checked.match(np.concatenate([text[:agreed], other]))
-            assert not touches(found, Span(agreed, agreed + len(other)))
-
     @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_one_changed_token_is_never_covered(self, checked: MatcherWithOracle, writer: Writer) -> None:
         text = writer.text()
@@ -80,20 +56,6 @@ class FindingTests(MatcherTests):
             prompt = text.copy()
             prompt[changed] ^= 1
             assert not touches(checked.match(prompt), Span(changed, changed + 1))
-
-    def test_five_tokens_missing_inside(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        """Both ends agree with the run; what follows the cut stands five positions earlier."""
-        head, tail = writer.text(), writer.text()
-        checked.add(1, np.concatenate([head, writer.text(5), tail]))
-        checked.match(np.concatenate([head, tail]))
-
-    def test_text_at_another_offset(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        self.needs_reach(checked.matcher, "segments", "anywhere")
-        text = writer.text()
-        stored, _ = writer.joined(writer.text(13), text, writer.text())
-        checked.add(1, stored)
-        prompt, spans = writer.joined(writer.text(50), text, writer.text(3))
-        assert covers(checked.match(prompt), spans[1])
 
     def test_texts_in_another_order(self, checked: MatcherWithOracle, writer: Writer) -> None:
         self.needs_reach(checked.matcher, "segments", "anywhere")
@@ -112,31 +74,6 @@ class FindingTests(MatcherTests):
         prompt, spans = writer.joined(text, writer.text(9), text)
         found = checked.match(prompt)
         assert covers(found, spans[0]) and covers(found, spans[2])
-
-    def test_overlapping_candidates(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        """Two runs share the middle text; the prompt holds all three texts and every one is found once."""
-        self.needs_reach(checked.matcher, "segments", "anywhere")
-        first, middle, last = writer.text(), writer.text(), writer.text()
-        checked.add(1, writer.joined(first, middle)[0])
-        checked.add(2, writer.joined(middle, last)[0])
-        prompt, spans = writer.joined(first, middle, last)
-        found = checked.match(prompt)
-        assert all(covers(found, span) for span in spans)
-
-    def test_a_run_that_repeats_itself(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        token = np.full(3 * writer.length, 7, np.uint32)
-        checked.add(1, token)
-        checked.add(2, np.concatenate([writer.text(5), token[: writer.length]]))
-        checked.match(token)
-        checked.match(np.concatenate([token[: writer.length], writer.text(4), token]))
-
-    def test_token_ids_at_the_edges_of_uint32(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        edges = np.array([0, 1, 2**31 - 1, 2**31, 2**32 - 2, 2**32 - 1], np.uint32)
-        mixed = np.random.default_rng(3).choice(edges, writer.length)
-        for run, text in enumerate((mixed, *(np.full(writer.length, edge, np.uint32) for edge in edges))):
-            checked.add(run, text)
-            checked.match(text)
-        checked.match(np.concatenate([mixed[1:], mixed]))
 
     @holds("*Matches* are verified token by token: hashes may find candidates, they never")
     def test_thue_morse_texts_do_not_collide(self, checked: MatcherWithOracle) -> None:

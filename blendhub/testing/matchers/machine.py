@@ -48,7 +48,7 @@ class History(RuleBasedStateMachine):
         self.unit = max(8, self.checked.matcher.guaranteed_tokens)
         self.separator = np.array(separator, np.uint32)
         # Separators must occur in the texts, or there would be no segments to find.
-        alphabet = np.array([*separator, 1, 2, 2**32 - 1], np.uint32)
+        alphabet = np.array([*separator, 1, 2**31, 2**32 - 1], np.uint32)
         self.tapes = _tapes(alphabet, 3 * self.unit)
 
     def slices(self, source: Tokens, data: st.DataObject) -> Tokens:

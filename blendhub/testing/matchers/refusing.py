@@ -65,11 +65,6 @@ class RefusingTests(MatcherTests):
             with self.refused(matcher, known):
                 matcher.discard(run, Span(0, 4))
 
-    def test_refuses_spans_to_add(self, matcher: Matcher, known: Tokens) -> None:
-        for span in (Span(4, 4), Span(0, len(known) + 1), Span(len(known), len(known) + 1)):
-            with self.refused(matcher, known):
-                matcher.add(2, known, span)
-
     def test_refuses_growth_anywhere_but_at_the_end(self, matcher: Matcher, known: Tokens) -> None:
         end = len(known) - 10
         for span in (Span(end + 1, end + 3), Span(end - 1, end + 3), Span(0, end), Span(0, end + 1), Span(end, end)):

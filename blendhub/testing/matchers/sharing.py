@@ -8,7 +8,7 @@ import msgspec
 
 from blendhub.contracts.matcher import Matcher
 from blendhub.core.spans import Span
-from blendhub.testing.checks import MatcherWithOracle, check_matches, covers, touches
+from blendhub.testing.checks import MatcherWithOracle, check_matches, covers
 from blendhub.testing.matchers.base import MatcherTests, Writer
 from blendhub.testing.run_in_subprocess import run_in_subprocess
 from blendhub.testing.sentences import holds
@@ -46,29 +46,6 @@ class SharingTests(MatcherTests):
             finally:
                 stop.set()
             assert writing.result() > 0
-
-    def test_two_threads_add_and_discard_runs_of_their_own(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        matcher = checked.matcher
-        texts = [writer.text() for _ in range(40)]
-        whole = Span(0, writer.length)
-
-        def work(runs: range) -> None:
-            for run in runs:
-                matcher.add(run, texts[run], whole)
-                assert covers(matcher.match(texts[run]), whole)
-            for run in runs[::2]:
-                matcher.discard(run, whole)
-                assert not touches(matcher.match(texts[run]), whole)
-
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(work, (range(0, 20), range(20, 40))))
-        assert len(matcher) == 20 * writer.length
-        for run in range(1, 40, 2):
-            assert covers(matcher.match(texts[run]), whole)
-
-    @holds("The same calls give the same matches, whatever the secret and")
-    def test_two_instances_agree(self) -> None:
-        assert self.answers() == self.answers()
 
     @holds("The same calls give the same matches, whatever the secret and")
     def test_processes_with_other_hash_seeds_agree(self) -> None:

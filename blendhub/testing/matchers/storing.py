@@ -1,7 +1,5 @@
 """What a matcher keeps: how runs grow, how they go, and what is left of the memory they took."""
 
-from itertools import pairwise
-
 import numpy as np
 
 from blendhub.core.spans import Span
@@ -42,15 +40,6 @@ class StoringTests(MatcherTests):
         assert not touches(found, spans[0]) and not touches(found, spans[2])
 
     @holds("A known run grows at its end only: the span of a later call starts where the")
-    def test_a_run_grows(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text(3 * writer.length)
-        ends = [1, writer.length // 2, writer.length, writer.length + 1, len(text)]
-        for start, end in pairwise([0, *ends]):
-            checked.add(1, text[:end], Span(start, end))
-            checked.match(text)
-        assert covers(checked.match(text), Span(0, len(text)))
-
-    @holds("A known run grows at its end only: the span of a later call starts where the")
     def test_a_run_may_go_on_differently_than_its_tokens_did(self, checked: MatcherWithOracle, writer: Writer) -> None:
         """The tokens after the span were never stored; the run's growth brings others in their place."""
         head, one, other = writer.text(), writer.text(), writer.text()
@@ -58,15 +47,6 @@ class StoringTests(MatcherTests):
         checked.add(1, np.concatenate([head, other]), Span(len(head), len(head) + len(other)))
         assert covers(checked.match(np.concatenate([head, other])), Span(0, len(head) + len(other)))
         assert not touches(checked.match(np.concatenate([head, one])), Span(len(head), len(head) + len(one)))
-
-    @holds("A known run grows at its end only: the span of a later call starts where the")
-    def test_a_run_grows_after_its_end_was_discarded(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text(2 * writer.length)
-        half = writer.length
-        checked.add(1, text, Span(0, half))
-        checked.discard(1, Span(half - 5, half))
-        checked.add(1, text, Span(half, len(text)))
-        checked.match(text)
 
     @holds("the matcher keeps its own copy of what it needs.")
     def test_the_matcher_keeps_its_own_copy(self, checked: MatcherWithOracle, writer: Writer) -> None:
@@ -95,24 +75,6 @@ class StoringTests(MatcherTests):
         if checked.matcher.reach != "prefix":
             assert covers(found, spans[2])
 
-    def test_any_part_can_be_discarded(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        length = 3 * writer.length
-        for run, span in enumerate((Span(0, 1), Span(length - 1, length), Span(5, 6), Span(1, length - 1))):
-            text = writer.text(length)
-            checked.add(run, text)
-            checked.discard(run, span)
-            assert not touches(checked.match(text), span)
-
-    def test_two_runs_of_one_text_and_one_is_discarded(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        text = writer.text()
-        for kept, gone in ((1, 2), (4, 3)):
-            for run in sorted((kept, gone)):
-                checked.add(run, text)
-            checked.discard(gone, Span(0, len(text)))
-            found = checked.match(text)
-            assert covers(found, Span(0, len(text))) and {match.run for match in found} == {kept}
-            checked.discard(kept, Span(0, len(text)))
-
     @holds("when the last one is discarded, the id may be used again for another sequence.")
     def test_an_id_can_be_used_again(self, checked: MatcherWithOracle, writer: Writer) -> None:
         first, second = writer.text(), writer.text(2 * writer.length)
@@ -136,20 +98,6 @@ class StoringTests(MatcherTests):
             found = matcher.match(text)
             check_matches(text, found, alone)
             assert covers(found, Span(0, len(text))), f"run {run} of {len(texts)} was lost"
-
-    @holds("What is discarded is reclaimed: storing and discarding without end holds no")
-    def test_memory_is_reclaimed(self, checked: MatcherWithOracle, writer: Writer) -> None:
-        matcher, runs = checked.matcher, max(10, self.entries // 20)
-        whole = Span(0, writer.length)
-        full: list[int] = []
-        for _ in range(12):
-            for run in range(runs):
-                matcher.add(run, writer.text(), whole)
-            full.append(matcher.nbytes)
-            for run in range(runs):
-                matcher.discard(run, whole)
-            assert len(matcher) == 0
-        assert max(full) <= SLACK * full[0], f"bytes held at each peak: {full}"
 
     @holds("What is discarded is reclaimed: storing and discarding without end holds no")
     def test_memory_is_reclaimed_while_the_oldest_goes(self, checked: MatcherWithOracle, writer: Writer) -> None:

@@ -38,22 +38,20 @@ def tokens_of(spans: Sequence[Span]) -> int:
 
 
 def prompt_around(
-    moved: Sequence[Span], seed: int = 3, words: int = 50, known: float = 0.5, question_tokens: int = QUESTION_TOKENS
+    moved: Sequence[Span], seed: int = 3, words: int = 50, question_tokens: int = QUESTION_TOKENS
 ) -> dict[str, Any]:
     """The rest of a :class:`Selection`: half of the gaps between moved spans are holes, and a question ends the prompt.
 
-    ``words``: how many different tokens there are; ``known``: the share of the tokens that were computed twice.
+    ``words``: how many different tokens there are.
     """
     random = np.random.default_rng(seed)
     end = moved[-1].end if moved else 0
     length = end + question_tokens
     holes = [gap for gap in gaps(Span(0, end), moved) if random.random() < 0.5]
-    sensitivity = random.integers(1, 256, length) * (random.random(length) < known)
     return {
         "holes": holes,
         "question": Span(end, length),
         "tokens": random.integers(0, words, length).astype(np.uint32),
-        "sensitivity": sensitivity.astype(np.uint8),
     }
 
 
@@ -121,7 +119,7 @@ class SelectorTests(ABC):
         """The selector's answer, found to be in order, and within the budget if it keeps one.
 
         ``scores`` stand for all that the selector asks to have measured; None: some by chance.
-        ``prompt`` is the rest of the selection; None: one with holes, a question and some sensitivity.
+        ``prompt`` is the rest of the selection; None: one with holes and a question.
         """
         if scores is None:
             scores = self.scores(selector, moved)

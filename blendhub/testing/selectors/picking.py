@@ -76,7 +76,7 @@ class PickingTests(SelectorTests):
     def test_arrays_that_are_left_out_are_zeros(self, selector: Selector) -> None:
         for moved in MOVED.values():
             end = moved[-1].end
-            zeros = {"tokens": np.zeros(end, np.uint32), "sensitivity": np.zeros(end, np.uint8)}
+            zeros = {"tokens": np.zeros(end, np.uint32)}
             assert self.picks(selector, moved, 0.4, prompt={}) == self.picks(selector, moved, 0.4, prompt=zeros)
 
     @holds("Bad input raises InvalidInput.")
@@ -96,30 +96,10 @@ class PickingTests(SelectorTests):
                 selector.select(Selection(**{**good, key: value}))
             assert selector.select(Selection(**good)) == expected
 
-    def test_sensitivity_outside_of_what_moved_means_nothing(self, selector: Selector) -> None:
-        for moved in MOVED.values():
-            prompt = prompt_around(moved)
-            expected = self.picks(selector, moved, 0.3, prompt=prompt)
-            outside = np.ones(len(prompt["tokens"]), bool)
-            for span in moved:
-                outside[span.start : span.end] = False
-            for value in (0, 1, 255):
-                others = np.where(outside, value, prompt["sensitivity"]).astype(np.uint8)
-                assert self.picks(selector, moved, 0.3, prompt={**prompt, "sensitivity": others}) == expected
-
-    @holds("the selector looks at the bytes of sensitivity, which an engine asks of the")
-    def test_a_selector_without_the_capability_sensitivity_does_not_look_at_it(self, selector: Selector) -> None:
-        if "sensitivity" in self.capabilities:
-            pytest.skip("this selector has the capability sensitivity")
-        for moved in MOVED.values():
-            prompt = prompt_around(moved)
-            nothing = {**prompt, "sensitivity": np.zeros_like(prompt["sensitivity"])}
-            assert self.picks(selector, moved, 0.3, prompt=nothing) == self.picks(selector, moved, 0.3, prompt=prompt)
-
     def test_arguments_are_not_changed(self, selector: Selector) -> None:
         moved = MOVED["several spans"].copy()
         scores, prompt = self.scores(selector, moved), prompt_around(moved)
-        holes, arrays = prompt["holes"].copy(), [prompt["tokens"], prompt["sensitivity"]]
+        holes, arrays = prompt["holes"].copy(), [prompt["tokens"]]
         if scores is not None:
             scores[::9] = np.nan
             arrays.append(scores)
@@ -154,7 +134,6 @@ class PickingTests(SelectorTests):
                 moved,
                 seed=data.draw(st.integers(0, 2**16), label="seed of the prompt"),
                 words=data.draw(st.sampled_from([1, 2, 20, 10**6]), label="words"),
-                known=data.draw(st.sampled_from([0.0, 0.3, 1.0]), label="known"),
                 question_tokens=data.draw(st.sampled_from([0, 1, 8, 300]), label="question tokens"),
             )
             few = suite.picks(selector, moved, low, block_tokens, scores, prompt)

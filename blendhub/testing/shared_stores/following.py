@@ -46,17 +46,6 @@ class FollowingTests(FleetTests):
         other.follow()
         assert other.known == known == {key("a"): {chunk(1)}}
 
-    def test_a_late_joiner_reads_the_snapshot_and_follows(self, join: Join) -> None:
-        one = join()
-        for index in range(8):
-            one.save("a", index, index)
-        one.discard("a", 0)
-        late = join()
-        assert late.known == one.known
-        one.save("b", 0, 1)
-        late.follow()
-        assert late.known == one.known
-
     def test_what_happens_while_a_snapshot_is_read_is_not_missed(self, join: Join) -> None:
         one, late = join(), join()
         for name in range(300):
@@ -83,18 +72,6 @@ class FollowingTests(FleetTests):
         waiting.join()
         other.follow()
         assert other.known == {key("a"): {chunk(0), chunk(1)}}
-
-    def test_one_that_lags_beyond_the_log_is_told_and_reads_a_new_snapshot(self, join: Join) -> None:
-        one, lagging = join(log_length=16), join(log_length=16)
-        one.save("a", 0, 0)
-        lagging.follow()
-        assert lagging.lost == 0
-        for name in range(400):
-            one.save(name, 0, name)
-        one.discard("a", 0)
-        lagging.follow()
-        assert lagging.lost >= 1
-        assert lagging.known == one.known
 
     def test_how_far_behind_it_is_and_how_many_there_are(self, join: Join) -> None:
         one, two = join(), join()

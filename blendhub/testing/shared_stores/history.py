@@ -2,15 +2,16 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from blendhub.contracts import RunKey, SharedStore
 from blendhub.core.spans import Span
+from blendhub.testing.histories import run_histories
 from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import ROOMY, FleetTests, Known, Member, chunk, content, key
 
@@ -101,21 +102,4 @@ class FleetHistory(RuleBasedStateMachine):
 @holds("Applied to the snapshot, the changes give the catalogue.")
 class FleetHistoryTests(FleetTests):
     def test_any_history(self) -> None:
-        suite = self
-
-        class OwnHistory(FleetHistory):
-            def __init__(self) -> None:
-                super().__init__(suite.create)
-
-        run_state_machine_as_test(
-            OwnHistory,
-            settings=settings(
-                max_examples=40,
-                stateful_step_count=30,
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                derandomize=True,  # a result must not depend on chance
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_histories(partial(FleetHistory, self.create), examples=40, steps=30)

@@ -53,19 +53,6 @@ class MovingTests(FleetTests):
         assert reader.store.load_chunks(wanted) == [True] * (n - 1) + [False]
         assert [bytes(reader.slot(index)) for index in range(n - 1)] == [content(index) for index in range(n - 1)]
 
-    def test_what_was_never_saved_is_not_there(self, join: Join) -> None:
-        writer, reader = join(), join()
-        writer.save("a", 0, 1)
-        assert reader.load("a", 1) is None and reader.load("b", 0) is None
-
-    def test_it_is_there_when_its_writer_has_left(self, join: Join) -> None:
-        writer = join()
-        writer.save("a", 0, 1)
-        writer.close()
-        reader = join()
-        assert reader.known == {key("a"): {chunk(0)}}
-        assert reader.load("a", 0) == [content(1)]
-
     def test_a_chunk_that_is_saved_again_comes_with_its_new_bytes(self, join: Join) -> None:
         writer, reader = join(), join()
         writer.save("a", 0, 1)
@@ -75,16 +62,6 @@ class MovingTests(FleetTests):
         writer.follow()
         reader.follow()
         assert reader.store.nbytes == writer.store.nbytes <= max(held, writer.store.nbytes)
-
-    def test_a_discarded_chunk_is_gone_for_all(self, join: Join) -> None:
-        writer, other = join(), join()
-        writer.save("a", 0, 1)
-        writer.save("a", 1, 2)
-        other.discard("a", 0)
-        assert writer.load("a", 0) is None and other.load("a", 0) is None
-        assert writer.load("a", 1) == [content(2)]
-        other.discard("a", 5)
-        other.discard("c", 0)
 
     def test_a_run_goes_with_its_last_chunk(self, join: Join) -> None:
         writer, other = join(), join()

@@ -24,11 +24,6 @@ def content(seed: int, size: int = SHARD_BYTES) -> bytes:
     return np.random.default_rng(seed).bytes(size)
 
 
-def note(seed: int) -> bytes:
-    """A note of a chunk, that no other seed gives."""
-    return content(1000 + seed, CHUNK_TOKENS)
-
-
 def key(name: object, namespace: str = "5eed") -> RunKey:
     return RunKey(namespace, f"run-{name}")
 

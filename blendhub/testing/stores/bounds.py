@@ -14,7 +14,6 @@ from blendhub.testing.stores.base import (
     key,
     listed,
     loaded,
-    note,
     now_and_reopened,
     run,
 )
@@ -55,35 +54,12 @@ class BoundsTests(StoreTests):
         assert loaded(full, key("a"), chunk(5)) == [content(5)]
         assert full.corrupted == 0
 
-    def test_what_was_dropped_stays_away(self, full: Store, open: Open) -> None:
-        full.save(key("a"), chunk(4), [content(4)])
-        held = full.nbytes
-        roomy = open()
-        assert roomy.nbytes == held
-        assert listed(roomy)[key("a")].chunks == tuple(chunk(index) for index in (1, 2, 3, 4))
-
-    def test_replacing_the_longest_unused_drops_another(self, full: Store) -> None:
-        larger = content(10, 2 * SHARD_BYTES)
-        assert full.save(key("a"), chunk(0), [larger]) == [(key("a"), chunk(1))]
-        assert loaded(full, key("a"), chunk(0), (2 * SHARD_BYTES,)) == [larger]
-        assert full.nbytes <= full.capacity
-
     @holds("Saving and loading a chunk are uses.")
     def test_loading_and_saving_again_are_uses(self, full: Store) -> None:
         assert loaded(full, key("a"), chunk(0)) == [content(0)]
         full.save(key("a"), chunk(1), [content(10)])
         dropped = [full.save(key("a"), chunk(index), [content(index)]) for index in (4, 5, 6, 7)]
         assert dropped == [[(key("a"), chunk(index))] for index in (2, 3, 0, 1)]
-
-    def test_listing_is_no_use(self, full: Store) -> None:
-        listed(full)
-        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
-
-    @holds("Reading and writing notes are no uses.")
-    def test_notes_are_no_use(self, full: Store) -> None:
-        full.save_note(key("a"), chunk(0), note(0))
-        full.note(key("a"), chunk(0))
-        assert full.save(key("a"), chunk(4), [content(4)]) == [(key("a"), chunk(0))]
 
     @holds("The order of use survives a restart, at least roughly.")
     def test_the_order_of_use_survives_a_restart(self, full: Store, open: Open) -> None:
@@ -98,20 +74,6 @@ class BoundsTests(StoreTests):
         assert dropped == [(key("a"), chunk(index)) for index in range(3)]
         assert full.nbytes <= full.capacity
 
-    def test_the_run_of_the_chunk_that_comes_stays(self, full: Store) -> None:
-        dropped = full.save(key("a"), chunk(4), [content(4, 4 * SHARD_BYTES)])
-        assert dropped == [(key("a"), chunk(index)) for index in range(4)]
-        assert listed(full)[key("a")].chunks == (chunk(4),)
-
-    def test_room_for_tokens_is_made_too(self, full: Store) -> None:
-        long = StoredRun(key("b"), content(1, SHARD_BYTES), b"", ())
-        dropped = full.save_run(long)
-        assert dropped == [(key("a"), chunk(0))]
-        assert full.nbytes <= full.capacity
-        full.save(key("b"), chunk(0), [content(9)])
-        assert loaded(full, key("b"), chunk(0)) == [content(9)]
-        assert listed(full)[key("b")].tokens == long.tokens
-
     def test_growing_a_run_may_cost_its_own_chunks_but_not_the_run(self, full: Store) -> None:
         grown = StoredRun(key("a"), run("a").tokens + content(1, 4 * SHARD_BYTES), b"", ())
         assert full.save_run(grown) == [(key("a"), chunk(index)) for index in range(4)]
@@ -119,13 +81,6 @@ class BoundsTests(StoreTests):
         full.discard(key("a"), chunk(0))
         full.save(key("a"), chunk(7), [b"small"])
         assert listed(full)[key("a")].tokens == grown.tokens
-
-    @holds("A run goes with the last of its chunks; one that has no chunk yet may be")
-    def test_a_run_that_loses_its_last_chunk_goes_with_it(self, full: Store) -> None:
-        full.save_run(run("b"))
-        dropped = [full.save(key("b"), chunk(index), [content(index)]) for index in range(4)]
-        assert {key("a")} == {name for names in dropped for name, _ in names}
-        assert set(listed(full)) == {key("b")}
 
     @holds("A run goes with the last of its chunks; one that has no chunk yet may be")
     def test_runs_without_chunks_do_not_fill_the_store(self, full: Store) -> None:

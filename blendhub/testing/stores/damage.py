@@ -7,7 +7,7 @@ import pytest
 
 from blendhub.contracts import Store
 from blendhub.testing.sentences import holds
-from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, note, run
+from blendhub.testing.stores.base import Open, StoreTests, chunk, content, key, listed, loaded, run
 
 SMALL = 64
 
@@ -92,19 +92,6 @@ class DamageTests(StoreTests):
                 store.save_run(run("a"))  # it went with its only chunk
         assert wrong == []
         assert store.corrupted == dropped >= size + SMALL, "a cut or a changed byte of the chunk was not noticed"
-
-    @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
-    @holds("A note is a hint: it may be lost in a crash, but one that is not what")
-    def test_a_damaged_note_is_never_served(
-        self, two_chunks: Store, open: Open, path: Path, after_restart: bool
-    ) -> None:
-        store = two_chunks
-        store.save_note(key("a"), chunk(0), note(0))
-        file = self.file_with(path, note(0))
-        file.write_bytes(file.read_bytes().replace(note(0), note(1)))
-        if after_restart:
-            store = open()
-        assert store.note(key("a"), chunk(0)) is None
 
     @pytest.mark.parametrize("after_restart", [False, True], ids=["while open", "while closed"])
     def test_swapped_files_are_not_served(self, two_chunks: Store, open: Open, path: Path, after_restart: bool) -> None:

@@ -2,15 +2,16 @@
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from blendhub.contracts import RunKey, Store, StoredRun
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
+from blendhub.testing.histories import run_histories
 from blendhub.testing.sentences import holds
 from blendhub.testing.stores.base import ROOMY, StoreTests, content
 
@@ -32,7 +33,6 @@ class History(RuleBasedStateMachine):
         self._capacity = capacity
         self.store = create(Path(self._place.name) / "store", capacity)
         self.runs: dict[RunKey, StoredRun] = {}
-        self.notes: dict[tuple[RunKey, Span], bytes] = {}
         self.chunks: dict[tuple[RunKey, Span], list[bytes]] = {}
         """In order of use, the least recently used first."""
         self.used_before_restart: set[tuple[RunKey, Span]] = set()
@@ -70,7 +70,6 @@ class History(RuleBasedStateMachine):
             self.store.save_run(run)  # a run without chunks may have been dropped without a report
         dropped = self.store.save(key, span, shards)
         self.used(key, span, shards)
-        self.notes.pop((key, span), None)
         self.drop(dropped, keep=key)
         assert (key, span) in self.chunks, "the store reports the saved chunk as dropped"
 
@@ -90,20 +89,9 @@ class History(RuleBasedStateMachine):
         into = [memoryview(bytearray(len(shard) + 1)) for shard in self.chunks[key, span]]
         self.refused(lambda: self.store.load(key, span, into))
 
-    @rule(key=st.sampled_from(KEYS), span=st.sampled_from(SPANS), seed=st.integers(0, 9))
-    def save_note(self, key: RunKey, span: Span, seed: int) -> None:
-        self.store.save_note(key, span, content(seed, len(span)))
-        if (key, span) in self.chunks:
-            self.notes[key, span] = content(seed, len(span))
-
-    @rule(key=st.sampled_from(KEYS), span=st.sampled_from(SPANS))
-    def note(self, key: RunKey, span: Span) -> None:
-        assert self.store.note(key, span) == self.notes.get((key, span))
-
     @rule(key=st.sampled_from(KEYS), span=st.sampled_from(SPANS))
     def discard(self, key: RunKey, span: Span) -> None:
         self.store.discard(key, span)
-        self.notes.pop((key, span), None)
         if self.chunks.pop((key, span), None) and not self.has_chunks(key):
             del self.runs[key]
 
@@ -148,7 +136,6 @@ class History(RuleBasedStateMachine):
                     f"{entry} was dropped before an entry that was used less recently"
                 )
             self.chunks.pop(entry)
-            self.notes.pop(entry, None)
             self.used_before_restart.discard(entry)
             if not self.has_chunks(entry[0]) and entry[0] != keep:
                 del self.runs[entry[0]]
@@ -166,27 +153,7 @@ class History(RuleBasedStateMachine):
 @holds("``load`` returns the bytes that ``save`` was given, or nothing.")
 class HistoryTests(StoreTests):
     def test_any_history_in_a_roomy_store(self) -> None:
-        self._run(ROOMY)
+        run_histories(partial(History, self.create, ROOMY), examples=50, steps=30)
 
     def test_any_history_in_a_tight_store(self) -> None:
-        self._run(TIGHT)
-
-    def _run(self, capacity: int) -> None:
-        suite = self
-
-        class OwnHistory(History):
-            def __init__(self) -> None:
-                super().__init__(suite.create, capacity)
-
-        run_state_machine_as_test(
-            OwnHistory,
-            settings=settings(
-                max_examples=50,
-                stateful_step_count=30,
-                deadline=None,
-                database=None,
-                report_multiple_bugs=False,
-                derandomize=True,  # a result must not depend on chance
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        run_histories(partial(History, self.create, TIGHT), examples=50, steps=30)

@@ -19,7 +19,6 @@ from blendhub.testing.stores.base import (
     key,
     listed,
     loaded,
-    note,
     now_and_reopened,
     run,
 )
@@ -38,15 +37,12 @@ BAD_CALLS: dict[str, Callable[[Store], Any]] = {
     "tokens cut within one": lambda store: store.save_run(StoredRun(key("b"), bytes(13), b"", ())),
     "a chunk of no tokens": lambda store: store.save(key("a"), Span(4, 4), [content(0)]),
     "a buffer that cannot be written": lambda store: store.load(key("a"), chunk(0), [memoryview(bytes(4096))]),
-    "a note of a byte too few": lambda store: store.save_note(key("a"), chunk(0), note(0)[1:]),
 }
 
 CALLS: dict[str, Callable[[Store], Any]] = {
     "save_run": lambda store: store.save_run(run("a")),
     "save": lambda store: store.save(key("a"), chunk(0), [content(0)]),
     "load": lambda store: loaded(store, key("a"), chunk(0)),
-    "save_note": lambda store: store.save_note(key("a"), chunk(0), note(0)),
-    "note": lambda store: store.note(key("a"), chunk(0)),
     "discard": lambda store: store.discard(key("a"), chunk(0)),
     "runs": lambda store: list(store.runs()),
 }
@@ -69,13 +65,6 @@ class RefusingTests(StoreTests):
             assert listed(reader) == known
             assert loaded(reader, key("a"), chunk(0)) == [content(0)]
             assert reader.corrupted == 0
-
-    def test_a_run_must_be_saved_again_after_it_went_with_its_last_chunk(self, store: Store) -> None:
-        store.save_run(run("a"))
-        store.save(key("a"), chunk(0), [content(0)])
-        store.discard(key("a"), chunk(0))
-        with pytest.raises(InvalidInput):
-            store.save(key("a"), chunk(0), [content(0)])
 
     @holds("A closed store answers everything with StoreFailed.")
     def test_a_closed_store_says_so(self, store: Store) -> None:

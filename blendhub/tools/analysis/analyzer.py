@@ -2,106 +2,22 @@
 
 import contextlib
 import gc
-import signal
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from types import FrameType
-from typing import Any
 
 import msgspec
 
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import Match
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.tools.analysis.formats import Prompt
-from blendhub.tools.analysis.lines import BrokenLine, Place
+from blendhub.tools.analysis.lines import BrokenLine
 from blendhub.tools.analysis.logs import Logs
 from blendhub.tools.analysis.played_hub import MOST_SLOTS, PlayedArena, PlayedHub
-from blendhub.tools.analysis.tallies import (
-    HEAD_TOKENS,
-    MEASURED,
-    Costs,
-    Groups,
-    Ratios,
-    Share,
-    Stretches,
-    Texts,
-    name_of,
-)
+from blendhub.tools.analysis.tallies import HEAD_TOKENS, MEASURED, Costs, Groups, Ratios, Share, Texts, name_of
 from blendhub.tools.analysis.tokenizing import Encoder
-
-TRIED_TOKENS = 2_000_000
-"""The number of tokens, from the log's beginning, that other matchers are tried on."""
-
-SHORTER = 32
-"""The smallest ``min_match_tokens`` that is of use: ``rolling_hash`` looks for windows of 32 tokens."""
-
-LEAST_SHARE = 0.2
-"""A token that stands before a smaller share of the reused stretches is no separator."""
-
-
-class Tried(msgspec.Struct, frozen=True):
-    """Matchers, and what they found."""
-
-    what: str
-    matchers: tuple[PluginChoice, ...]
-    reused: int
-    """The number of reused tokens."""
-
-
-class WhatIf:
-    """Keeps the log's first prompts, and plays them again with other matchers."""
-
-    def __init__(self, separator: Sequence[int] | None = None, most_tokens: int = TRIED_TOKENS) -> None:
-        self.tokens = 0
-        self.reused = 0
-        """The tokens that the matchers in use reuse: the baseline for other matchers."""
-        self._separator = tuple(separator or ())
-        self._most = most_tokens
-        self._prompts: list[tuple[Tokens, Place]] = []
-        self._before: Counter[int] = Counter()
-        """How often each token stands before a reused stretch."""
-
-    def add(self, tokens: Tokens, place: Place, reused: int, matches: Sequence[Match]) -> None:
-        """Add a prompt, and the tokens of it that are reused."""
-        if self.tokens >= self._most:
-            return
-        self._prompts.append((tokens, place))
-        self.tokens += len(tokens)
-        self.reused += reused
-        for match in matches:
-            if not match.exact and match.span.start:
-                self._before[int(tokens[match.span.start - 1])] += 1
-
-    def separator(self) -> tuple[int, ...]:
-        """The separator that was named, or the token that stands before many reused stretches; empty if none does."""
-        if self._separator or not self._before:
-            return self._separator
-        token, number = self._before.most_common(1)[0]
-        return (token,) if number >= LEAST_SHARE * self._before.total() else ()
-
-    def tried(self, host: PluginHost) -> list[Tried]:
-        """What each change would find. Takes as long as playing these prompts once for each."""
-        prefix, rolling = DEFAULT_MATCHERS
-        shorter = PluginChoice(rolling.name, {"min_match_tokens": SHORTER})
-        changes: list[tuple[str, tuple[PluginChoice, ...]]] = [
-            (f"min_match_tokens {SHORTER} instead of 64", (prefix, shorter))
-        ]
-        if separator := self.separator():
-            known = PluginChoice("separator", {"separator": list(separator)})
-            changes.append((f"the matcher separator too, with tokens {list(separator)}", (prefix, rolling, known)))
-        return [Tried(what, matchers, self._play(host, matchers)) for what, matchers in changes]
-
-    def _play(self, host: PluginHost, matchers: tuple[PluginChoice, ...]) -> int:
-        hub = PlayedHub(host, matchers, [MOST_SLOTS])
-        for tokens, place in self._prompts:
-            hub.play(tokens, place)
-        (arena,) = hub.arenas
-        return sum(arena.reused)
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -114,13 +30,7 @@ class Sizes(msgspec.Struct, frozen=True):
 
 
 class Analyzer:
-    def __init__(
-        self,
-        host: PluginHost,
-        sizes: Sizes,
-        separator: Sequence[int] | None = None,
-        costs: Costs = MEASURED,
-    ) -> None:
+    def __init__(self, host: PluginHost, sizes: Sizes, costs: Costs = MEASURED) -> None:
         slots = sorted({*(size for size in sizes.arenas if size < MOST_SLOTS), MOST_SLOTS})
         cache = min(sizes.vllm_cache or MOST_SLOTS, MOST_SLOTS)
         self.hub = PlayedHub(host, DEFAULT_MATCHERS, slots)
@@ -129,11 +39,9 @@ class Analyzer:
         self.total = Share()
         self.days = Groups()
         self.systems = Groups()
-        self.stretches = Stretches()
         self.texts = Texts()
         self.costs = costs
         self.ratios = Ratios()
-        self.what_if = WhatIf(separator)
         self.first: float | None = None
         self.last: float | None = None
         """The times of the first and the last prompt."""
@@ -153,9 +61,7 @@ class Analyzer:
             self.days.add(datetime.fromtimestamp(prompt.time, UTC).strftime("%Y-%m-%d"), share, place, tokens)
         self.ratios.add(self.costs.ratio(len(tokens), reused.exact, reused.moved))
         for match in played.matches:
-            self.stretches.add(len(match.span))
             self.texts.add(match, tokens, self.hub.places.get(match.run, place))
-        self.what_if.add(tokens, place, sum(reused), played.matches)
 
     def prefix_arena(self, slots: int) -> PlayedArena:
         """The prefix cache with this number of slots, which is one of the sizes of the curve."""
@@ -180,68 +86,37 @@ YOUNG_OBJECTS = 50_000
 Progress = Callable[[], object]
 
 
-class Interruption:
-    """Ctrl-C ends the reading of logs, wherever it waits, and takes effect after a prompt while one is played.
+class Seconds(msgspec.Struct):
+    """How long each part of the work took."""
 
-    A second Ctrl-C ends the process.
-    """
-
-    def __init__(self) -> None:
-        self.happened = False
-        self._may_raise = False
-
-    @contextlib.contextmanager
-    def expected(self) -> Iterator[None]:
-        former = signal.signal(signal.SIGINT, self._note)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, former)
-
-    def while_waiting(self, work: Callable[[], Any]) -> Any:
-        """The result of reading; None if that was interrupted."""
-        try:
-            self._may_raise = True
-            return None if self.happened else work()
-        except KeyboardInterrupt:
-            return None
-        finally:
-            self._may_raise = False
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        self.happened = True
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        if self._may_raise:
-            raise KeyboardInterrupt
+    reading: float = 0.0
+    tokenising: float = 0.0
+    playing: float = 0.0
 
 
-def play(
-    logs: Logs, encoder: Encoder, analyzer: Analyzer, interruption: Interruption, progress: Progress
-) -> dict[str, float]:
-    """Play all prompts of the logs; returns how many seconds each part of the work took."""
-    seconds = dict.fromkeys(("reading", "tokenising", "playing"), 0.0)
-    batches = _batches(logs)
+def play(logs: Logs, encoder: Encoder, analyzer: Analyzer, seconds: Seconds, progress: Progress) -> bool:
+    """Play all prompts of the logs, and add up the time; returns whether Ctrl-C ended that early."""
     clock = time.perf_counter
-    with few_collections():
-        while True:
-            begun = clock()
-            batch = interruption.while_waiting(lambda: next(batches, None))
-            read = clock()
-            seconds["reading"] += read - begun
-            if batch is None:
-                return seconds
-            encoded = encoder.encode(batch)
-            tokenised = clock()
-            seconds["tokenising"] += tokenised - read
-            for prompt, tokens in zip(batch, encoded, strict=True):
-                if isinstance(tokens, BrokenLine):
-                    logs.broken.note(prompt.place, str(tokens))
-                else:
-                    analyzer.add(prompt, tokens)
-                if interruption.happened:
-                    break
-            seconds["playing"] += clock() - tokenised
-            progress()
+    done = clock()
+    try:
+        with few_collections():
+            for batch in _batches(logs):
+                read = clock()
+                seconds.reading += read - done
+                encoded = encoder.encode(batch)
+                tokenised = clock()
+                seconds.tokenising += tokenised - read
+                for prompt, tokens in zip(batch, encoded, strict=True):
+                    if isinstance(tokens, BrokenLine):
+                        logs.broken.note(prompt.place, str(tokens))
+                    else:
+                        analyzer.add(prompt, tokens)
+                done = clock()
+                seconds.playing += done - tokenised
+                progress()
+    except KeyboardInterrupt:
+        return True
+    return False
 
 
 def _batches(logs: Logs) -> Iterator[list[Prompt]]:

@@ -4,13 +4,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
-from blendhub.tools.analysis.findings import ArenaFound, FirstToken, NamedShares, StretchesFound
+from blendhub.tools.analysis.findings import ArenaFound, FirstToken
 
 WIDTH, HEIGHT = 420, 240
 """Small, so that text is large enough where a phone scales the plot to its width."""
 
 LEFT, RIGHT, TOP, BOTTOM = 42, 120, 14, 40
-MOST_DAYS = 60
 
 # Okabe and Ito's colours, lighter where the page is dark: people of every colour vision tell them apart.
 LIGHT = {"prefix": "#6e7781", "exact": "#0072b2", "moved": "#00855f", "computed": "#b94a00"}
@@ -63,60 +62,21 @@ def curve(arenas: Sequence[ArenaFound]) -> str:
     return _plot(parts, "Share of the prompt tokens that is reused, by the size of the arena")
 
 
-def days(found: Sequence[NamedShares]) -> str:
-    """For each day what the hub reuses, and a mark where a prefix cache ends."""
-    shown = found[-MOST_DAYS:]
-    step = (WIDTH - LEFT - 10) / max(len(shown), 1)
-    parts = [*_share_axis(WIDTH - 10)]
-    for number, one in enumerate(shown):
-        x, width, shares = LEFT + number * step, min(step * 0.8, 40), one.shares
-        said = (
-            f"{one.name}: exact {shares.exact:.1%}, anywhere {shares.anywhere:.1%}, prefix cache {shares.prefix:.1%}; "
-            f"{shares.requests:,} prompts"
-        )
-        parts.append(_bar(x, _height(shares.anywhere), width, _height(shares.exact), "moved", said))
-        parts.append(_bar(x, _height(shares.exact), width, _height(0), "exact", said))
-        parts.append(f'<path class="line mark" d="M{x:.1f} {_height(shares.prefix):.1f}h{width:.1f}"/>')
-        if number % -(-len(shown) // 6) == 0:
-            parts.append(_text(x, HEIGHT - BOTTOM + 18, one.name[5:], "axis"))
-    parts += _legend([("exact", "exact"), ("moved", "moved"), ("mark", "prefix cache")])
-    return _plot(parts, "Share of the prompt tokens that is reused, by day")
-
-
-def stretches(found: Sequence[StretchesFound]) -> str:
-    """The reused tokens by the length of the reused stretches."""
-    total = sum(one.tokens for one in found)
-    # Lines at whole per cents.
-    most = math.ceil(5 * max(one.tokens for one in found) / total) / 5
-    step = (WIDTH - LEFT - 10) / len(found)
-    parts = [*_share_axis(WIDTH - 10, most)]
-    for number, one in enumerate(found):
-        share = one.tokens / total
-        said = f"{one.least:,} to {one.most:,} tokens: {share:.1%} of what is reused, {one.number:,} stretches"
-        x = LEFT + number * step
-        parts.append(_bar(x + step * 0.1, _height(share, most), step * 0.8, _height(0), "exact", said))
-        if number % -(-len(found) // 7) == 0:
-            parts.append(_text(x + step / 2, HEIGHT - BOTTOM + 18, _short(one.least), "axis", "middle"))
-    parts.append(_text((LEFT + WIDTH) / 2, HEIGHT - 4, "tokens of a stretch, from", "axis", "middle"))
-    return _plot(parts, "Share of what is reused, by the length of the reused stretches")
-
-
 def first_token(found: FirstToken) -> str:
     """Bars for the time to the first token."""
     rows = [
-        ("full prefill", 1.0, found.full_ms, "computed"),
-        ("prefix cache", found.prefix_cache, found.prefix_cache_ms, "prefix"),
-        ("BlendHub", found.mean, found.mean_ms, "moved"),
+        ("full prefill", 1.0, "computed"),
+        ("prefix cache", found.prefix_cache, "prefix"),
+        ("BlendHub", found.mean, "moved"),
     ]
     parts = []
-    for number, (name, share, ms, kind) in enumerate(rows):
+    for number, (name, share, kind) in enumerate(rows):
         y = 8 + number * 44
         width = max(share * (WIDTH - 100), 1)
-        time = f"{share:.2f} x" if ms is None else f"{share:.2f} x, {ms:,.0f} ms"
         parts.append(_text(0, y + 10, name, "axis"))
         parts.append(f'<rect class="fill {kind}" x="0" y="{y + 15}" width="{width:.1f}" height="16" rx="2"/>')
-        parts.append(_text(width + 6, y + 28, time, ""))
-    return _plot(parts, "Expected time to the first token, by that of a full prefill", 44 * len(rows) + 8)
+        parts.append(_text(width + 6, y + 28, f"{share:.2f} x", ""))
+    return _plot(parts, "Expected time to the first token, relative to full prefill", 44 * len(rows) + 8)
 
 
 def _plot(parts: Iterable[str], label: str, height: int = HEIGHT) -> str:
@@ -124,25 +84,11 @@ def _plot(parts: Iterable[str], label: str, height: int = HEIGHT) -> str:
     return f'<svg class="plot" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(label)}">{inside}</svg>'
 
 
-def _share_axis(end: float = WIDTH - RIGHT, most: float = 1.0) -> Iterable[str]:
-    for quarter in range(5):
-        share = most * quarter / 4
-        y = _height(share, most)
-        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{end:.1f}"/>'
+def _share_axis() -> Iterable[str]:
+    for share in (0.0, 0.25, 0.5, 0.75, 1.0):
+        y = _height(share)
+        yield f'<path class="grid" d="M{LEFT} {y:.1f}H{WIDTH - RIGHT:.1f}"/>'
         yield _text(LEFT - 6, y + 4, f"{share:.0%}", "axis", "end")
-
-
-def _legend(names: Sequence[tuple[str, str]]) -> Iterable[str]:
-    for number, (kind, name) in enumerate(names):
-        x = LEFT + number * 110
-        yield f'<rect class="fill {kind}" x="{x}" y="{HEIGHT - 13}" width="11" height="11"/>'
-        yield _text(x + 16, HEIGHT - 3, name, "axis")
-
-
-def _bar(x: float, top: float, width: float, bottom: float, kind: str, said: str) -> str:
-    height = max(bottom - top, 0)
-    begin = f'<rect class="fill {kind}" x="{x:.1f}" y="{top:.1f}" width="{width:.1f}" height="{height:.1f}"'
-    return _titled(begin, said)
 
 
 def _titled(begin: str, said: str) -> str:
@@ -154,8 +100,8 @@ def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> st
     return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>'
 
 
-def _height(share: float, most: float = 1.0) -> float:
-    return _scale(share, 0, most, HEIGHT - BOTTOM, TOP)
+def _height(share: float) -> float:
+    return _scale(share, 0, 1, HEIGHT - BOTTOM, TOP)
 
 
 def _scale(value: float, low: float, high: float, start: float, end: float) -> float:
@@ -178,7 +124,3 @@ def _apart(heights: Sequence[float], least: float = 16) -> list[float]:
 
 def _size(gib: float) -> str:
     return f"{gib:.3g}" if gib < 1024 else f"{gib / 1024:.3g}Ti"
-
-
-def _short(number: int) -> str:
-    return f"{number // 1024}k" if number >= 1024 else str(number)

@@ -1,15 +1,14 @@
 """The findings of an analysis as plain data, and the advice: the report, the page and ``--json`` show these."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.tools.analysis.analyzer import Analyzer, Tried
+from blendhub.tools.analysis.analyzer import Analyzer, Seconds
 from blendhub.tools.analysis.lines import BrokenLines
 from blendhub.tools.analysis.played_hub import CHUNK_TOKENS, PlayedArena
 from blendhub.tools.analysis.tallies import Costs, Group, Share
@@ -48,15 +47,6 @@ class ArenaFound(msgspec.Struct, frozen=True):
     evictions: int
 
 
-class StretchesFound(msgspec.Struct, frozen=True):
-    """Reused stretches of ``least`` to ``most`` tokens."""
-
-    least: int
-    most: int
-    number: int
-    tokens: int
-
-
 class TextFound(msgspec.Struct, frozen=True):
     id: str
     tokens: int
@@ -66,7 +56,7 @@ class TextFound(msgspec.Struct, frozen=True):
 
 
 class FirstToken(msgspec.Struct, frozen=True):
-    """Times to the first token relative to full prefills, and in milliseconds where the speed of prefill is given."""
+    """Times to the first token, relative to full prefills."""
 
     costs: Costs
     prefix_cache: float
@@ -74,22 +64,6 @@ class FirstToken(msgspec.Struct, frozen=True):
     median: float
     ninetieth: float
     """The ratio that nine of ten prompts reach or stay below."""
-    full_ms: float | None = None
-    prefix_cache_ms: float | None = None
-    mean_ms: float | None = None
-
-
-class Change(msgspec.Struct, frozen=True):
-    """What other matchers would reuse of the first prompts."""
-
-    what: str
-    separates: bool
-    """Whether a separator is tried."""
-    matchers: list[dict[str, Any]]
-    before: float
-    after: float
-    tokens: int
-    """The number of tokens in these prompts."""
 
 
 class About(msgspec.Struct, frozen=True, kw_only=True):
@@ -100,17 +74,12 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool
     read_share: float | None
     """The share of the files that was read; None if their size is not known."""
-    sample: float
-    late: int
-    """The number of prompts that were played after later ones."""
     kv_bytes: int
     """The KV of one token, in bytes."""
     kv_bytes_known: bool
     """Whether ``kv_bytes`` is known; if not, it is the size for many models of 8 billion weights."""
     vllm_cache_tokens: int | None
-    prefill_ms_per_1k: float | None
-    seconds: dict[str, float]
-    """How long reading, tokenising and playing took."""
+    seconds: Seconds
 
 
 class Broken(msgspec.Struct, frozen=True):
@@ -133,11 +102,9 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     systems: list[NamedShares]
     """The system prompts with the most tokens, and how many there are."""
     n_systems: int
-    stretches: list[StretchesFound]
     texts: list[TextFound]
     arenas: list[ArenaFound]
     first_token: FirstToken
-    changes: list[Change]
     broken: Broken
     config: dict[str, Any]
     """The value for ``--kv-transfer-config``."""
@@ -147,7 +114,6 @@ WORTH_IT = 0.05
 """A share of the tokens, beyond what a prefix cache reuses, below which a connector is not worth its effort."""
 
 WORTH_MOVING = 0.02
-WORTH_A_MATCHER = 0.01
 NEARLY_ALL = 0.95
 """The share of the largest arena's reuse that the advised arena must reach."""
 
@@ -174,14 +140,11 @@ def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:
     return next(arena for arena in arenas if arena.anywhere >= NEARLY_ALL * arenas[-1].anywhere)
 
 
-def advised_config(shares: Shares, arenas: Sequence[ArenaFound], changes: Sequence[Change]) -> dict[str, Any]:
+def advised_config(shares: Shares, arenas: Sequence[ArenaFound]) -> dict[str, Any]:
     """The value of ``--kv-transfer-config`` for such prompts."""
     settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
     if shares.anywhere - shares.exact < WORTH_MOVING:
         settings["mode"] = "exact"
-    worth = [change for change in changes if change.after - change.before >= WORTH_A_MATCHER]
-    if worth and "mode" not in settings:
-        settings["matchers"] = max(worth, key=lambda change: change.after).matchers
     return {**CONNECTOR, "kv_connector_extra_config": {"blendhub": settings}}
 
 
@@ -191,13 +154,10 @@ MOST_SHOWN = 12
 Show = Callable[[Tokens], str]
 
 
-def collect(
-    seen: Analyzer, tried: Iterable[Tried], broken: BrokenLines, about: About, show: Show | None = None
-) -> Findings:
+def collect(seen: Analyzer, broken: BrokenLines, about: About, show: Show | None = None) -> Findings:
     """Everything that was found. ``show`` makes text of tokens; None: no text is shown."""
     shares = _shares(seen.total)
     arenas = _arenas(seen, about.kv_bytes)
-    changes = [_change(one, seen) for one in tried]
     systems = sorted(seen.systems.by_name.items(), key=lambda item: -item[1].share.tokens)
     return Findings(
         about=about,
@@ -208,21 +168,16 @@ def collect(
         days=[_named(name, group) for name, group in sorted(seen.days.by_name.items())],
         systems=[_named(name, group, show) for name, group in systems[:MOST_SHOWN]],
         n_systems=len(systems),
-        stretches=[
-            StretchesFound(1 << power, (2 << power) - 1, number, seen.stretches.tokens[power])
-            for power, number in sorted(seen.stretches.numbers.items())
-        ],
         texts=[
             TextFound(one.id, one.tokens, one.reuses, str(one.first_seen), _shown(one.head, show))
             for one in seen.texts.most_reused(MOST_SHOWN)
         ],
         arenas=arenas,
-        first_token=_first_token(seen, about.prefill_ms_per_1k),
-        changes=changes,
+        first_token=_first_token(seen),
         broken=Broken(
             len(broken), dict(broken.reasons.most_common()), [f"{place} {reason}" for place, reason in broken.named]
         ),
-        config=advised_config(shares, arenas, changes),
+        config=advised_config(shares, arenas),
     )
 
 
@@ -266,29 +221,12 @@ def _arena(seen: Analyzer, arena: PlayedArena, prefix: PlayedArena, kv_bytes: in
     )
 
 
-def _first_token(seen: Analyzer, ms_per_1k: float | None) -> FirstToken:
+def _first_token(seen: Analyzer) -> FirstToken:
     """The time to the first token of all prompts together; the quantiles are over single prompts."""
     total = seen.total
     prefix_cache = 1 - total.prefix / (total.tokens or 1)
     mean = seen.costs.ratio(total.tokens, total.exact, total.moved)
-    quantiles = seen.ratios.quantile(0.5), seen.ratios.quantile(0.9)
-    if ms_per_1k is None:
-        return FirstToken(seen.costs, prefix_cache, mean, *quantiles)
-    full = ms_per_1k * total.tokens / max(total.requests, 1) / 1000
-    return FirstToken(seen.costs, prefix_cache, mean, *quantiles, full, full * prefix_cache, full * mean)
-
-
-def _change(tried: Tried, seen: Analyzer) -> Change:
-    before = seen.what_if
-    matchers = [_as_config(one) for one in tried.matchers]
-    tokens = before.tokens or 1
-    separates = any(one.name == "separator" for one in tried.matchers)
-    return Change(tried.what, separates, matchers, before.reused / tokens, tried.reused / tokens, before.tokens)
-
-
-def _as_config(choice: PluginChoice) -> dict[str, Any]:
-    built: dict[str, Any] = msgspec.to_builtins(choice)
-    return built if choice.options else {"name": choice.name}
+    return FirstToken(seen.costs, prefix_cache, mean, seen.ratios.quantile(0.5), seen.ratios.quantile(0.9))
 
 
 def _moment(time: float | None) -> str | None:

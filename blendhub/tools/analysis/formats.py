@@ -1,4 +1,4 @@
-"""The prompts in the lines of a log: text, token ids, JSON of requests, or vLLM's own log."""
+"""The prompts in the lines of a log: text, JSON of requests or of token ids, or vLLM's own log."""
 
 import ast
 import re
@@ -45,14 +45,6 @@ class Prompt(msgspec.Struct):
 def read_text(place: Place, line: bytes) -> list[Prompt]:
     """The prompt of a line of plain text."""
     return [Prompt(place, text=decoded(line))]
-
-
-def read_ids(place: Place, line: bytes) -> list[Prompt]:
-    """The prompt of a line of token ids, with commas or blanks between."""
-    try:
-        return [Prompt(place, ids=token_ids([int(one) for one in line.replace(b",", b" ").split()]))]
-    except ValueError:
-        raise BrokenLine("is no list of token ids") from None
 
 
 def token_ids(given: Any) -> Tokens:

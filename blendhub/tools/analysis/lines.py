@@ -1,4 +1,4 @@
-"""The lines of a log file, whatever its size, compression and encoding, in bounded memory; and broken lines."""
+"""The lines of a log file, whatever its size and compression, in bounded memory; and broken lines."""
 
 import bz2
 import contextlib
@@ -61,14 +61,6 @@ ZSTANDARD = b"\x28\xb5\x2f\xfd"
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, OSError)
 """The errors that reading raises where compressed data end early or are wrong."""
 
-MARKS = {
-    b"\xff\xfe\x00\x00": "utf-32",
-    b"\x00\x00\xfe\xff": "utf-32",
-    b"\xff\xfe": "utf-16",
-    b"\xfe\xff": "utf-16",
-    b"\xef\xbb\xbf": "utf-8-sig",
-}
-
 
 class LogFile:
     """A file, or standard input."""
@@ -93,7 +85,7 @@ class LogFile:
         return self._raw.tell() if self._is_seekable and not self._raw.closed else self.size
 
     def lines(self) -> Iterator[tuple[int, bytes | BrokenLine]]:
-        """Each line that is not blank, as UTF-8 where it can be, with its number from 1 on."""
+        """Each line that is not blank, with its number from 1 on."""
         number = 0
         with contextlib.closing(self._raw):
             try:
@@ -109,7 +101,7 @@ class LogFile:
                 yield number + 1, BrokenLine(f"cannot be read, nor what follows it: {error or type(error).__name__}")
 
     def _content(self) -> io.BufferedIOBase:
-        """The file's content, decompressed, in UTF-8."""
+        """The file's content, decompressed."""
         start = self._raw.peek(6)[:6]
         if start.startswith(ZSTANDARD):
             raise InvalidInput(f"{self.name} is compressed by zstd: decompress it, zstd -dc FILE | blendhub analyze -")
@@ -117,39 +109,14 @@ class LogFile:
         for magic, decompress in COMPRESSED.items():
             if start.startswith(magic):
                 opened = io.BufferedReader(decompress(self._raw, "rb"))
-        begin = opened.peek(64)[:64]
-        encoding = _encoding(begin)
-        if encoding is None and b"\0" in begin:
-            raise InvalidInput(f"{self.name} is not text; export requests as JSON, one a line")
-        return _AsUTF8(opened, encoding) if encoding else opened
-
-
-def _encoding(start: bytes) -> str | None:
-    """The encoding of a file that begins with these bytes; None if its lines are UTF-8, or nearly so."""
-    for mark, encoding in MARKS.items():
-        if start.startswith(mark):
-            return encoding
-    # ASCII in UTF-16 without a mark: each other byte is zero.
-    pairs = len(start) // 2
-    for zeros, encoding in ((start[1::2], "utf-16-le"), (start[::2], "utf-16-be")):
-        if pairs > 1 and zeros.count(0) > pairs // 2:
-            return encoding
-    return None
+        if b"\0" in opened.peek(64)[:64]:
+            raise InvalidInput(f"{self.name} is not text in UTF-8; export requests as JSON, one a line")
+        return opened
 
 
 def _skip_line(content: io.BufferedIOBase) -> None:
     while (part := content.readline(2**20)) and not part.endswith(b"\n"):
         pass
-
-
-class _AsUTF8(io.BufferedIOBase):
-    """Lines of a file in another encoding."""
-
-    def __init__(self, content: io.BufferedReader, encoding: str) -> None:
-        self._text = io.TextIOWrapper(content, encoding, errors="replace", newline="\n")
-
-    def readline(self, size: int | None = -1, /) -> bytes:
-        return self._text.readline(-1 if size is None else size).encode()
 
 
 def decoded(line: bytes) -> str:

@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -10,34 +9,23 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from blendhub.core.errors import InvalidInput
-from blendhub.tools.analysis.formats import Prompt, VLLMLog, is_vllm_log, read_ids, read_json, read_text
+from blendhub.tools.analysis.formats import Prompt, VLLMLog, is_vllm_log, read_json, read_text
 from blendhub.tools.analysis.lines import BrokenLine, BrokenLines, LogFile, Place, decoded
 
-Format: TypeAlias = Literal["jsonl", "text", "vllm", "ids"]
+Format: TypeAlias = Literal["jsonl", "text", "vllm"]
 Reader: TypeAlias = Callable[[Place, bytes], list[Prompt]]
-
-STRETCH = 512
-"""A sample is made of stretches of so many lines: requests that stand together often share text."""
 
 HEAD = 50
 """The number of lines by which a file's format is recognised."""
-
-WINDOW = 1024
-WINDOW_BYTES = 2**26
-"""How many prompts of a file, and of what size in all files, are held back to be put in the order of time. Servers log
-in the order in which requests end."""
 
 
 class Logs:
     """Several files as one sequence of prompts."""
 
-    def __init__(self, paths: Sequence[str], format: Format | None = None, sample: float = 1.0) -> None:
+    def __init__(self, paths: Sequence[str], format: Format | None = None) -> None:
         self.files = [LogFile(path) for path in paths]
         self.broken = BrokenLines()
-        self.late = 0
-        """The number of prompts that stand in their log too far behind later ones to be put in order."""
         self._format = format
-        self._sample = sample
 
     @property
     def size(self) -> int:
@@ -49,13 +37,11 @@ class Logs:
         return sum(file.position for file in self.files)
 
     def __iter__(self) -> Iterator[Prompt]:
-        """The prompts. Files are merged by time; those without times follow each other in the order given, first."""
-        ordered = [self._in_order(self._prompts(file)) for file in self.files]
-        latest = float("-inf")
-        for prompt in heapq.merge(*ordered, key=_time) if len(ordered) > 1 else ordered[0]:
-            self.late += _time(prompt) < latest
-            latest = max(latest, _time(prompt))
-            yield prompt
+        """The prompts. Files are merged by time; those without times follow each other in the order given, first.
+
+        Each file stays in its order: a server logs a request when it ends, which is when its KV is stored.
+        """
+        return heapq.merge(*map(self._prompts, self.files), key=_time)
 
     def _prompts(self, file: LogFile) -> Iterator[Prompt]:
         lines = file.lines()
@@ -63,8 +49,6 @@ class Logs:
         read = _reader(self._format or recognise(file.name, [line for _, line in head]), file.name)
         latest: float | None = None
         for number, line in itertools.chain(head, lines):
-            if not self._is_sampled(number):
-                continue
             place = Place(file.name, number)
             try:
                 if isinstance(line, BrokenLine):
@@ -77,25 +61,6 @@ class Logs:
                 # One without a time stands where it stands in its file.
                 prompt.time = latest = latest if prompt.time is None else prompt.time
                 yield prompt
-
-    def _is_sampled(self, number: int) -> bool:
-        """Whether a line belongs to the sample: evenly spaced stretches, the first one among them."""
-        stretch = (number - 1) // STRETCH
-        return math.ceil((stretch + 1) * self._sample) > math.ceil(stretch * self._sample)
-
-    def _in_order(self, prompts: Iterable[Prompt]) -> Iterator[Prompt]:
-        """Nearly sorted prompts, sorted by time."""
-        window: list[tuple[float, int, Prompt]] = []
-        size, order = 0, itertools.count()
-        for prompt in prompts:
-            heapq.heappush(window, (_time(prompt), next(order), prompt))
-            size += prompt.size
-            while len(window) > WINDOW or size > WINDOW_BYTES // len(self.files):
-                earliest = heapq.heappop(window)[2]
-                size -= earliest.size
-                yield earliest
-        while window:
-            yield heapq.heappop(window)[2]
 
 
 def recognise(name: str, lines: Iterable[bytes | BrokenLine]) -> Format:
@@ -113,12 +78,11 @@ def recognise(name: str, lines: Iterable[bytes | BrokenLine]) -> Format:
 def _format_of(text: str) -> Format:
     if text.startswith("{") or (text.startswith("[") and not text.strip("[]0123456789, ")):
         return "jsonl"
-    numbers = text.replace(",", " ").split()
-    return "ids" if len(numbers) > 1 and all(one.isdecimal() for one in numbers) else "text"
+    return "text"
 
 
 def _reader(format: Format, name: str) -> Reader:
-    readers: dict[Format, Reader] = {"jsonl": read_json, "text": read_text, "ids": read_ids}
+    readers: dict[Format, Reader] = {"jsonl": read_json, "text": read_text}
     return readers.get(format) or VLLMLog(_year(name)).read
 
 

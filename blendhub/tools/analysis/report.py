@@ -33,13 +33,13 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 def as_text(found: Findings) -> str:
     bars = (f"  {name:<31} {share:>6.1%} {'#' * round(share * BAR)}" for name, share in _shares(found))
     seconds = found.about.seconds
-    speed = found.shares.tokens / max(seconds["playing"], 1e-9) / 1e6
+    speed = found.shares.tokens / max(seconds.playing, 1e-9) / 1e6
     parts = [
         "\n".join(_about(found)),
         "\n".join([found.verdict, "", *bars]),
         *("\n".join(_lines(section)) for section in _sections(found)),
-        f"reading took {seconds['reading']:.1f} s, tokenising {seconds['tokenising']:.1f} s, playing "
-        f"{seconds['playing']:.1f} s: {speed:.1f} million tokens a second",
+        f"reading took {seconds.reading:.1f} s, tokenising {seconds.tokenising:.1f} s, playing "
+        f"{seconds.playing:.1f} s: {speed:.1f} million tokens a second",
     ]
     return "\n\n".join(parts)
 
@@ -71,10 +71,6 @@ def _about(found: Findings) -> list[str]:
     if about.interrupted:
         read = "" if about.read_share is None else f" after {about.read_share:.0%} of the files"
         said.append(f"interrupted{read}: this is what was seen until then")
-    if about.sample < 1:
-        said.append(f"a sample of {about.sample:g} of the lines: reuse across what was left out is not seen")
-    if about.late:
-        said.append(f"{about.late:,} prompts stand in their logs far behind later ones, and were played there")
     return said
 
 
@@ -89,17 +85,13 @@ def _shares(found: Findings) -> list[tuple[str, float]]:
 
 def _sections(found: Findings) -> Iterator[Section]:
     if found.days:
-        yield _named("by day", found.days[-MOST_DAYS:], charts.days(found.days))
+        yield _named("by day", found.days[-MOST_DAYS:])
     if found.systems:
         yield _named(f"by system prompt ({len(found.systems)} of {found.n_systems:,})", found.systems)
-    if found.stretches:
-        yield _stretches(found)
     yield _arenas(found)
     yield _first_token(found)
     if found.texts:
         yield _texts(found)
-    if found.changes:
-        yield _changes(found)
     if broken := found.broken.number:
         rows = [(reason, f"{number:,}") for reason, number in found.broken.reasons.items()]
         named = "\n".join(found.broken.named)
@@ -110,7 +102,7 @@ def _sections(found: Findings) -> Iterator[Section]:
     yield Section(title="to serve such prompts", verbatim=server_command(found.config))
 
 
-def _named(title: str, groups: Sequence[NamedShares], plot: str = "") -> Section:
+def _named(title: str, groups: Sequence[NamedShares]) -> Section:
     rows = []
     for one in groups:
         shares = one.shares
@@ -118,18 +110,7 @@ def _named(title: str, groups: Sequence[NamedShares], plot: str = "") -> Section
         parts = (f"{shares.prefix:.1%}", f"{shares.exact:.1%}", f"{shares.anywhere:.1%}")
         rows.append((one.name, *numbers, *parts, one.first_seen, *_beginning(one)))
     heads = ("prompts", "tokens", "prefix", "exact", "anywhere", "first seen", *_begins(groups))
-    return Section(title=title, heads=heads, rows=rows, plot=plot)
-
-
-def _stretches(found: Findings) -> Section:
-    total = sum(one.tokens for one in found.stretches)
-    rows = [
-        (f"{one.least:,} to {one.most:,} tokens", f"{one.number:,}", f"{one.tokens / total:.1%}")
-        for one in found.stretches
-    ]
-    heads = ("number", "share of what is reused")
-    plot = charts.stretches(found.stretches)
-    return Section(title="length of the reused stretches", heads=heads, rows=rows, plot=plot)
+    return Section(title=title, heads=heads, rows=rows)
 
 
 def _arenas(found: Findings) -> Section:
@@ -165,11 +146,6 @@ def _first_token(found: Findings) -> Section:
         f"{first.median:.2f} x, nine of ten at most {first.ninetieth:.2f} x",
         first.costs.sentence(),
     ]
-    if first.full_ms is not None:
-        notes.append(
-            f"on average {first.full_ms:,.0f} ms for a full prefill, {first.prefix_cache_ms:,.0f} ms with a prefix "
-            f"cache, {first.mean_ms:,.0f} ms with BlendHub"
-        )
     title = "expected time to the first token, relative to full prefill"
     return Section(title=title, notes=notes, plot=charts.first_token(first))
 
@@ -179,19 +155,6 @@ def _texts(found: Findings) -> Section:
     heads = ("tokens", "reuses", "first seen", *_begins(found.texts))
     notes = () if BEGINS in heads else ["(--show-text shows how they begin)"]
     return Section(title="texts that are reused most", heads=heads, rows=rows, notes=notes)
-
-
-def _changes(found: Findings) -> Section:
-    first = found.changes[0]
-    rows = [(one.what, f"{one.after:.1%}", f"{100 * (one.after - one.before):+.1f} points") for one in found.changes]
-    separates = any(one.separates for one in found.changes)
-    none = "no token stands before many of the reused stretches; --separator TEXT tries one that you know"
-    return Section(
-        title=f"other matchers, on the first {first.tokens:,} tokens, of which {first.before:.1%} are reused now",
-        heads=("reused", "change"),
-        rows=rows,
-        notes=() if separates else [none],
-    )
 
 
 def _begins(rows: Sequence[NamedShares | TextFound]) -> list[str]:

@@ -1,6 +1,5 @@
 """The numbers that are counted while prompts are played, in bounded memory, and the times they stand for."""
 
-from collections import Counter
 from copy import copy
 from hashlib import blake2b
 
@@ -67,19 +66,6 @@ class Groups:
         largest = sorted(self.by_name, key=lambda name: -self.by_name[name].share.tokens)
         for name in largest[self._most // 2 :]:
             self.others.add(self.by_name.pop(name).share)
-
-
-class Stretches:
-    """How long the reused stretches are: by powers of two, how many, and how many tokens they have together."""
-
-    def __init__(self) -> None:
-        self.numbers: Counter[int] = Counter()
-        self.tokens: Counter[int] = Counter()
-
-    def add(self, length: int) -> None:
-        power = length.bit_length() - 1
-        self.numbers[power] += 1
-        self.tokens[power] += length
 
 
 class Text(msgspec.Struct):

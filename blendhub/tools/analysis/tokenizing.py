@@ -12,7 +12,7 @@ import numpy as np
 
 from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.tokens import Tokens, as_tokens
-from blendhub.hub.config import HubConfig
+from blendhub.hub.limits import MOST_PROMPT_TOKENS
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import BrokenLine
 
@@ -44,7 +44,6 @@ def _kv_bytes(config: dict[str, Any]) -> int:
 
 
 Encoded = Tokens | BrokenLine
-MOST_TOKENS = HubConfig().max_prompt_tokens
 
 
 class Encoder(ABC):
@@ -62,10 +61,6 @@ class Encoder(ABC):
         """For each prompt with text or messages its tokens, or the reason why it has none."""
 
     @abstractmethod
-    def separator(self, text: str) -> tuple[int, ...]:
-        """The token ids of a separator."""
-
-    @abstractmethod
     def decode(self, tokens: Tokens) -> str:
         """The text of tokens."""
 
@@ -77,8 +72,8 @@ class Encoder(ABC):
 def _checked(tokens: Tokens) -> Encoded:
     if not tokens.size:
         return BrokenLine("is empty")
-    if tokens.size > MOST_TOKENS:
-        return BrokenLine(f"has more than {MOST_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
+    if tokens.size > MOST_PROMPT_TOKENS:
+        return BrokenLine(f"has more than {MOST_PROMPT_TOKENS:,} tokens, which hubs refuse (max_prompt_tokens)")
     return tokens
 
 
@@ -91,14 +86,6 @@ class IdsOnly(Encoder):
             "or count each byte as a token with --bytes"
         )
 
-    def separator(self, text: str) -> tuple[int, ...]:
-        try:
-            return tuple(int(one) for one in text.split(","))
-        except ValueError:
-            raise InvalidInput(
-                f"--separator {text!r} should be token ids with commas between, or name a --tokenizer"
-            ) from None
-
     def decode(self, tokens: Tokens) -> str:
         return " ".join(map(str, tokens.tolist()))
 
@@ -108,9 +95,6 @@ class Bytes(Encoder):
 
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
         return [as_tokens(np.frombuffer(_plain(prompt).encode(), np.uint8).astype(np.uint32)) for prompt in prompts]
-
-    def separator(self, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
 
     def decode(self, tokens: Tokens) -> str:
         return bytes(tokens[tokens < 256].astype(np.uint8)).decode(errors="replace")
@@ -156,9 +140,6 @@ class Pretrained(Encoder):
                 for at, one in zip(texts, ids["input_ids"], strict=True):
                     encoded[at] = as_tokens(np.array(one, np.uint32))
         return encoded
-
-    def separator(self, text: str) -> tuple[int, ...]:
-        return tuple(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, tokens: Tokens) -> str:
         return str(self._tokenizer.decode(tokens.tolist()))

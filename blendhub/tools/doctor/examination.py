@@ -11,7 +11,7 @@ from blendhub.framework.options import did_you_mean
 from blendhub.tools.doctor.files import leftovers_of_hubs, sockets, stores
 from blendhub.tools.doctor.finding import Circumstances, Finding, fail
 from blendhub.tools.doctor.hubs import endpoint, self_test
-from blendhub.tools.doctor.machine import clock, huge_pages, memory_limits, shared_memory
+from blendhub.tools.doctor.machine import huge_pages, memory_limits, shared_memory
 from blendhub.tools.doctor.software import configuration, devices, plugins, versions
 
 Check: TypeAlias = Callable[[Circumstances], Iterator[Finding]]
@@ -28,7 +28,6 @@ CHECKS: Mapping[str, Check] = MappingProxyType(
         "stores": stores,
         # Before the self-test, whose hub removes them.
         "leftovers": leftovers_of_hubs,
-        "clock": clock,
         "self-test": self_test,
         "versions": versions,
         "devices": devices,

@@ -1,7 +1,11 @@
-"""Admission: which requests read and store KV, in which namespace, and in which mode."""
+"""Admission: which requests read and store KV, in which namespace, in which mode, and with which LoRA adapter."""
 
 import logging
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import TypeVar
 
+import msgspec
 from vllm.config import VllmConfig
 from vllm.lora.request import LoRARequest
 from vllm.v1.request import Request
@@ -10,16 +14,48 @@ from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.core.layout import Namespace, Variant
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
-from blendhub.vllm.messages import Adapter
+from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.scheduler.adapters import Adapters
-from blendhub.vllm.scheduler.request_state import MOVING, Terms
-from blendhub.vllm.settings import KEY, RequestSettings, Settings, foreign_keys, read_request
+from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, read_request
 
 log = logging.getLogger(__name__)
+K = TypeVar("K")
+V = TypeVar("V")
+MOVING: tuple[Mode, ...] = ("blend", "contiguous")
+"""The modes in which text may be reused elsewhere than where it was computed."""
+
+MOST_NAMED = 4096
+"""The most names that are remembered; clients choose them where adapters are loaded at run time."""
+
 MOST_NOTED = 32
 NOT_KNOWN = "not known"
 """A placeholder for unknown weights of an adapter; no adapter's weights have this name."""
+
+
+class Terms(msgspec.Struct, frozen=True):
+    """The terms of a request, from the engine's settings and its own parameters. Fixed when the request arrives, but
+    for an adapter that is known later."""
+
+    variant: Variant
+    """The variant whose KV the request reads and stores."""
+    mode: Mode
+    ratio: float | None
+    """The share of moved text that is recomputed; None: the engine's."""
+    stores: bool
+    explains: bool = False
+    audit: bool = False
+    """Whether the request asks for an audit."""
+    adapter: Adapter | None = None
+    """Its LoRA adapter; None without one, or until the workers have reported it."""
+    settles: bool = False
+    """Whether the request takes KV that earlier requests blended."""
+    fills_holes: bool = False
+    """Whether holes of the prompt may be computed apart from the engine's own prefill."""
+
+    @property
+    def moves(self) -> bool:
+        """Whether text may be reused elsewhere than where it was computed."""
+        return self.mode in MOVING
 
 
 class Admission:
@@ -53,7 +89,9 @@ class Admission:
             refusal = self._refusal(request, asked, adapter)
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
-        if mode in MOVING and not (self._support.blends and request.lora_request is None):
+        # vLLM sets the LoRA mapping for its own forwards only.
+        blends = self._support.blends and request.lora_request is None
+        if mode in MOVING and not blends:
             mode = "exact"
         terms = Terms(
             variant=variant,
@@ -64,13 +102,9 @@ class Admission:
             explains=asked.explain,
             audit=asked.audit,
             settles=asked.settled and mode in MOVING and not refusal,
+            fills_holes=blends and mode != "contiguous",
         )
         return terms, refusal
-
-    def holes_for(self, request: Request) -> bool:
-        """Whether holes of this request may be computed apart from the engine's own prefill."""
-        # vLLM sets the LoRA mapping for its own forwards only.
-        return self._support.blends and request.lora_request is None
 
     def _note_foreign_keys(self, request: Request) -> None:
         """Log each key once: it may be meant for another connector, or be a mistake."""
@@ -96,6 +130,65 @@ class Admission:
         return None
 
 
+class Adapters:
+    """The adapters as vLLM has loaded them: files may be replaced, and a name on a hub may get another revision.
+
+    For the scheduler's thread, which hears of an adapter after the first step that computes with it.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        self._loaded: dict[int, Mapping[int, LoadedAdapter]] = {rank: {} for rank in range(ranks)}
+        """The loaded adapters, by rank and by the id in vLLM."""
+        self._names: dict[int, str] = {}
+        """The names by id, in the order of the last requests. Some versions of vLLM distinguish adapters in the prefix
+        cache by name only."""
+        self._weights: dict[str, str] = {}
+        """The last weights of each name, in the order in which they were loaded."""
+        self._replaced: dict[str, None] = {}
+        """The names that got other weights, in that order. Of names that were loaded too long ago nothing is known."""
+
+    def report(self, adapters: Mapping[int, Mapping[int, LoadedAdapter]]) -> None:
+        """Take note of all adapters that these ranks have loaded now."""
+        self._loaded.update(adapters)
+        for number in {number for loaded in adapters.values() for number in loaded}:
+            self._compare(number)
+
+    def find(self, lora: LoRARequest) -> Adapter | None:
+        """The adapter of a request, if all ranks have loaded it."""
+        number, name = lora.lora_int_id, lora.lora_name
+        known = self._names.get(number)
+        _keep(self._names, number, name)
+        # What vLLM reads for the request, if in place, is in the next report.
+        if known != name and not lora.load_inplace:
+            self._compare(number)
+        return self._find(number)
+
+    def was_replaced(self, lora: LoRARequest) -> bool:
+        """Whether vLLM's own cache may hold KV of other weights under the adapter's name."""
+        return lora.lora_name in self._replaced
+
+    def _find(self, number: int) -> Adapter | None:
+        ranks = [loaded[number] for loaded in self._loaded.values() if number in loaded]
+        if len(ranks) < len(self._loaded):
+            return None
+        weights = blake2b(" ".join(one.weights for one in ranks).encode(), digest_size=16).hexdigest()
+        return Adapter(number, weights, max(one.since for one in ranks))
+
+    def _compare(self, number: int) -> None:
+        name, adapter = self._names.get(number), self._find(number)
+        if name is None or adapter is None or self._weights.get(name) == adapter.weights:
+            return
+        log.info("LoRA adapter %s is loaded; its KV is kept under %s", name, adapter.weights)
+        if name in self._weights and name not in self._replaced:
+            _keep(self._replaced, name, None)
+            log.warning(
+                "LoRA adapter %s has other weights than before. vLLM's own prefix cache may not tell them apart, so "
+                "what is computed behind it is not stored; load changed weights under a new name",
+                name,
+            )
+        _keep(self._weights, name, adapter.weights)
+
+
 def _why_unknown(lora: LoRARequest) -> str:
     """Why the weights that vLLM would compute a request with are unknown."""
     if lora.load_inplace:
@@ -117,3 +210,11 @@ def _why_unsupported(request: Request) -> str:
     if getattr(request, "resumable", False):  # not every vLLM has these
         return "prompts whose parts come one after the other are not supported"
     return ""
+
+
+def _keep(known: dict[K, V], key: K, value: V) -> None:
+    """Put this last, and forget what came first if there is too much."""
+    known.pop(key, None)
+    known[key] = value
+    if len(known) > MOST_NAMED:
+        del known[next(iter(known))]

@@ -66,6 +66,10 @@ class Audits:
         state.is_sample = share > 0 and (is_due or chance_of(state.id) < share)
         return state.is_sample or state.terms.audit
 
+    def settled_ratio(self, state: RequestState) -> float | None:
+        """The least share that must have been recomputed in settled KV of a request; None: it takes none."""
+        return self.ratio_for(state, audited=False) if state.terms.settles else None
+
     @property
     def ratio(self) -> float | None:
         """The engine's share of moved text to recompute; None: only exact text is reused at present."""

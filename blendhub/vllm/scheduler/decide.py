@@ -2,13 +2,37 @@
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from blendhub.core.spans import Match, Span, join
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.vllm.decision import Choice, Decision, Refusal
-from blendhub.vllm.scheduler.step_budget import Pace
 from blendhub.vllm.settings import ReusePolicy
 from blendhub.vllm.spans import clipped, total
+
+
+class Pace(NamedTuple):
+    """The speed of the coming steps. vLLM computes a prompt whose turn it is with nearly all of a step's budget."""
+
+    engine: int
+    """The tokens that vLLM computes in a step."""
+    beside: int
+    """The tokens that are recomputed in a step that vLLM fills."""
+    alone: int
+    """The tokens that are recomputed in a step that vLLM leaves empty."""
+    full_steps: int
+    """The number of steps that vLLM fills with the prompts of other requests."""
+
+    def steps_to_compute(self, n_tokens: int) -> int:
+        """How many steps vLLM takes for so many tokens of a prompt."""
+        return -(-n_tokens // self.engine)
+
+    def steps_to_recompute(self, n_tokens: int) -> int:
+        """How many steps it takes to recompute so many tokens of a prompt."""
+        behind = n_tokens - self.full_steps * self.beside
+        if behind <= 0:
+            return -(-n_tokens // self.beside)
+        return self.full_steps + -(-behind // self.alone)
 
 
 def decide(

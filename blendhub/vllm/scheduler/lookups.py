@@ -1,19 +1,167 @@
 """The lookups of all requests, from their arrival until vLLM schedules them, however long they wait for that."""
 
+import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Mapping
+from functools import partial
 
-from vllm.v1.core.kv_cache_utils import BlockHash
-
-from blendhub.core.errors import BlendHubError
+from blendhub.client.hub_client import HubClient
+from blendhub.client.session import PendingReply
+from blendhub.client.wire import Found
+from blendhub.core.errors import BlendHubError, DeadlineExceeded, PeerGone
+from blendhub.core.layout import Variant
+from blendhub.core.tokens import Tokens
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 
+STORE_SHARE = 0.8
+"""The share of the timeout that the hub may spend on reading matches from its store."""
+
 RENEW_S = 1.0
 """How often the leases of requests that wait for their turn are looked at."""
+
+
+class Reading:
+    """The lease of a lookup while workers copy what it covers. The session with the hub extends it until ``end``."""
+
+    def __init__(self, client: HubClient, found: Found, epoch: int) -> None:
+        assert found.lease is not None
+        self.lease = found.lease
+        self.epoch = epoch
+        self.pieces = found.pieces
+        self._client = client
+        client.kept_leases.add(self.lease)
+
+    def end(self) -> None:
+        self._client.kept_leases.discard(self.lease)
+
+
+class Lookup:
+    """A lookup, sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
+
+    The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
+    """
+
+    def __init__(
+        self,
+        executor: HubExecutor,
+        variant: Variant,
+        tokens: Tokens,
+        timeout_s: float,
+        *,
+        settled: float | None,
+        skip_prefix: int = 0,
+        waits_for_store: bool = True,
+    ) -> None:
+        """``settled``: the least share that was recomputed in settled KV; None: find none. ``skip_prefix``: so many
+        tokens are not needed."""
+        self.skip_prefix = skip_prefix
+        self.waits_for_store = waits_for_store
+        self._executor = executor
+        self._submit = partial(
+            HubClient.submit_lookup,
+            tokens=tokens,
+            variant=variant,
+            skip_prefix=skip_prefix,
+            wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
+            settled=settled,
+            timeout=timeout_s,
+        )
+        self._timeout_s = timeout_s
+        self._begun_at = self.sent_at = time.monotonic()
+        self._client: HubClient | None = None
+        self._epoch = 0
+        self._reply: PendingReply[Found] | None = None
+        self._found: Found | None = None
+        self._error: BlendHubError | None = None
+        self.send()
+
+    def send(self) -> None:
+        """Send the lookup if it was not sent yet and the session is open."""
+        if self._reply or self._error:
+            return
+        try:
+            client = self._executor.client()
+            if client:
+                self._client, self._epoch, self.sent_at = client, client.epoch, time.monotonic()
+                self._reply = self._submit(client)
+        except BlendHubError as error:
+            self._error = error
+
+    @property
+    def is_sent(self) -> bool:
+        return self._reply is not None
+
+    def answer(self) -> Found | None:
+        """The hub's answer; None while there is none. Raises if the lookup failed or timed out."""
+        if self._found is None:
+            self.send()
+            if self._error:
+                raise self._error
+            if self._reply:
+                self._found = self._received()
+            else:
+                self._check_time()
+        return self._found
+
+    def _received(self) -> Found | None:
+        assert self._reply and self._client
+        if self._reply.done():
+            try:
+                return self._reply.result()
+            except DeadlineExceeded as error:
+                # Kept, because asking for the result notes each time that the hub does not answer.
+                self._error = DeadlineExceeded(f"the lookup took more than lookup_timeout_s {self._timeout_s}")
+                raise self._error from error
+        try:
+            self._client.check_up()
+        except PeerGone as error:
+            self._executor.release_late(self._client, self._reply)
+            self._error = error
+            raise
+        return None
+
+    def _check_time(self) -> None:
+        if time.monotonic() - self._begun_at > self._timeout_s:
+            self._error = DeadlineExceeded(
+                f"the session with the hub was not open within lookup_timeout_s {self._timeout_s}"
+            )
+            raise self._error
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the lease on the matches has expired."""
+        found = self._found
+        return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s
+
+    @property
+    def expires_soon(self) -> bool:
+        """Whether half of the lease's time has passed."""
+        with contextlib.suppress(BlendHubError):
+            self.answer()
+        found = self._found
+        return found is not None and found.lease is not None and time.monotonic() > self.sent_at + found.expires_s / 2
+
+    def begin_reading(self) -> Reading:
+        """Leave the lease to the workers, which release it; it holds until then, or until ``end``."""
+        assert self._client and self._found and self._found.lease is not None
+        self._reply = None
+        return Reading(self._client, self._found, self._epoch)
+
+    def close(self) -> None:
+        """End the lease that the answer brought, or still brings."""
+        if self._client is None or self._reply is None or self._error:
+            return
+        if self._found is None:
+            self._executor.release_late(self._client, self._reply)
+        elif self._found.lease is not None:
+            with contextlib.suppress(BlendHubError):
+                self._client.submit_release(self._found.lease)
+        self._reply = None
 
 
 class Lookups:
@@ -23,20 +171,19 @@ class Lookups:
         self,
         executor: HubExecutor,
         settings: Settings,
-        uses_sensitivity: bool,
-        least_ratio: Callable[[RequestState], float | None],
+        requests: Mapping[str, RequestState],
+        blocks: RequestBlocks,
+        audits: Audits,
         counters: Counter[str],
     ) -> None:
-        """``least_ratio``: the least share that must have been recomputed in settled KV of a request; None: it takes
-        none."""
-        self.engine_cached: Callable[[Sequence[BlockHash], int], int | None] = lambda hashes, most: None
-        """How many tokens vLLM has cached under these hashes, at most so many; None: this vLLM cannot be asked."""
+        """``requests``: those of the engine, now and later."""
         self._executor = executor
         self._timeout_s = settings.lookup_timeout_s
         self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
         """The seconds that a step may wait, and the seconds that are left of them."""
-        self._uses_sensitivity = uses_sensitivity
-        self._least_ratio = least_ratio
+        self._requests = requests
+        self._blocks = blocks
+        self._audits = audits
         self._counters = counters
         self._unsent: list[RequestState] = []
         """Requests whose lookups wait for a session with the hub."""
@@ -49,14 +196,13 @@ class Lookups:
         """
         request = state.request
         if local is None and not request.skip_reading_prefix_cache:
-            local = self.engine_cached(request.block_hashes, request.num_tokens - 1)
+            local = self._blocks.cached_tokens(request.block_hashes, request.num_tokens - 1)
         lookup = Lookup(
             self._executor,
             state.terms.variant,
             state.tokens(),
             self._timeout_s,
-            sensitivity=self._uses_sensitivity and state.terms.moves,
-            settled=self._least_ratio(state),
+            settled=self._audits.settled_ratio(state),
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
         )
@@ -64,7 +210,7 @@ class Lookups:
         if not lookup.is_sent:
             self._unsent.append(state)
 
-    def begin_step(self, requests: Iterable[RequestState]) -> None:
+    def begin_step(self) -> None:
         """Send the lookups that waited for a session, and renew leases: vLLM asks for requests only at their turn."""
         self._wait_left_s = self._wait_s
         waiting, self._unsent = self._unsent, []
@@ -75,7 +221,7 @@ class Lookups:
                     self._unsent.append(state)
         if time.monotonic() >= self._renew_at:
             self._renew_at = time.monotonic() + RENEW_S
-            for state in requests:
+            for state in self._requests.values():
                 if state.stage in (Stage.LOOKING_UP, Stage.FOUND) and state.lookup and state.lookup.expires_soon:
                     self.send(state)
 
@@ -119,5 +265,5 @@ class Lookups:
         if found is None:
             return False
         self._counters["lookup_microseconds"] += round((time.monotonic() - state.lookup.sent_at) * 1e6)
-        state.answered(found, state.lookup.sensitivity)
+        state.answered(found)
         return True

@@ -1,7 +1,7 @@
-"""Tells the outcome of each request: to its client, to observers, to the log, and to the hub for `blendhub explain`."""
+"""Tells what became of requests: counts it, and reports each outcome to its client, observers, the log and the hub."""
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 from typing import Any
 
@@ -10,7 +10,11 @@ import msgspec
 from blendhub.client.hub_client import HubClient
 from blendhub.framework.observers import Observers
 from blendhub.outcome.report import MOST_REPORTS, Outcome
+from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import RunCall
+from blendhub.vllm.messages import LoadResult, WorkerReport
+from blendhub.vllm.scheduler.request_state import RequestState
+from blendhub.vllm.stats import counts_of_load
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 256
@@ -21,11 +25,39 @@ class Reports:
     """Called by the scheduler's thread; waits for nothing."""
 
     def __init__(self, run: RunCall, observers: Observers) -> None:
+        self.counters: Counter[str] = Counter()
         self._run = run
         self._observers = observers
         self._waiting: deque[Outcome] = deque(maxlen=MOST_WAITING)
         self._is_asked = False
         """Whether the executor's thread has been asked to send the waiting outcomes."""
+        self._logged: set[str] = set()
+        """The reasons that were logged; each is logged once."""
+
+    def refuse(self, state: RequestState, refusal: Refusal) -> None:
+        """Refuse a request reuse, which is counted and logged."""
+        state.refuse(refusal)
+        if self._is_new(refusal.why):
+            log.info("request %s: nothing is reused: %s", state.id, refusal.reason)
+        self.counters[f"refused_{refusal.why}"] += 1
+
+    def unreserved(self, error: BaseException) -> None:
+        """Count computed KV for which the hub reserved no slots."""
+        reason = type(error).__name__
+        if self._is_new(reason):
+            log.warning("computed KV is not stored: %s", error)
+        self.counters[f"reservations_failed_{reason}"] += 1
+
+    def count_load(self, decision: Decision, result: LoadResult) -> None:
+        self.counters.update(counts_of_load(decision, result))
+
+    def count_work(self, report: WorkerReport) -> None:
+        """Count what the workers have done in a step."""
+        self.counters["saved_tokens"] += report.saved_tokens
+        self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
+        self.counters["carried_bytes"] += report.carried_bytes
+        for reason, count in report.failed_saves.items():
+            self.counters[f"saves_failed_{reason}"] += count
 
     def ended(self, outcome: Outcome, *, explains: bool) -> dict[str, Any]:
         """Tell the outcome of a request that has ended; returns the report for the response."""
@@ -35,8 +67,9 @@ class Reports:
         if not self._is_asked:
             self._is_asked = True
             self._run(self._send).add_done_callback(self._answered)
-        # Clients inside this process get the lists that JSON has, not tuples.
-        facts = msgspec.json.decode(msgspec.json.encode(report))
+        facts = msgspec.to_builtins(report)
+        if report.spans:  # in lists, as in JSON, for clients inside this process, too
+            facts["spans"] = {name: list(spans) for name, spans in facts["spans"].items()}
         response = {"blendhub": {name: facts[name] for name in facts if name not in ("request", "prompt_tokens")}}
         if log.isEnabledFor(logging.DEBUG):
             # The responses of streams and batches do not carry the report.
@@ -53,3 +86,8 @@ class Reports:
     def _answered(self, sent: "Future[None]") -> None:
         """Note the end of a message. A message that the hub refuses or misses is not repeated."""
         self._is_asked = False
+
+    def _is_new(self, reason: str) -> bool:
+        is_new = reason not in self._logged
+        self._logged.add(reason)
+        return is_new

@@ -1,29 +1,26 @@
 """The scheduler's state of one request, from its arrival to its end."""
 
 from collections.abc import Iterator
-from concurrent.futures import Future
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 from vllm.v1.request import Request
 
-from blendhub.client.wire import Found, Previewed
+from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Match, Span, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
-from blendhub.vllm.scheduler.lookup import Lookup
+from blendhub.vllm.scheduler.admission import Terms
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
-from blendhub.vllm.settings import Mode
-from blendhub.vllm.spans import joined
 
-MOVING: tuple[Mode, ...] = ("blend", "contiguous")
-"""The modes in which text may be reused elsewhere than where it was computed."""
-
+if TYPE_CHECKING:
+    from blendhub.vllm.scheduler.lookups import Lookup
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, in which vLLM looks into its cache for what others have blended."""
@@ -41,30 +38,6 @@ class Stage(Enum):
     LOADED = auto()
     COMPUTING = auto()
     """vLLM computes what it lacks: reuse was refused, or the load failed."""
-
-
-class Terms(msgspec.Struct, frozen=True):
-    """The terms of a request, from the engine's settings and its own parameters. Fixed when the request arrives, but
-    for an adapter that is known later."""
-
-    variant: Variant
-    """The variant whose KV the request reads and stores."""
-    mode: Mode
-    ratio: float | None
-    """The share of moved text that is recomputed; None: the engine's."""
-    stores: bool
-    explains: bool = False
-    audit: bool = False
-    """Whether the request asks for an audit."""
-    adapter: Adapter | None = None
-    """Its LoRA adapter; None without one, or until the workers have reported it."""
-    settles: bool = False
-    """Whether the request takes KV that earlier requests blended."""
-
-    @property
-    def moves(self) -> bool:
-        """Whether text may be reused elsewhere than where it was computed."""
-        return self.mode in MOVING
 
 
 class RequestState:
@@ -85,8 +58,6 @@ class RequestState:
         """Present while its lease is needed: until the load has ended."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
-        self.sensitivity = b""
-        """The sensitivity that came with the answer."""
         self.choice: Choice | None = None
         """What is being loaded, or was loaded, of what was found, and why no more."""
         self.result: LoadResult | None = None
@@ -94,8 +65,6 @@ class RequestState:
         """Why nothing is reused."""
         self.had_its_turn = False
         """Whether vLLM has asked for the request."""
-        self.stored_before: Future[Previewed] | None = None
-        """The parts of the prompt that were stored before, of a request that is not looked up for reuse."""
         self.is_sample = False
         """Whether its audit stands for all requests: true if the engine chose the request, false if its client did."""
         self.audit: AuditOutcome | None = None
@@ -139,16 +108,16 @@ class RequestState:
             self._approximate_before = settled.first_approximate
         self.is_scheduled = True
 
-    def look_up(self, lookup: Lookup) -> None:
+    def look_up(self, lookup: "Lookup") -> None:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()
         self.found = self.choice = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
 
-    def answered(self, found: Found, sensitivity: bytes = b"") -> None:
+    def answered(self, found: Found) -> None:
         assert self.stage is Stage.LOOKING_UP
-        self.found, self.sensitivity, self.stage = found, sensitivity, Stage.FOUND
+        self.found, self.stage = found, Stage.FOUND
 
     def decided(self, choice: Choice) -> None:
         """Keep a choice. May be called again: vLLM asks in each step until it can allocate."""
@@ -203,17 +172,14 @@ class RequestState:
         return self.request.lora_request is not None and self.terms.adapter is None
 
     @property
+    def can_blend(self) -> bool:
+        """Whether text may be moved, and the hashes of its blocks be salted: a prompt shorter than a block has none."""
+        return self.terms.moves and bool(self.request.block_hashes)
+
+    @property
     def matches(self) -> tuple[Match, ...]:
         """The matches of the last lookup, which may be loaded."""
         return self.found.matches if self.found else ()
-
-    @property
-    def earlier_copies(self) -> tuple[Match, ...]:
-        """The moved text that was stored before, where all of the prompt was computed nevertheless."""
-        before, matches = self.stored_before, self.matches
-        if before and before.done() and not before.exception():
-            matches = before.result().matches
-        return () if self.decision else tuple(match for match in matches if match.moved)
 
     @property
     def first_approximate(self) -> int | None:
@@ -262,7 +228,7 @@ class RequestState:
             engine_tokens=self.engine_tokens,
             spans=ReusedSpans(
                 exact=tuple(loaded.exact if loaded else ()),
-                settled=tuple(joined(settled)),
+                settled=tuple(join_spans(settled)),
                 moved=tuple(loaded.moved if loaded else ()),
                 recomputed=result.recomputed,
                 holes=tuple(loaded.holes if loaded else ()),
@@ -276,7 +242,6 @@ class RequestState:
             probe_seconds=result.probe_seconds,
             recompute_seconds=result.recompute_seconds,
             audit=self.audit,
-            variant=self.terms.variant,
         )
 
     def _reason(self, loaded: Decision | None) -> str | None:

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future
 from functools import partial
 from queue import SimpleQueue
@@ -12,16 +12,17 @@ from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
-from blendhub.core.spans import Span
+from blendhub.core.spans import Span, join_spans
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
-from blendhub.vllm.scheduler.adapters import Adapters
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.reports import Reports
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
+from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.spans import joined
 
-BlockIds = Callable[[str], list[int]]
 NULL_BLOCK = 0
 """The block that vLLM puts in the place of blocks which left the attention window and were freed."""
 
@@ -39,23 +40,20 @@ class RequestSaves:
         self.is_dropped = False
         """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
 
+        self.has_answer = False
+        """Whether its answer is planned, too."""
+
     def retire(self) -> None:
         if self.plan:
             self.retired.append(self.plan)
             self.plan = None
 
-
-class EndedRequest:
-    """A request that has ended and whose KV is not stored yet."""
-
-    def __init__(self, saves: RequestSaves, computed: int, blocks: list[int], ranks: int) -> None:
-        self.saves = saves
-        self.has_answer = False
-        """Whether its answer is planned, too."""
+    def end(self, computed: int, blocks: list[int], ranks: int) -> None:
+        """The request has ended: from now on its KV up to ``computed`` is stored, from these blocks."""
         self.computed = computed
         self.blocks = blocks
-        self.ended_at = time.monotonic()
         self.unsettled_ranks = ranks
+        self.ended_at = time.monotonic()
 
 
 class SaveScheduler:
@@ -64,26 +62,28 @@ class SaveScheduler:
     def __init__(
         self,
         executor: HubExecutor,
-        block_size: int,
+        blocks: RequestBlocks,
+        arena: ArenaWatch,
+        admission: Admission,
+        reports: Reports,
         settings: Settings,
-        ranks: int,
-        stores_blended: Callable[[], bool],
-        adapters: Adapters,
+        block_size: int,
     ) -> None:
-        self.block_ids: BlockIds = lambda request: []
-        self.failed_reservations: SimpleQueue[BaseException] = SimpleQueue()
-        """The errors of failed reservations; the executor's thread adds some."""
         self._executor = executor
-        self._block_size = block_size
+        self._blocks = blocks
+        self._arena = arena
+        self._adapters = admission.adapters
+        self._ranks = admission.namespace.world_size
+        self._reports = reports
         self._min_saved_tokens = settings.policy.min_saved_tokens
         self._timeout_s = settings.lookup_timeout_s
-        self._ranks = ranks
-        self._stores_blended = stores_blended
-        self._adapters = adapters
+        self._block_size = block_size
+        self._failures: SimpleQueue[BaseException] = SimpleQueue()
+        """The errors of failed reservations; the executor's thread adds some."""
         self._running: dict[str, RequestSaves] = {}
-        self._ending: dict[str, EndedRequest] = {}
+        self._ending: dict[str, RequestSaves] = {}
         """The ended requests whose blocks vLLM keeps for saves that no plan has named yet."""
-        self._announced: dict[str, EndedRequest] = {}
+        self._announced: dict[str, RequestSaves] = {}
         """The ended requests that a plan has said to have no more saves, until the workers have committed all."""
 
     @property
@@ -91,8 +91,9 @@ class SaveScheduler:
         """Whether the workers still have saves to do or to commit for requests that have ended."""
         return bool(self._ending or self._announced)
 
-    def plan_step(self, step: SchedulerOutput, requests: Mapping[str, RequestState], plan: StepPlan) -> None:
+    def plan_step(self, plan: StepPlan, step: SchedulerOutput, requests: Mapping[str, RequestState]) -> None:
         """Add the saves of what this step computes, and of requests that have ended."""
+        self._arena.look()
         computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
         cached = step.scheduled_cached_reqs
         computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
@@ -101,9 +102,13 @@ class SaveScheduler:
             if request and request.terms.stores:
                 saves = self._running.setdefault(name, RequestSaves(request, plan.number))
                 computed_now = before + step.num_scheduled_tokens[name]
-                self._save_running(saves, min(computed_now, request.request.num_prompt_tokens), plan)
-        for ended in list(self._ending.values()):
-            self._save_ended(ended, plan)
+                if save_plan := self._planned(saves):
+                    reached = min(computed_now, request.request.num_prompt_tokens)
+                    self._schedule(request, save_plan, reached, self._blocks.of(name), plan)
+        for saves in list(self._ending.values()):
+            self._save_ended(saves, plan)
+        while not self._failures.empty():
+            self._reports.unreserved(self._failures.get())
 
     def end(self, request: RequestState, blocks: list[int]) -> bool:
         """A request has ended; returns whether its blocks are still needed."""
@@ -115,21 +120,18 @@ class SaveScheduler:
             return False
         # The last token was sampled but not computed; tokens that are being computed now were not sampled yet.
         computed = min(request.request.num_computed_tokens, request.request.num_tokens - 1)
-        ended = self._ending[request.id] = EndedRequest(saves, computed, blocks, self._ranks)
-        self._plan_answer(ended)
+        saves.end(computed, blocks, self._ranks)
+        self._ending[request.id] = saves
+        self._plan_answer(saves)
         return True
 
-    def settle(self, requests: Mapping[str, int]) -> list[RequestState]:
-        """Count ranks that have done all commits of these requests; returns the requests that all ranks have done."""
-        stored = []
+    def settle(self, requests: Mapping[str, int]) -> None:
+        """Count ranks that have done all commits of these requests; one that all ranks have done is forgotten."""
         for name, ranks in requests.items():
-            ended = self._announced[name]
-            ended.unsettled_ranks -= ranks
-            if not ended.unsettled_ranks:
-                saves = self._announced.pop(name).saves
-                self._abandon(saves)
-                stored.append(saves.request)
-        return stored
+            saves = self._announced[name]
+            saves.unsettled_ranks -= ranks
+            if not saves.unsettled_ranks:
+                self._abandon(self._announced.pop(name))
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
@@ -143,30 +145,23 @@ class SaveScheduler:
 
     def drop_all(self) -> None:
         """Store nothing that was computed until now, nor what the workers are saving."""
-        ended = [one.saves for one in [*self._ending.values(), *self._announced.values()]]
-        for saves in [*self._running.values(), *ended]:
+        for saves in [*self._running.values(), *self._ending.values(), *self._announced.values()]:
             saves.is_dropped = True
             for plan in [*saves.retired, *([saves.plan] if saves.plan else [])]:
                 plan.drop()
             self._abandon(saves)
 
-    def _save_running(self, saves: RequestSaves, computed: int, plan: StepPlan) -> None:
-        if save_plan := self._planned(saves):
-            self._schedule(saves.request, save_plan, computed, None, plan)
-
-    def _save_ended(self, ended: EndedRequest, plan: StepPlan) -> None:
-        request, save_plan = ended.saves.request, self._plan_answer(ended)
+    def _save_ended(self, saves: RequestSaves, plan: StepPlan) -> None:
+        request, save_plan = saves.request, self._plan_answer(saves)
         # Read before: the hub may answer at any moment, and its answer must not be missed.
-        is_pending = save_plan.is_pending if save_plan else not ended.saves.is_dropped
+        is_pending = save_plan.is_pending if save_plan else not saves.is_dropped
         if save_plan:
-            self._schedule(request, save_plan, ended.computed, ended.blocks, plan)
+            self._schedule(request, save_plan, saves.computed, saves.blocks, plan)
         if is_pending:
-            if time.monotonic() < ended.ended_at + self._timeout_s:
+            if time.monotonic() < saves.ended_at + self._timeout_s:
                 return
             missing = "the hub reserved no slots" if save_plan else "the workers reported no LoRA adapter"
-            self.failed_reservations.put(
-                DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end")
-            )
+            self._failures.put(DeadlineExceeded(f"{missing} within lookup_timeout_s {self._timeout_s} of the end"))
         plan.ending.add(request.id)
         self._announced[request.id] = self._ending.pop(request.id)
 
@@ -176,11 +171,11 @@ class SaveScheduler:
             saves.plan = self._new_plan(saves.request)
         return saves.plan
 
-    def _plan_answer(self, ended: EndedRequest) -> SavePlan | None:
-        plan, request = self._planned(ended.saves), ended.saves.request
-        if plan and not ended.has_answer:
-            ended.has_answer = True
-            plan.add_answer(request.request.num_prompt_tokens, ended.computed, request.first_approximate is None)
+    def _plan_answer(self, saves: RequestSaves) -> SavePlan | None:
+        plan, request = self._planned(saves), saves.request
+        if plan and not saves.has_answer:
+            saves.has_answer = True
+            plan.add_answer(request.request.num_prompt_tokens, saves.computed, request.first_approximate is None)
         return plan
 
     def _is_of_one_adapter(self, saves: RequestSaves) -> bool:
@@ -199,7 +194,7 @@ class SaveScheduler:
         if adapter.since <= saves.begun_in and not (request.engine_tokens and self._adapters.was_replaced(lora)):
             return True
         saves.is_dropped = True
-        self.failed_reservations.put(
+        self._failures.put(
             AdapterReplaced(
                 f"LoRA adapter {lora.lora_name} got other weights, and some of the KV may be of earlier ones"
             )
@@ -207,19 +202,17 @@ class SaveScheduler:
         return False
 
     def _schedule(
-        self, request: RequestState, save_plan: SavePlan, computed: int, blocks: list[int] | None, plan: StepPlan
+        self, request: RequestState, save_plan: SavePlan, computed: int, blocks: list[int], plan: StepPlan
     ) -> None:
         for save in save_plan.saves:
             part = save.next_part(computed)
             if part is None:
                 continue
             right, slots, span = part
-            if blocks is None:
-                blocks = self.block_ids(request.id)
             needed = np.asarray(blocks[: -(-span.end // self._block_size)], np.int64)
             if NULL_BLOCK in needed[span.start // self._block_size :]:
                 save.drop()
-                self.failed_reservations.put(
+                self._failures.put(
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
@@ -239,9 +232,9 @@ class SaveScheduler:
         # What earlier requests blended is no text that could be moved.
         settled = [request.settled_span] if request.settled_span else []
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
-        if request.blended and self._stores_blended():
+        if request.blended and self._arena.stores_blended:
             plan.blend(request.blended, [match.span for match in request.matches if not match.moved])
-        plan.begin(request.request.num_prompt_tokens, joined([*stored, *settled]), request.first_approximate)
+        plan.begin(request.request.num_prompt_tokens, join_spans([*stored, *settled]), request.first_approximate)
         return plan
 
     def _reserve(self, request: RequestState, span: Span, kind: Kind, run: int | None) -> "Future[Reservation]":
@@ -263,7 +256,7 @@ class SaveScheduler:
         """Called by the executor's thread; counters belong to the scheduler's thread."""
         error = future.exception()
         if error is not None:
-            self.failed_reservations.put(error)
+            self._failures.put(error)
 
 
 def _abort(plans: list[SavePlan], client: HubClient) -> None:

@@ -1,23 +1,26 @@
 """Finds blended blocks in vLLM's own prefix cache for later requests with the same whole prefix.
 
-Blended blocks are cached under salted hashes (see ``salt_block_hashes``), which no request has by itself. Here the
+Blended blocks are cached under salted hashes, which no request has by itself, so that no other request finds its
+blended KV unasked. Here the
 salted hashes are remembered by the *own* ones: those that follow from the tokens, the LoRA adapter and the cache salt
 of everything up to a block's end. A request with the same own hashes may take the salted ones.
 """
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+import secrets
+from collections.abc import Sequence
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.salt_block_hashes import salt_block_hashes
+from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+
+if TYPE_CHECKING:
+    from blendhub.vllm.scheduler.request_state import RequestState
 
 MOST_BLOCKS = 2**16
 """Blended blocks whose hashes are remembered: about 25 MB. With one more, the one used longest ago is forgotten."""
-
-CachedTokens = Callable[[Sequence[BlockHash], int], int | None]
-"""How many tokens vLLM has cached under these hashes, at most so many; None: this vLLM cannot be asked."""
 
 
 class _Block(NamedTuple):
@@ -43,8 +46,8 @@ class Settled(NamedTuple):
 class SettledBlocks:
     """The blended blocks that vLLM was given, of all requests. For one thread."""
 
-    def __init__(self, most: int = MOST_BLOCKS) -> None:
-        self.cached: CachedTokens = lambda hashes, most: None
+    def __init__(self, engine: RequestBlocks, most: int = MOST_BLOCKS) -> None:
+        self._engine = engine
         self._most = most
         self._blocks: dict[BlockHash, _Block] = {}
         """The blended blocks by their own hashes; the block used longest ago comes first."""
@@ -52,9 +55,22 @@ class SettledBlocks:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def remember(
-        self, own: Sequence[BlockHash], hashes: Sequence[BlockHash], first_approximate: int, ratio: float
-    ) -> None:
+    def take(self, state: "RequestState", least_ratio: float | None) -> bool:
+        """Have vLLM look for the blended blocks that a request may take; returns whether that is new.
+
+        ``least_ratio``: the share that must have been recomputed in them; None: it takes none.
+        """
+        settled, request = None, state.request
+        if least_ratio is not None and not request.skip_reading_prefix_cache:
+            settled = self.find(state.hashes.own(), request.num_tokens, least_ratio)
+        return state.take(settled)
+
+    def remember(self, state: "RequestState") -> None:
+        """Remember the blended blocks that vLLM has of a request, or will have, or what was generated behind them."""
+        if state.first_approximate is not None:
+            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
+
+    def add(self, own: Sequence[BlockHash], hashes: Sequence[BlockHash], first_approximate: int, ratio: float) -> None:
         """Note that vLLM has blocks, or will have them, under these hashes in place of the own ones."""
         for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
             if mine == salted:
@@ -74,8 +90,8 @@ class SettledBlocks:
         if not candidates:
             return None
         # The last token is always computed.
-        lengths = [self.cached(candidate.hashes, n_tokens - 1) for candidate in candidates]
-        best, longest = None, self.cached(own, n_tokens - 1)
+        lengths = [self._engine.cached_tokens(candidate.hashes, n_tokens - 1) for candidate in candidates]
+        best, longest = None, self._engine.cached_tokens(own, n_tokens - 1)
         for candidate, length in zip(candidates, lengths, strict=True):
             if length is None or longest is None:
                 best = candidate
@@ -139,3 +155,18 @@ class RequestHashes:
         self._cached_before = self.cached()[:n_cached]
         salt_block_hashes(self._request, first_approximate, block_size)
         self._are_own = False
+
+
+def salt_block_hashes(request: Request, first_approximate: int, hash_block_size: int) -> None:
+    """Make the block hashes unique to this request, from the first approximate token on.
+
+    Block hashes are chained, so one salted hash makes all that follow unique, those of generated tokens too.
+    The blocks before keep their hashes. Call this before vLLM caches the blocks.
+    """
+    # Only whole blocks have hashes. If the block has none yet, the one before is salted.
+    link = min(first_approximate // hash_block_size, len(request.block_hashes) - 1)
+    known = request.block_hashes[link]
+    changed = blake2b(bytes(known) + secrets.token_bytes(16), digest_size=32).digest()
+    del request.block_hashes[link:]
+    request.block_hashes.append(type(known)(changed))
+    request.update_block_hashes()

@@ -5,13 +5,12 @@ arena.
 """
 
 import logging
-from collections.abc import Callable
 
 import msgspec
 
-from blendhub.client.hub_client import HubClient
 from blendhub.core.layout import Namespace
 from blendhub.framework.host import PluginHost
+from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.settings import OWNER, Mode, Settings
 
 log = logging.getLogger(__name__)
@@ -115,14 +114,11 @@ def lines(facts: StartupFacts, arena_bytes: int, trouble: str) -> list[Line]:
 
 
 class ArenaWatch:
-    """Logs what the arena holds, and whether it can be mapped. For one thread.
+    """Logs what the arena holds, and whether it can be mapped. For one thread; waits for nothing."""
 
-    ``ready`` returns the client, or None while it is being registered; it never waits.
-    """
-
-    def __init__(self, facts: StartupFacts, ready: Callable[[], HubClient | None]) -> None:
+    def __init__(self, facts: StartupFacts, executor: HubExecutor) -> None:
         self._facts = facts
-        self._ready = ready
+        self._executor = executor
         self.stores_blended = False
         """Whether blended KV is stored, too."""
         self._logged = ""
@@ -130,7 +126,7 @@ class ArenaWatch:
 
     def look(self) -> None:
         """Notice a hub that came or came back."""
-        client = self._ready()
+        client = self._executor.registered
         if client is None:
             return
         arena, trouble = client.arena_name, "" if client.arena else client.arena_trouble

@@ -7,7 +7,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Part
-from blendhub.vllm.spans import joined, total
+from blendhub.vllm.spans import total
 
 FEWEST = 4
 """A shorter end that nothing stored covers is no question, but a rest, such as that of a chat template."""
@@ -18,13 +18,13 @@ def asking_of(job: LoadJob, most: int) -> Asking:
     decision, n = job.decision, len(job.tokens)
     # Half of a short prompt: they ask the rest.
     spans = _asking_spans(decision, n, min(most, n // 2))
-    stored = gaps(Span(0, decision.end), joined([*decision.holes, *spans]))
+    stored = gaps(Span(0, decision.end), sorted([*decision.holes, *spans]))
     return Asking(Part(job.tokens, job.blocks, spans), list(stored))
 
 
 def _asking_spans(decision: Decision, n_tokens: int, most: int) -> list[Span]:
     prompt, question = Span(0, n_tokens), Span(decision.end, n_tokens)
-    for spans in ([question], joined([*decision.holes, question]), [prompt]):
+    for spans in ([question], [*decision.holes, question], [prompt]):
         if total(spans) >= FEWEST:
             break
     return _last(spans, most)

@@ -20,12 +20,10 @@ from blendhub.vllm.messages import ANOTHER_FAILED, LoadJob, LoadResult, SaveJob,
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.learning import Learning
 from blendhub.vllm.worker.load_task import Arrival, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from blendhub.vllm.worker.save_queue import SaveQueue
-from blendhub.vllm.worker.stored_copies import StoredCopies
 
 log = logging.getLogger(__name__)
 
@@ -65,10 +63,6 @@ class ConnectorWorker:
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
-        self._learning = Learning(self._run)
-        self._copies = (
-            StoredCopies(context.compared, self._unpinned_client, self._learning) if context.compared else None
-        )
         self._ending: set[str] = set()
         """Requests that have ended and whose blocks vLLM keeps for saves."""
         self._unsettled: set[str] = set()
@@ -111,15 +105,11 @@ class ConnectorWorker:
         self._waiting += [WaitingSave(job, until) for job in plan.saves]
         self._begin_saves()
         self._ending |= plan.ending
-        if self._copies and self._ranks.number == 0:  # which sees the shards of all ranks
-            for job in plan.copies:
-                self._copies.add(job)
 
     def finished(self) -> tuple[set[str], set[str]]:
         """The requests whose blocks can be freed, and the requests whose KV is loaded."""
         self._advance()
         self._agree()
-        self._learning.advance()
         waiting = {save.job.request for save in self._waiting}
         saved = {request for request in self._ending - waiting if not self._saves.is_copying(request)}
         self._ending -= saved
@@ -139,7 +129,6 @@ class ConnectorWorker:
             self._saves.forget(request)
         report.settled = dict.fromkeys(settled, 1)
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
-        report.learned_tokens, report.unlearned_tokens = self._learning.take_numbers()
         report.carried_bytes = self._carrier.take_bytes() if self._carrier else 0
         adapters = self._adapters.take_changes()
         report.adapters = {} if adapters is None else {self._ranks.number: adapters}
@@ -176,7 +165,6 @@ class ConnectorWorker:
             loading.blend = loading.blend or Blend(self._context, loading.job)
             if arrival == Arrival.PROVEN and loading.blend.result:
                 self._finish(loading, replace(loading.blend.result, load_seconds=loading.seconds))
-                self._learn(loading, loading.blend)
 
     def _fail(self, loading: LoadTask) -> None:
         """Have vLLM compute the tokens of a failed load."""
@@ -192,11 +180,6 @@ class ConnectorWorker:
         del self._loading[loading.job.request]
         self._loaded.add(loading.job.request)
         self._report.loads[loading.job.request] = result
-
-    def _learn(self, loading: LoadTask, blend: Blend) -> None:
-        """Report what recomputation measured, once for all ranks, which have measured the same."""
-        if blend.comparisons and self._ranks.number == 0:
-            self._learning.add(loading.job, blend.comparisons)
 
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
         pages = self._context.model.pages(job.blocks)
@@ -286,12 +269,8 @@ class ConnectorWorker:
 
     def _client(self) -> HubClient | None:
         """The client, with its arena pinned; None while one of both is still to come. Raises if that failed."""
-        client = self._unpinned_client()
+        client = self._executor.client() if self._executor else None
         return client if client and self._pin(client) else None
-
-    def _unpinned_client(self) -> HubClient | None:
-        """The client, for threads that use no device. Raises if the hub is known not to answer."""
-        return self._executor.client() if self._executor else None
 
     def _pin(self, client: HubClient) -> bool:
         """Have the device use the client's arena; returns False while it still copies in an earlier arena."""

@@ -12,8 +12,7 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.pages import read_as_computed
-from blendhub.vllm.spans import common, cut, total
-from blendhub.vllm.worker.comparison import ComparedTokens, Comparison
+from blendhub.vllm.spans import cut, total
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed
@@ -119,30 +118,12 @@ class Forwards:
             if layer:
                 scores = OnTheWay(self._score(chosen, layer))
             else:
-                hidden = self._compare(taken, chosen)
+                hidden = self._context.model.forward(chosen)
         second = (time.perf_counter() - started) / len(chosen)
         for part, (blend, batch) in enumerate(taken):
             if not blend.error:
                 with self._failing([blend]):
                     blend.go_on(Computed(batch, chosen, part, total(batch) * second, hidden, scores))
-
-    def _compare(self, taken: Sequence[tuple[Blend, list[Span]]], chosen: Chosen) -> torch.Tensor:
-        """Compute tokens anew, and compare with what was stored of them; returns their hidden states."""
-        context = self._context
-        stored = [
-            Part(blend.job.tokens, blend.job.blocks, common(blend.work.stored, batch) if blend.work else [])
-            for blend, batch in taken
-        ]
-        comparison = None
-        if context.compared and any(part.spans for part in stored):
-            comparison = Comparison(context.compared, Chosen(stored))
-        hidden = context.model.forward(chosen)
-        if comparison:
-            comparison.finish()
-            for number, (blend, _) in enumerate(taken):
-                if stored[number].spans:
-                    blend.comparisons.append(ComparedTokens(comparison, number))
-        return hidden
 
     def _score(self, chosen: Chosen, layer: int) -> torch.Tensor:
         """Probe tokens, and keep the computed KV in the pages."""

@@ -12,16 +12,15 @@ import torch
 
 from blendhub.contracts import Device, PagedLayer, Selection, Selector
 from blendhub.core.layout import KVLayout
-from blendhub.core.spans import Span, gaps
+from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe
 from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.spans import behind, joined, sampled, spread, total
+from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.comparison import ComparedLayer, ComparedTokens
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
 
@@ -37,18 +36,15 @@ class BlendContext:
         device: Device,
         selector: Selector,
         ranks: Ranks,
-        compared: ComparedLayer | None = None,
         attention: AttentionProbe | None = None,
     ) -> None:
-        """``compared``: None where nothing is to be learned of tokens' sensitivity. ``attention``: None if the selector
-        does not ask what is attended to."""
+        """``attention``: None if the selector does not ask what is attended to."""
         self.model = model
         self.layers = layers
         self.layout = layout
         self.device = device
         self.selector = selector
         self.ranks = ranks
-        self.compared = compared
         self.attention = attention
 
 
@@ -57,8 +53,6 @@ class Work(NamedTuple):
 
     spans: list[Span]
     """The spans to compute, in the order of their positions."""
-    stored: Sequence[Span] = ()
-    """The spans whose stored KV is in the pages, and is compared with what is computed."""
     layer: int = 0
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
     asking: Asking | None = None
@@ -104,8 +98,6 @@ class Blend:
         self.result: LoadResult | None = LoadResult() if needs_nothing else None
         self.error: Exception | None = None
         self.work: Work | None = None
-        self.comparisons: list[ComparedTokens] = []
-        """The comparisons of the moved tokens that were recomputed with their stored KV."""
         self._context = context
         self._probed: list[Computed] = []
         self._seconds = dict.fromkeys(("probe", "recompute"), 0.0)
@@ -168,7 +160,7 @@ class Blend:
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
         self._begin("recompute")
-        yield from self._compute(joined([*decision.holes, *chosen]), chosen)
+        yield from self._compute(join_spans([*decision.holes, *chosen]))
         if decision.audit:
             yield from self._work_through_audit()
 
@@ -178,26 +170,21 @@ class Blend:
         The request goes on with the exact KV that this leaves. All that it costs is counted like recomputation.
         """
         n = len(self.job.tokens)
-        kept = [left for span in self.job.decision.moved for left in gaps(span, self._recomputed)]
-        blended = yield from self._predict([Span(self.job.decision.end, n)], [])
-        exact = yield from self._predict(inexact(self.job.decision, n), kept)
+        blended = yield from self._predict([Span(self.job.decision.end, n)])
+        exact = yield from self._predict(inexact(self.job.decision, n))
         if blended is not None and exact is not None:
             self._audit = compare(blended, exact)
 
-    def _predict(
-        self, spans: list[Span], stored: list[Span]
-    ) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
+    def _predict(self, spans: list[Span]) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
         """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks."""
-        last = yield from self._compute(spans, stored)
+        last = yield from self._compute(spans)
         assert last
         return self._context.model.logits(last.hidden_at(spans[-1].end - 1))
 
-    def _compute(
-        self, spans: list[Span], stored: list[Span], layer: int = 0
-    ) -> Generator[Work | None, Computed | None, Computed | None]:
+    def _compute(self, spans: list[Span], layer: int = 0) -> Generator[Work | None, Computed | None, Computed | None]:
         """Have all of these tokens computed; returns what the last forward has computed."""
         while spans:
-            computed = yield Work(spans, stored, layer)
+            computed = yield Work(spans, layer)
             assert computed
             if layer:
                 self._probed.append(computed)
@@ -217,7 +204,6 @@ class Blend:
             holes=decision.holes,
             question=Span(decision.end, len(tokens)),
             tokens=tokens,
-            sensitivity=self.job.known_sensitivity,
         )
 
     def _probe(self, scores: npt.NDArray[np.float32]) -> Steps:
@@ -228,7 +214,7 @@ class Blend:
         selector, decision, group = self._context.selector, self.job.decision, self._context.device.block_tokens
         share = selector.probe_share
         samples = [sample for span in decision.moved for sample in sampled(span, group, share)]
-        yield from self._compute(joined([*samples, *decision.holes]), [], selector.probe_layer)
+        yield from self._compute(join_spans([*samples, *decision.holes]), selector.probe_layer)
         yield None
         scored = np.zeros(len(scores), bool)
         scored[positions_of(samples)] = True

@@ -24,7 +24,6 @@ from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.audit import check_predictions
-from blendhub.vllm.worker.comparison import ComparedLayer, compared_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
@@ -111,14 +110,10 @@ class WorkerStart:
         except BaseException:
             device.close()
             raise
-        compared = None
-        at = compared_layer(layout.layers, selector.probe_layer) if self._settings.learn_sensitivity else None
-        if at is not None and check.support.blends:
-            compared = ComparedLayer(model, at, layers[at], layout, ranks)
         attention = None
         if selector.attended_layers and check.support.blends:
             attention = AttentionProbe(model, layers, layout, selector.attended_layers)
-        context = BlendContext(model, layers, layout, device, selector, ranks, compared, attention)
+        context = BlendContext(model, layers, layout, device, selector, ranks, attention)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:

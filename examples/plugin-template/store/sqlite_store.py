@@ -24,7 +24,7 @@ TABLES = """
 CREATE TABLE IF NOT EXISTS runs (
     key BLOB PRIMARY KEY, tokens BLOB, description BLOB, digest BLOB, size INTEGER, used INTEGER);
 CREATE TABLE IF NOT EXISTS chunks (
-    key BLOB, first INTEGER, last INTEGER, shards BLOB, sizes BLOB, digest BLOB, note BLOB, size INTEGER, used INTEGER,
+    key BLOB, first INTEGER, last INTEGER, shards BLOB, sizes BLOB, digest BLOB, size INTEGER, used INTEGER,
     PRIMARY KEY (key, first, last));
 CREATE INDEX IF NOT EXISTS sizes_of_runs ON runs (size);
 CREATE INDEX IF NOT EXISTS sizes_of_chunks ON chunks (size);
@@ -81,8 +81,8 @@ class SqliteStore(Store):
             self._check_size(held[1] + size)
             db.execute(f"DELETE FROM chunks WHERE {CHUNK}", [key, *_ends(span)])
             dropped = self._make_room(size, keep=key)
-            row = (key, *_ends(span), b"".join(shards), _sizes(shards), _digest(*shards), None, size, self._next_use())
-            db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+            row = (key, *_ends(span), b"".join(shards), _sizes(shards), _digest(*shards), size, self._next_use())
+            db.execute("INSERT INTO chunks VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
         return dropped
 
     def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
@@ -103,15 +103,6 @@ class SqliteStore(Store):
                 return False
             db.execute(f"UPDATE chunks SET used = ? WHERE {CHUNK}", [self._next_use(), *chunk])
             return True
-
-    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
-        with self._changing() as db:
-            db.execute(f"UPDATE chunks SET note = ? WHERE {CHUNK}", [bytes(note), _encode(run), *_ends(span)])
-
-    def note(self, run: RunKey, span: Span) -> bytes | None:
-        with self._changing() as db:
-            found = db.execute(f"SELECT note FROM chunks WHERE {CHUNK}", [_encode(run), *_ends(span)]).fetchone()
-        return found[0] if found else None
 
     def discard(self, run: RunKey, span: Span) -> None:
         with self._changing():

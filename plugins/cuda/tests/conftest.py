@@ -9,4 +9,5 @@ import triton  # noqa: F401  # imported without the interpreter, which only our 
 HAS_GPU = torch.cuda.is_available()
 
 with mock.patch.dict(os.environ, {} if HAS_GPU else {"TRITON_INTERPRET": "1"}):
+    import blendhub_cuda.attention_kernel
     import blendhub_cuda.kernels  # noqa: F401

@@ -188,15 +188,6 @@ class FleetStore(SharedStore):
         dropped = self._catalogue.drop(run, {span: text})
         self._attached().remove(filter(None, map(_decoded, dropped)))
 
-    # Notes: each hub learns by itself.
-
-    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
-        self._check_open()
-
-    def note(self, run: RunKey, span: Span) -> bytes | None:
-        self._check_open()
-        return None
-
     # Following.
 
     def runs(self) -> Iterator[StoredRun]:

@@ -6,12 +6,11 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from blendhub_fleet.directory import open_store
@@ -19,7 +18,7 @@ from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.watched import AT_ONCE, Watched
 
 from blendhub.core.errors import OptionError, StoreAway, StoreFailed
-from blendhub.testing.shared_stores.base import Member, chunk, content, key, run
+from blendhub.testing.shared_stores.base import Join, chunk, content, key, run
 from harness.servers import mount
 from harness.servers.redis_server import RedisServer, needs_redis
 
@@ -27,33 +26,15 @@ pytestmark = [needs_redis, pytest.mark.timeout(60)]
 
 NOBODY = 65534
 SILENCE_S = 0.3
-Join = Callable[..., Member]
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    """Not below a folder that other users may not enter."""
-    with tempfile.TemporaryDirectory(prefix="blendhub-place-") as folder:
-        os.chmod(folder, 0o711)
-        yield Path(folder, "place")
-
-
-@pytest.fixture
-def join(redis_server: RedisServer, place: Path) -> Iterator[Join]:
-    members: list[Member] = []
+def join(join: Join, redis_server: RedisServer) -> Join:
+    """Members that lose patience soon, and a Redis that other users reach."""
     socket = Path(redis_server.url.removeprefix("unix://"))
     os.chmod(socket.parent, 0o711)
     os.chmod(socket, 0o777)
-
-    def open_one_more(**options: Any) -> Member:
-        options = {"path": str(place), "transfer_deadline_s": SILENCE_S, "deadline_s": 20.0, **options}
-        store = open_store(DirectoryOptions(catalogue=redis_server.url, group=place.parent.name, **options))
-        members.append(Member(store))
-        return members[-1]
-
-    yield open_one_more
-    for member in members:
-        member.close()
+    return partial(join, transfer_deadline_s=SILENCE_S)
 
 
 def files(place: Path) -> list[Path]:

@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
-from blendhub_fleet.directory import open_store
-from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.records import encode_name, encode_spans
 from blendhub_fleet.scripts import MOST_TOKENS
 
@@ -33,17 +32,8 @@ def redis(redis_server: RedisServer) -> Iterator[Any]:
 
 
 @pytest.fixture
-def join(redis_server: RedisServer, redis: Any, tmp_path: Any) -> Iterator[Join]:
-    members: list[Member] = []
-    options = DirectoryOptions(catalogue=redis_server.url, group="strangers", path=str(tmp_path / "place"))
-
-    def open_one_more(**more: Any) -> Member:
-        members.append(Member(open_store(msgspec.structs.replace(options, **more))))
-        return members[-1]
-
-    yield open_one_more
-    for member in members:
-        member.close()
+def join(join: Join) -> Join:
+    return partial(join, group="strangers")
 
 
 def at(kind: str, name: bytes = NAME) -> bytes:
@@ -127,6 +117,7 @@ RECORDS = {
     "without a size in front": msgspec.msgpack.encode(("0" * 32, (4096,), (bytes(16),))),
     "more sizes than checksums": b"8192:" + msgspec.msgpack.encode(("0" * 32, (4096, 4096), (bytes(16),))),
     "a size below zero": b"-1:" + msgspec.msgpack.encode(("0" * 32, (-1,), (bytes(16),))),
+    "a name that leads elsewhere": b"4096:" + msgspec.msgpack.encode(("../../escaped", (4096,), (bytes(16),))),
     "a checksum that is none": b"4096:" + msgspec.msgpack.encode(("0" * 32, (4096,), (b"x",))),
     "far too long": bytes(LARGE),
 }

@@ -16,12 +16,6 @@ class TestPrefix(MatcherSuite):
         return PrefixMatcher(PrefixOptions(), node_tokens=16)
 
 
-@pytest.mark.slow
-class TestPrefixAsInstalled(MatcherSuite):
-    def create(self) -> Matcher:
-        return HOST.create("matcher", "prefix")
-
-
 class TestSeparator(MatcherSuite):
     separator = (0, 3)
 

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import numpy as np
-import pytest
 from blendhub_matchers.options import RollingHashOptions
 from blendhub_matchers.rolling_hash import RollingHashMatcher
 from blendhub_matchers.rolling_pages import CONTEXT
@@ -77,26 +76,6 @@ def test_the_best_owner_is_named(some):
     best, start = some[number], len(LEFT) - some[number].stored_alike
     source = best.starts_at - best.stored_alike
     assert found(some) == [Match(Span(start, len(LEFT) + len(TEXT)), number, source, exact=False)]
-
-
-NEAR, FAR = Owner(len(LEFT), 0, 0), Owner(100, 0, 0)
-
-
-@pytest.mark.parametrize(
-    "some, best",
-    [
-        ([Owner(100, 1, 0), NEAR, FAR], 0),
-        ([Owner(100, 9, 0), Owner(len(LEFT) - 8, 8, 0)], 0),
-        ([Owner(0, 2 * CONTEXT, 0), Owner(33, CONTEXT, 0)], 1),
-        ([NEAR, FAR], 0),
-        ([FAR, NEAR, FAR], 1),
-        ([FAR, FAR, FAR], 2),
-    ],
-    ids=["left neighbour before position", "more of it", "up to a bound", "position before age", "position", "age"],
-)
-def test_left_neighbours_count_before_positions_and_these_before_age(some, best):
-    (match,) = found(some)
-    assert match.run == best == best_of(some)
 
 
 def test_a_neighbour_counts_although_the_search_looks_back_no_further():

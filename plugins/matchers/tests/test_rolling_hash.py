@@ -16,26 +16,13 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.contracts import Matcher
-from blendhub.testing import MatcherSuite
-
-
-class CollidingSuite(MatcherSuite):
-    entries = 200
+from blendhub.testing.matchers.finding import FindingTests
+from blendhub.testing.matchers.machine import HistoryTests
 
 
 @pytest.mark.slow
-class TestWithEightTags(CollidingSuite):
-    """Every lookup meets pages of other contents."""
-
-    def create(self) -> Matcher:
-        return RollingHashMatcher(RollingHashOptions(), hash_bits=3)
-
-
-@pytest.mark.slow
-class TestWithOneTag(CollidingSuite):
+class TestWithOneTag(FindingTests, HistoryTests):
     """The hash says nothing at all; only comparing tokens is left."""
-
-    entries = 40
 
     def create(self) -> Matcher:
         return RollingHashMatcher(RollingHashOptions(min_match_tokens=1), hash_bits=0)
@@ -115,47 +102,9 @@ def test_candidates_are_found_wherever_they_begin_and_whatever_they_overlap(over
         assert sum(len(match.span) for match in found if match.span.start >= offset) == len(text), offset
 
 
-def test_a_text_moved_by_five_tokens_inside_a_window_does_not_match_another():
-    """Windows that differ in a few tokens whose weights cancel under a public base cannot be prepared here."""
-    random = np.random.default_rng(1)
-    stored = random.integers(0, 2**32, 64 * PAGE, dtype=np.uint32)
-    matcher = RollingHashMatcher(RollingHashOptions())
-    matcher.add(1, stored, Span(0, len(stored)))
-    forged = stored.copy()
-    forged[5::PAGE] = stored[0::PAGE]
-    for match in matcher.match(forged):
-        source = slice(match.source_start, match.source_start + len(match.span))
-        assert np.array_equal(forged[match.span.start : match.span.end], stored[source])
-
-
-@pytest.mark.parametrize("secret", ["", "one", "another"])
-def test_what_is_found_does_not_depend_on_the_secret(secret):
-    random = np.random.default_rng(4)
-    text = random.integers(0, 50, 4000, dtype=np.uint32)
-    matcher = RollingHashMatcher(RollingHashOptions(secret=secret))
-    matcher.add(1, text, Span(0, len(text)))
-    prompt = np.concatenate([text[1000:1400], random.integers(50, 99, 77, dtype=np.uint32), text[10:3000]])
-    found = [(match.span, match.source_start) for match in matcher.match(prompt)]
-    assert found == [(Span(0, 400), 1000), (Span(477, 477 + 2990), 10)]
-
-
 def test_the_same_secret_gives_the_same_hash():
     bases = {int(RollingHashMatcher(RollingHashOptions(secret=secret))._base) for secret in ("a", "a", "b", "", "")}
     assert len(bases) == 4, "only the two with the secret 'a' agree"
-
-
-def test_memory_serves_again_and_is_returned_when_all_is_discarded():
-    matcher = RollingHashMatcher(RollingHashOptions())
-    empty = matcher.nbytes
-    tokens = np.arange(200_000, dtype=np.uint32)
-    matcher.add(0, tokens, Span(0, len(tokens)))
-    full = matcher.nbytes
-    for run in range(1, 20):
-        matcher.add(run, tokens + np.uint32(run * len(tokens)), Span(0, len(tokens)))
-        matcher.discard(run - 1, Span(0, len(tokens)))
-    assert matcher.nbytes <= 2.2 * full, "two runs at a time were stored"
-    matcher.discard(19, Span(0, len(tokens)))
-    assert matcher.nbytes == empty
 
 
 @pytest.mark.parametrize("kernel", kernels.KERNELS, ids=lambda kernel: kernel.py_func.__name__)

@@ -1,4 +1,4 @@
-"""The messages between a hub and its Mooncake process: frames of msgpack over a socket pair."""
+"""The messages between a hub and its Mooncake process: packets of msgpack over a pair of Unix sockets."""
 
 import socket
 import time
@@ -10,11 +10,17 @@ from blendhub_fleet.bytes import Extent
 from blendhub.contracts import ArenaFile
 
 Message = TypeVar("Message")
-LENGTH_BYTES = 4
+MOST_BYTES = 2**18
+"""More than Linux lets a packet be; a call has some ten thousand bytes."""
+
+
+def line_pair() -> tuple[socket.socket, socket.socket]:
+    """Both ends of a line, which keeps messages apart."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Setup(msgspec.Struct, frozen=True):
-    """The first frame: how the process reaches Mooncake, and which arena it copies from and into."""
+    """The first message: how the process reaches Mooncake, and which arena it copies from and into."""
 
     arena: ArenaFile
     master: str
@@ -47,32 +53,23 @@ class Codes(msgspec.Struct, frozen=True, array_like=True):
 
 def send(line: socket.socket, message: msgspec.Struct, deadline: float | None = None) -> None:
     """Raises OSError, of which TimeoutError is one, if the message was not taken by the deadline."""
-    body = msgspec.msgpack.encode(message)
     line.settimeout(_left(deadline))
-    line.sendall(len(body).to_bytes(LENGTH_BYTES, "little") + body)
+    line.send(msgspec.msgpack.encode(message))
 
 
 def receive(line: socket.socket, kind: type[Message], deadline: float | None = None) -> Message:
-    """Raises OSError if no whole message came by the deadline, and MsgspecError if it is not one of this kind.
+    """Raises OSError if no message came by the deadline, and MsgspecError if it is not one of this kind.
 
     What has arrived already is received even behind the deadline: this process may have been stopped meanwhile.
     """
-    length = int.from_bytes(_exactly(line, LENGTH_BYTES, deadline), "little")
-    return msgspec.msgpack.decode(_exactly(line, length, deadline), type=kind)
-
-
-def _exactly(line: socket.socket, size: int, deadline: float | None) -> bytearray:
-    data = bytearray()
-    while len(data) < size:
-        line.settimeout(_left(deadline))
-        try:
-            piece = line.recv(size - len(data))
-        except BlockingIOError:  # what a socket with a timeout of 0 raises
-            raise TimeoutError("no answer by the deadline") from None
-        if not piece:
-            raise ConnectionResetError("the other end was closed")
-        data += piece
-    return data
+    line.settimeout(_left(deadline))
+    try:
+        data = line.recv(MOST_BYTES)
+    except BlockingIOError:  # what a socket with a timeout of 0 raises
+        raise TimeoutError("no answer by the deadline") from None
+    if not data:
+        raise ConnectionResetError("the other end was closed")
+    return msgspec.msgpack.decode(data, type=kind)
 
 
 def _left(deadline: float | None) -> float | None:

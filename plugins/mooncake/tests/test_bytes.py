@@ -51,40 +51,12 @@ def test_a_batch_of_any_sizes_comes_back_at_other_offsets(place: MooncakeBytes, 
     assert bytes(arena.slot(0, 30 * MIB)) == bytes(30 * MIB), "a get wrote outside its extents"
 
 
-def test_a_key_that_was_never_put_is_absent_and_the_others_of_its_batch_are_not(
-    place: MooncakeBytes, arena: Arena
-) -> None:
-    assert put(place, arena, "present", content(1, MIB))
-    assert place.get(["never", "present"], [(0, MIB), (MIB, MIB)]) == [False, True]
-    assert bytes(arena.slot(MIB, MIB)) == content(1, MIB)
-
-
-def test_a_key_keeps_what_it_was_first_given(place: MooncakeBytes, arena: Arena) -> None:
-    assert put(place, arena, "kept", content(1, MIB))
-    assert put(place, arena, "kept", content(2, MIB))
-    assert got(place, arena, "kept", MIB) == content(1, MIB)
-
-
 @pytest.mark.parametrize("asked", [MIB + 1, 2 * MIB])
 def test_an_object_that_is_shorter_than_the_span_is_not_what_was_asked_for(
     place: MooncakeBytes, arena: Arena, asked: int
 ) -> None:
     assert put(place, arena, f"short/{asked}", content(1, MIB))
     assert got(place, arena, f"short/{asked}", asked) is None
-
-
-def test_a_removed_key_is_absent(place: MooncakeBytes, arena: Arena) -> None:
-    assert put(place, arena, "removed", content(1, MIB))
-    place.remove(["removed", "never put"])
-    assert got(place, arena, "removed", MIB) is None
-
-
-def test_two_hubs_share_what_either_puts(
-    place: MooncakeBytes, arena: Arena, lasting_cluster: Cluster, open_bytes: Callable[..., MooncakeBytes]
-) -> None:
-    other = open_bytes(lasting_cluster)
-    assert put(place, arena, "shared", content(1, MIB))
-    assert got(other, arena, "shared", MIB) == content(1, MIB)
 
 
 def test_what_has_no_room_is_not_stored_and_nothing_else_suffers(place: MooncakeBytes, arena: Arena) -> None:

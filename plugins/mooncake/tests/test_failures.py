@@ -197,17 +197,15 @@ time.sleep(1e6)
 """
 
 
-@pytest.mark.parametrize("is_stopped", [False, True], ids=["running", "stopped"])
-def test_the_process_dies_with_its_owner(
-    cluster: Cluster, setup_for: Callable[[Cluster], Setup], is_stopped: bool
+def test_the_process_dies_with_its_owner_even_if_it_is_stopped(
+    cluster: Cluster, setup_for: Callable[[Cluster], Setup]
 ) -> None:
     cluster.start_master()
     argument = msgspec.json.encode(setup_for(cluster)).decode()
     with subprocess.Popen([sys.executable, "-c", OWNER, argument], stdout=subprocess.PIPE) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
-        if is_stopped:
-            os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, signal.SIGSTOP)
         owner.kill()
     wait_until(lambda: not _is_alive(pid), 5)
 

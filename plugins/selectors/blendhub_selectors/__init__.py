@@ -11,10 +11,9 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
         PluginSpec(
             name="combined",
             api=3,
-            summary="beginnings of spans, what the question speaks of, and what changed most before",
+            summary="beginnings of spans, and what the question speaks of",
             factory="blendhub_selectors.combined:CombinedSelector",
             options=CombinedOptions,
-            capabilities=("sensitivity",),
         ),
         PluginSpec(
             name="attended",

@@ -6,12 +6,12 @@ from blendhub.contracts import Selection, Selector
 from blendhub.core.spans import Span
 from blendhub_selectors.options import CombinedOptions
 from blendhub_selectors.question import question
-from blendhub_selectors.signals import heads, learned, means, moved_mask, sensitivity_squared
+from blendhub_selectors.signals import heads, moved_mask
 from blendhub_selectors.windows import Mask, Windows, one_after_another, side_by_side
 
 
 class CombinedSelector(Selector):
-    """Three signals share the budget: beginnings of spans, the question's words, and what was learned.
+    """Two signals share the budget: beginnings of spans, and the question's words.
 
     Windows are picked until the budget is used up. Their order does not depend on it, so more of it only adds.
     """
@@ -25,13 +25,8 @@ class CombinedSelector(Selector):
 
     def order(self, selection: Selection, moved: Mask) -> Windows:
         """All windows, the best first. What the signals leave of the budget goes to the beginnings of spans."""
-        options, changes = self._options, sensitivity_squared(selection, moved)
+        options = self._options
         windows, worth = question(selection, moved, options.question_tokens, options.question_before)
-        # What the question asks for is right as it is, where no context changes it.
-        asked = windows.ordered(-worth * means(changes, windows))
-        places = heads(selection, options.learned_tokens, options.head_tokens, options.after_hole)
-        # A beginning that is known to change less than other text needs not be computed for its place.
-        first = places.where(means(changes, places) >= 1)
-        changed = learned(selection, moved, options.learned_tokens, options.after_hole)
-        shares = [(options.question_share, asked), (options.head_share, first), (options.learned_share, changed)]
-        return one_after_another([side_by_side(shares, moved), heads(selection, options.learned_tokens)])
+        first = heads(selection, options.window_tokens, options.head_tokens, options.after_hole)
+        shares = [(options.question_share, windows.ordered(-worth)), (options.head_share, first)]
+        return one_after_another([side_by_side(shares, moved), heads(selection, options.window_tokens)])

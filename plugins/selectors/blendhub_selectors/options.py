@@ -71,15 +71,12 @@ class CombinedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     after_hole: Annotated[
         int, Meta(ge=1, le=64, description="times as much of the beginning is picked where a span follows a hole")
     ] = 2
-    learned_tokens: Annotated[
-        WindowTokens, Meta(description="a token whose KV changed is picked with what follows it, so many in all")
+    window_tokens: Annotated[
+        WindowTokens, Meta(description="neighbours at the beginning of a span that are picked together")
     ] = 4
     head_share: Annotated[
         Share, Meta(description="what beginnings get of the budget, relative to the other shares; 0: nothing")
     ] = 0.2
-    learned_share: Annotated[
-        Share, Meta(description="what changed most gets of the budget, relative to the other shares; 0: nothing")
-    ] = 0.3
     question_tokens: Annotated[
         WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
     ] = 8

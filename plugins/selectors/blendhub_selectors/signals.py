@@ -1,7 +1,6 @@
-"""The reasons to compute a token again: its place in a span, and how much its KV changed in another context."""
+"""What selectors go by: the beginnings of spans, and the highest of measured numbers."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +9,7 @@ from blendhub.contracts import Selection
 from blendhub.contracts.selection import Scores
 from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks, Positions
-from blendhub_selectors.windows import Mask, Windows, one_after_another
+from blendhub_selectors.windows import Mask, Windows
 
 
 def moved_mask(selection: Selection) -> Mask:
@@ -37,22 +36,6 @@ def heads(selection: Selection, width: int, most: int | None = None, after_hole:
     return Windows(windows.starts, windows.ends).ordered(turns)
 
 
-def learned(selection: Selection, moved: Mask, width: int, after_hole: int = 1) -> Windows:
-    """A window from each token on, those first whose KV changed most in another context.
-
-    Where nothing is known of a token, it counts as much as the average of those that are known, and the beginnings of
-    spans come first.
-    """
-    known = np.flatnonzero(moved & (selection.sensitivity > 0))
-    values = selection.sensitivity[known]
-    highest = np.argsort(~values, kind="stable")
-    above = int((values > values.mean()).sum()) if len(values) else 0
-    positions = heads(selection, width, None, after_hole)
-    unknown = positions.where(means(moved & (selection.sensitivity == 0), positions) > 0)
-    changed, rest = (Windows.at(known[some], width, len(moved)) for some in (highest[:above], highest[above:]))
-    return one_after_another([changed, unknown, rest])
-
-
 def highest(numbers: Scores, moved: Mask, width: int) -> Windows:
     """A window from each moved token on, that of the highest number first; of equals the earlier one."""
     at = np.flatnonzero(moved)
@@ -62,19 +45,6 @@ def highest(numbers: Scores, moved: Mask, width: int) -> Windows:
 
 def finite_or_highest(numbers: Scores) -> npt.NDArray[np.float64]:
     return np.where(np.isfinite(numbers), numbers, np.inf).astype(np.float64)
-
-
-def sensitivity_squared(selection: Selection, moved: Mask) -> npt.NDArray[np.float64]:
-    """For each position the square of its sensitivity against the average: 1 where nothing is known."""
-    known = moved & (selection.sensitivity > 0)
-    average = selection.sensitivity[known].mean() if known.any() else 1.0
-    return np.where(known, selection.sensitivity / average, 1.0) ** 2
-
-
-def means(values: npt.NDArray[Any], windows: Windows) -> npt.NDArray[np.float64]:
-    """The mean of the values in each window."""
-    before = np.concatenate([[0.0], np.cumsum(values)])
-    return (before[windows.ends] - before[windows.starts]) / (windows.ends - windows.starts)
 
 
 def _ends(spans: Sequence[Span]) -> Positions:

@@ -31,7 +31,6 @@ def selections(draw, words=12):
     question = draw(st.integers(0, 10))
     holes = [gap for gap in gaps(Span(0, end), moved) if draw(st.booleans())]
     random = np.random.default_rng(draw(st.integers(0, 2**16)))
-    known = random.random(end + question) < draw(st.sampled_from([0, 0.4, 1]))
     return Selection(
         moved,
         draw(st.floats(0, 1)),
@@ -39,7 +38,6 @@ def selections(draw, words=12):
         question=Span(end, end + question),
         # Most words are rare, as in any text.
         tokens=(words * random.random(end + question) ** 2).astype(np.uint32),
-        sensitivity=(random.choice([1, 2, 90, 255], end + question) * known).astype(np.uint8),
     )
 
 

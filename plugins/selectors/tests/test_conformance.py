@@ -20,8 +20,6 @@ class TestAttended(SelectorSuite):
 
 
 class TestCombined(SelectorSuite):
-    capabilities = ("sensitivity",)
-
     def create(self) -> Selector:
         return HOST.create("selector", "combined")
 

@@ -1,7 +1,6 @@
 """The question's rare words are found in moved text, and only where the tail is a question."""
 
 from collections import Counter
-from dataclasses import replace
 from math import log
 
 import numpy as np
@@ -17,7 +16,7 @@ from blendhub import Span
 from blendhub.contracts import Selection
 from plugins.selectors.tests.prompts import ranges, selections, tokens
 
-OF_THE_QUESTION = CombinedSelector(CombinedOptions(head_share=0, learned_share=0, question_tokens=6, question_before=0))
+OF_THE_QUESTION = CombinedSelector(CombinedOptions(head_share=0, question_tokens=6, question_before=0))
 
 
 def windows_of(asked, width, before=0):
@@ -179,11 +178,3 @@ def test_a_name_of_the_question_that_stands_in_several_places_is_no_template():
     turns = [document(seed, 200, at_100=name) for seed in range(5)]
     asked = prompt(*(("moved", turn) for turn in turns), ("question", [60, *name]))
     assert windows_of(asked, 8)[:5] == [range(start, start + 8) for start in range(100, 1100, 200)]
-
-
-def test_a_place_that_changes_with_the_context_comes_before_one_that_does_not():
-    asked = prompt(("moved", document(1, 300, at_40=[50, 51], at_80=[50])), ("question", [50, 51]))
-    sensitivity = np.full(len(asked.tokens), 10, np.uint8)
-    assert OF_THE_QUESTION.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(40, 46)]
-    sensitivity[82:86] = 200
-    assert OF_THE_QUESTION.select(replace(asked, ratio=0.02, sensitivity=sensitivity)) == [Span(80, 86)]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from blendhub_selectors.combined import CombinedSelector
 from blendhub_selectors.options import CombinedOptions
-from blendhub_selectors.signals import heads, learned, moved_mask
+from blendhub_selectors.signals import heads, moved_mask
 from blendhub_selectors.windows import Windows, side_by_side
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,27 +84,11 @@ def test_heads_grow_from_the_beginnings_of_spans(asked, width, most, times):
     assert ranges(heads(asked, width, most, times)) == [range(start, end) for _, start, end in sorted(expected)]
 
 
-@given(asked=selections(), width=WIDTHS)
-def test_learned_windows_are_those_of_the_highest_bytes(asked, width):
-    moved, known = tokens(asked.moved), asked.sensitivity.tolist()
-    bytes_of = [known[at] for at in moved if known[at]]
-    average = sum(bytes_of) / len(bytes_of) if bytes_of else 0
-    # Of equals the unknown ones come first.
-    expected = [(-known[at], len(known), at, min(at + width, len(known))) for at in moved if known[at]]
-    for span in asked.moved:
-        for turn, start in enumerate(range(span.start, span.end, width)):
-            end = min(start + width, span.end)
-            if not all(known[start:end]):
-                expected.append((-average, turn, start, end))
-    found = ranges(learned(asked, moved_mask(asked), width))
-    assert found == [range(start, end) for _, _, start, end in sorted(expected)]
-
-
 SHARES = {
-    "all signals": {},
-    "learned": {"question_share": 0},
-    "question": {"head_share": 0, "learned_share": 0},
-    "nothing": {"head_share": 0, "question_share": 0, "learned_share": 0},
+    "both signals": {},
+    "beginnings": {"question_share": 0},
+    "question": {"head_share": 0},
+    "nothing": {"head_share": 0, "question_share": 0},
 }
 
 
@@ -115,7 +99,7 @@ def combined(**options):
 @pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
 @given(asked=selections(), width=WIDTHS)
 def test_combined_picks_whole_windows_within_its_budget(shares, asked, width):
-    selector = combined(learned_tokens=width, question_tokens=2 * width, **shares)
+    selector = combined(window_tokens=width, question_tokens=2 * width, **shares)
     order = selector.order(asked, moved_mask(asked))
     assert tokens(selector.select(asked)) == picked_in_turn(asked.moved, asked.ratio, ranges(order))
 
@@ -129,28 +113,6 @@ def test_a_larger_budget_only_adds(shares, asked, ratio):
     assert few <= many
 
 
-def test_windows_reach_across_the_borders_of_spans():
-    sensitivity = np.zeros(40, np.uint8)
-    sensitivity[[18, 30]] = 255, 1
-    asked = Selection([Span(0, 20), Span(20, 40)], 0.1, sensitivity=sensitivity)
-    assert combined(question_share=0, head_share=0).select(asked) == [Span(18, 22)]
-
-
 def test_more_of_the_beginning_is_picked_behind_a_hole():
     asked = Selection([Span(0, 100), Span(120, 220)], 0.12, holes=[Span(100, 120)])
-    assert combined(question_share=0, learned_share=0).select(asked) == [Span(0, 8), Span(120, 136)]
-
-
-def test_a_beginning_that_is_known_not_to_change_is_not_picked_for_its_place():
-    sensitivity = np.zeros(200, np.uint8)
-    sensitivity[:100], sensitivity[50] = 5, 200
-    asked = Selection([Span(0, 100), Span(100, 200)], 0.04, sensitivity=sensitivity)
-    assert combined(question_share=0, learned_share=0).select(asked) == [Span(100, 108)]
-
-
-def test_a_token_of_which_nothing_is_known_counts_as_the_average():
-    """Known ones above the average come first, then the beginnings, then those below it."""
-    sensitivity = np.zeros(40, np.uint8)
-    sensitivity[[30, 35]] = 200, 10
-    windows = ranges(learned(Selection([Span(0, 40)], 0.5, sensitivity=sensitivity), np.ones(40, bool), 4))
-    assert windows[0] == range(30, 34) and windows[1] == range(4) and windows[-1] == range(35, 39)
+    assert combined(question_share=0).select(asked) == [Span(0, 8), Span(120, 136)]

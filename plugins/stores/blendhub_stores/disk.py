@@ -53,13 +53,6 @@ class DiskStore(Store):
     def write(self, run: RunKey, span: Span, shards: Sequence[memoryview]) -> list[tuple[RunKey, Span]]:
         return self._keep((run, span), shards)
 
-    def write_note(self, run: RunKey, span: Span, note: memoryview) -> None:
-        with self._writing():
-            self._use((run, span), lambda file: file.write_note(note), "write a note into", os.O_RDWR)
-
-    def note(self, run: RunKey, span: Span) -> bytes | None:
-        return self._use((run, span), StoreFile.note)
-
     def read(self, run: RunKey, span: Span, into: Sequence[memoryview]) -> bool:
         if self._use((run, span), lambda file: file.fill(into)) is None:
             return False
@@ -157,9 +150,7 @@ class DiskStore(Store):
         self._directory.remove(gone)
         return [(run, chunk) for run, chunk in gone if chunk is not None]
 
-    def _use(
-        self, entry: Entry, use: Callable[[StoreFile], T], doing: str = "read", flags: int = os.O_RDONLY
-    ) -> T | None:
+    def _use(self, entry: Entry, use: Callable[[StoreFile], T]) -> T | None:
         """The result of ``use`` on the entry's file; None if the file is missing, or damaged and therefore dropped."""
         with self._changed:
             self._check_open()
@@ -168,7 +159,7 @@ class DiskStore(Store):
             return None
         path = self._directory.file_of(entry)
         try:
-            with StoreFile(path, flags) as file:
+            with StoreFile(path) as file:
                 if (file.header.key, file.header.span) != entry:
                     raise Damaged("it holds another entry's bytes")
                 return use(file)
@@ -176,9 +167,9 @@ class DiskStore(Store):
             self._drop_damaged(entry, version, error)
             return None
         except NotOurs as error:
-            raise StoreFailed(f"cannot {doing} {path}: {error}; remove it, or give the store another path") from error
+            raise StoreFailed(f"cannot read {path}: {error}; remove it, or give the store another path") from error
         except OSError as error:
-            raise failed(doing, path, error) from error
+            raise failed("read", path, error) from error
 
     def _drop_damaged(self, entry: Entry, version: EntryVersion, error: Exception) -> None:
         with self._changed:

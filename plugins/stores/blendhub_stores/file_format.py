@@ -1,8 +1,7 @@
 """The format of the store's files: sections of bytes after a header with their owner, sizes and checksums.
 
-A file is a preamble (magic, format version, length and checksum of the header), the header, in files of chunks the
-room for a note and its checksum, and the sections one after another. The header is written last, so that a file whose
-writing was interrupted has none. A note is written over an earlier one; if that is interrupted there is no note.
+A file is a preamble (magic, format version, length and checksum of the header), the header, and the sections one after
+another. The header is written last, so that a file whose writing was interrupted has none.
 """
 
 import contextlib
@@ -21,7 +20,7 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 from blendhub.system.safe_open import open_own
 
-FORMAT = 2
+FORMAT = 3
 PREAMBLE = struct.Struct("<7sBI16s")
 MAGIC = b"BlendKV"
 MAX_HEADER = 2**20
@@ -66,15 +65,7 @@ def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -
 
 
 def file_size(header: Header) -> int:
-    return _note_at(header) + _note_room(header) + sum(header.sizes)
-
-
-def _note_at(header: Header) -> int:
-    return PREAMBLE.size + len(msgspec.msgpack.encode(header))
-
-
-def _note_room(header: Header) -> int:
-    return 0 if header.span is None else SUM_BYTES + len(header.span)
+    return PREAMBLE.size + len(msgspec.msgpack.encode(header)) + sum(header.sizes)
 
 
 def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: bool) -> None:
@@ -88,7 +79,7 @@ def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: b
             at += len(section)
         encoded = msgspec.msgpack.encode(msgspec.structs.replace(header, sums=tuple(sums)))
         preamble = PREAMBLE.pack(MAGIC, FORMAT, len(encoded), _checksum(encoded))
-        _write_all(fd, memoryview(preamble + encoded + bytes(_note_room(header))), 0)
+        _write_all(fd, memoryview(preamble + encoded), 0)
         _mark_used(fd)
         if fsync:
             os.fsync(fd)
@@ -99,8 +90,8 @@ def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: b
 class StoreFile:
     """An open file with a valid header that fits its size. Sections are verified when they are read."""
 
-    def __init__(self, path: str, flags: int = os.O_RDONLY) -> None:
-        self._fd = open_own(path, flags)
+    def __init__(self, path: str) -> None:
+        self._fd = open_own(path, os.O_RDONLY)
         try:
             self.nbytes = os.fstat(self._fd).st_size
             self.header = self._read_header()
@@ -128,19 +119,6 @@ class StoreFile:
         with contextlib.suppress(OSError):  # the bytes are valid even if their last use cannot be recorded
             _mark_used(self._fd)
         return True
-
-    def note(self) -> bytes | None:
-        """The note, verified; None if there is none."""
-        room = _read_at(self._fd, _note_room(self.header), _note_at(self.header))
-        checksum, note = room[:SUM_BYTES], room[SUM_BYTES:]
-        return note if note and _checksum(note) == checksum else None
-
-    def write_note(self, note: memoryview) -> None:
-        """Write the note, if the file has room for one. This is no use of the file."""
-        if _note_room(self.header):
-            before = os.fstat(self._fd)
-            _write_all(self._fd, memoryview(_checksum(note) + note), _note_at(self.header))
-            os.utime(self._fd, ns=(before.st_atime_ns, before.st_mtime_ns))
 
     def sections(self) -> list[bytes]:
         buffers = [bytearray(size) for size in self.header.sizes]

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-import pytest
 from blendhub_stores.disk import DiskStore
 from blendhub_stores.options import DiskOptions
 
 from blendhub.contracts import Store
 from blendhub.testing.stores import StoreSuite
+from blendhub.testing.stores.keeping import KeepingTests
 
 
 class TestDisk(StoreSuite):
@@ -15,7 +15,6 @@ class TestDisk(StoreSuite):
         return DiskStore(DiskOptions(path=str(path), capacity_gib=capacity / 2**30))
 
 
-@pytest.mark.slow
-class TestDiskThatWaits(StoreSuite):
+class TestDiskThatWaits(KeepingTests):
     def create(self, path: Path, capacity: int) -> Store:
         return DiskStore(DiskOptions(path=str(path), capacity_gib=capacity / 2**30, fsync=True))

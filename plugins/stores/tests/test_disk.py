@@ -4,10 +4,7 @@ import contextlib
 import logging
 import multiprocessing
 import os
-import shutil
 import stat
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +13,8 @@ from blendhub_stores.file_format import FORMAT, MAGIC
 
 from blendhub import PluginHost
 from blendhub.contracts import Store
-from blendhub.core.errors import OptionError, StoreFailed
-from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
-from harness.namespaces import skip_unless_permitted
+from blendhub.core.errors import StoreFailed
+from blendhub.testing.stores.base import chunk, content, key, listed, loaded, run
 
 HOST = PluginHost.discover()
 
@@ -60,13 +56,6 @@ def test_a_place_in_use_is_refused_naming_the_process(store: Store, path: Path) 
     other.join()
 
 
-def test_a_refused_opener_does_not_take_the_lock_away(store: Store, path: Path) -> None:
-    for _ in range(2):
-        with pytest.raises(StoreFailed, match="in use"):
-            disk(path)
-    assert loaded(store, key("a"), chunk(0)) == [content(0)]
-
-
 def test_leftovers_of_a_crash_are_removed_at_open(store: Store, path: Path) -> None:
     store.close()
     whole = files(path)
@@ -101,27 +90,16 @@ def test_a_chunk_whose_run_is_lost_is_removed_and_counted(
     again.close()
 
 
-@pytest.mark.parametrize("name", ["-16-0.kv", "-016-32.kv", "-0-x.kv", ".kv", ".run.bak", "-0-16.kv.tmp"])
-def test_names_that_are_almost_its_own_are_left_alone(store: Store, path: Path, name: str) -> None:
+def test_names_that_are_almost_its_own_are_left_alone(store: Store, path: Path) -> None:
     store.close()
     digest = next(path.glob("*/*.run")).stem
-    stranger = path / digest[:2] / f"{digest}{name}"
-    stranger.write_bytes(b"a stranger's")
+    ends = ("-16-0.kv", "-016-32.kv", "-0-x.kv", ".kv", ".run.bak", "-0-16.kv.tmp")
+    strangers = [path / digest[:2] / f"{digest}{end}" for end in ends]
+    for stranger in strangers:
+        stranger.write_bytes(b"a stranger's")
     again = disk(path)
-    assert stranger.read_bytes() == b"a stranger's"
+    assert {stranger.read_bytes() for stranger in strangers} == {b"a stranger's"}
     assert (again.corrupted, listed(again)[key("a")].chunks) == (0, (chunk(0),))
-    again.close()
-
-
-def test_files_in_the_wrong_folder_are_left_alone(store: Store, path: Path) -> None:
-    store.close()
-    file = next(path.glob("*/*.kv"))
-    elsewhere = path / ("00" if file.parent.name != "00" else "01")
-    elsewhere.mkdir(exist_ok=True)
-    stray = Path(shutil.move(file, elsewhere))
-    again = disk(path)
-    assert (again.corrupted, listed(again)) == (0, {})
-    assert stray.exists()
     again.close()
 
 
@@ -131,20 +109,6 @@ def test_bytes_held_are_the_bytes_of_its_files(store: Store, path: Path) -> None
         store.save(key(index), chunk(0), [content(index)])
         used = sum(file.stat().st_size for file in path.glob("*/*"))
         assert used == store.nbytes <= store.capacity
-
-
-def test_links_are_not_followed(store: Store, path: Path, tmp_path: Path) -> None:
-    file = next(path.glob("*/*.kv"))
-    elsewhere = tmp_path / "elsewhere"
-    shutil.move(file, elsewhere)
-    file.symlink_to(elsewhere)
-    with pytest.raises(StoreFailed, match=str(file)):
-        loaded(store, key("a"), chunk(0))
-    store.close()
-    again = disk(path)
-    assert loaded(again, key("a"), chunk(0)) is None
-    assert elsewhere.exists()
-    again.close()
 
 
 def test_only_its_user_can_read_it(store: Store, path: Path) -> None:
@@ -169,64 +133,10 @@ def test_a_place_that_is_no_directory_is_refused(tmp_path: Path) -> None:
             disk(tmp_path / place)
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("capacity_gib", 0), ("capacity_gib", -1), ("fsync", "yes"), ("pth", "")]
-)
-def test_bad_options_are_named(path: Path, option: str, value: object) -> None:
-    with pytest.raises(OptionError, match=option):
-        disk(path, **{option: value})
-    assert not path.exists()
-
-
 def test_a_capacity_beyond_the_disk_is_warned_of(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         disk(path, capacity_gib=2.0**30).close()
     assert "capacity_gib" in caplog.text
-
-
-FILL_THE_DISK = """
-import sys
-from pathlib import Path
-from blendhub import PluginHost
-from blendhub.core.errors import StoreFailed
-from blendhub.testing.stores.base import chunk, content, key, listed, loaded, note, run
-
-path = Path(sys.argv[1]) / "store"
-create = lambda: PluginHost.discover().create("store", "disk", {"path": str(path), "capacity_gib": 1})
-store = create()
-store.save_run(run("a", n_chunks=100))
-saved = 0
-try:
-    while True:
-        store.save(key("a"), chunk(saved), [content(saved, 2**18)])
-        saved += 1
-except StoreFailed as error:
-    assert str(path) in str(error) and "No space left" in str(error) and "free space" in str(error), error
-assert 2 < saved < 8, saved
-for _ in range(2):
-    assert listed(store)[key("a")].chunks == tuple(chunk(index) for index in range(saved))
-    for index in range(saved):
-        assert loaded(store, key("a"), chunk(index), (2**18,)) == [content(index, 2**18)]
-    assert store.corrupted == 0
-    assert not list(path.rglob("*.tmp"))
-    store.close()
-    store = create()
-store.discard(key("a"), chunk(0))
-store.save(key("a"), chunk(saved), [content(saved, 2**18)])
-print("held", saved)
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """On a file system of 2 MiB that only the child process sees."""
-    script = 'mount -t tmpfs -o size=2m none "$0" && exec "$@"'
-    within = ["unshare", "--map-root-user", "--mount", "sh", "-c", script, str(tmp_path)]
-    skip_unless_permitted(within)
-    command = [*within, sys.executable, "-c", FILL_THE_DISK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("held")
 
 
 def a_store_with_two_runs(path: Path) -> tuple[Path, Path]:
@@ -288,16 +198,6 @@ def test_a_folder_of_another_user_is_named_and_skipped(path, caplog):
     as_anothers(file.parent)
     with caplog.at_level(logging.WARNING), contextlib.closing(disk(path)) as store:
         assert key("a") not in listed(store) and f"skipped {file.parent}" in caplog.text
-
-
-def test_a_note_does_not_change_the_order_of_use_that_a_restart_finds(store: Store, path: Path) -> None:
-    store.save(key("a"), chunk(1), [content(1)])
-    held = store.nbytes
-    store.save_note(key("a"), chunk(0), note(0))
-    store.close()
-    again = disk(path, capacity_gib=(held + 100) / 2**30)
-    assert again.save(key("a"), chunk(2), [content(2)]) == [(key("a"), chunk(0))]
-    again.close()
 
 
 def test_a_file_of_another_format_is_removed_and_the_log_says_so(path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -22,13 +22,11 @@ from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope, Pe
 from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.deadline import deadline_after
-from blendhub_transports.dealer import Dealer, Keys
+from blendhub_transports.dealer import Dealer, Keys, Wakeup
 from blendhub_transports.endpoints import Endpoint
-from blendhub_transports.error_codec import decode_error
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.socket_file import why_unreachable
 from blendhub_transports.sockets import readable
-from blendhub_transports.wakeup import Wakeup
 
 log = logging.getLogger("blendhub.transports")
 
@@ -143,7 +141,7 @@ class ZmqConnection(Connection):
             raise outcome
         header, message, payload = outcome
         if header.kind == frames.ERROR:
-            raise decode_error(message)
+            raise frames.decode_error(message)
         frames.check_versions(header, self._codec.version, reader="the client", writer="the server")
         return Envelope(self._codec.decode(message), payload)
 

@@ -20,7 +20,6 @@ from blendhub_transports.sockets import (
     readable,
     set_limits,
 )
-from blendhub_transports.wakeup import Wakeup
 
 LONGEST_WAIT_S = 3600.0
 """Far below what the kernel takes as milliseconds; a longer wait is made of several."""
@@ -41,6 +40,23 @@ def read_keys(where: Endpoint, options: ZmqOptions) -> Keys | None:
             "then set the options secret_key and server_key"
         )
     return Keys(read_secret("secret_key", options.secret_key), read_public("server_key", options.server_key))
+
+
+class Wakeup:
+    """A descriptor that becomes readable when any thread calls ``notify``, and stays so until ``reset``."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def notify(self) -> None:
+        os.eventfd_write(self.descriptor, 1)
+
+    def reset(self) -> None:
+        """Only after ``descriptor`` became readable."""
+        os.eventfd_read(self.descriptor)
+
+    def __del__(self) -> None:
+        os.close(self.descriptor)
 
 
 class Dealer:

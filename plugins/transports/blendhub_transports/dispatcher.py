@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 from blendhub.contracts.transport import Envelope, Peer, Service
-from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone
-from blendhub_transports.error_codec import service_failure
+from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ServiceFailed
 
 log = logging.getLogger("blendhub.transports")
 
@@ -110,3 +109,8 @@ class Dispatcher:
             return error
         log.error("%s: %s failed", self._endpoint, type(request.message).__name__, exc_info=error)
         return service_failure(error)
+
+
+def service_failure(error: BaseException) -> ServiceFailed:
+    """The error that the caller gets for an exception that is not a BlendHubError."""
+    return ServiceFailed(f"the service raised {type(error).__name__}: {error}; its log has the details")

@@ -4,15 +4,19 @@ The header's first fields, up to the request's number, and the body of an error 
 two sides of different versions can still name their versions to each other.
 """
 
+import inspect
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
+import msgspec
 import zmq
 
 from blendhub.contracts.transport import Buffer
-from blendhub.core.errors import InvalidInput, ProtocolError, VersionMismatch
+from blendhub.core import errors
+from blendhub.core.errors import BlendHubError, InvalidInput, ProtocolError, ServiceFailed, VersionMismatch
 
 MAGIC: Final = b"BH"
 PROTOCOL: Final = 2
@@ -27,6 +31,13 @@ LAST: Final = int(zmq.NOBLOCK)
 
 COPY_BELOW: Final = 2**20
 """Smaller buffers are copied: that costs less than ZeroMQ's bookkeeping for a buffer that it has to return."""
+
+LONGEST_SENTENCE: Final = 4000
+
+_ERRORS: Final[Mapping[str, type[BlendHubError]]] = MappingProxyType(
+    {name: kind for name, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, BlendHubError)}
+)
+_error_decoder: Final = msgspec.msgpack.Decoder(tuple[str, str])
 
 _HEADER: Final = struct.Struct("<2sHHBxQId")
 HEADER_BYTES: Final = _HEADER.size
@@ -51,6 +62,23 @@ def request(codec: int, number: int, message: bytes, timeout_ms: int, sent: floa
 
 def answer(codec: int, number: int, kind: int, message: bytes) -> bytes:
     return _HEADER.pack(MAGIC, PROTOCOL, codec, kind, number, 0, 0.0) + message
+
+
+def encode_error(error: BlendHubError) -> bytes:
+    """A class name and a sentence, all that leaves the server; a plugin's class is sent as its nearest base class in
+    :mod:`blendhub.core.errors`.
+    """
+    name = next(kind.__name__ for kind in type(error).__mro__ if _ERRORS.get(kind.__name__) is kind)
+    return msgspec.msgpack.encode((name, str(error)[:LONGEST_SENTENCE]))
+
+
+def decode_error(body: memoryview) -> BlendHubError:
+    """The error in these bytes; only classes of :mod:`blendhub.core.errors` are created from a name."""
+    try:
+        name, sentence = _error_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        return ProtocolError(f"the server answered with an error that does not decode: {error}")
+    return _ERRORS.get(name, ServiceFailed)(sentence)
 
 
 def read_header(frame: memoryview) -> Header:

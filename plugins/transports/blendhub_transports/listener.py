@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import logging
 from concurrent.futures import ThreadPoolExecutor
 
 import zmq
@@ -10,9 +11,14 @@ from blendhub.core.errors import InvalidInput, OptionError
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.keys import read_clients, read_secret
 from blendhub_transports.options import ZmqOptions
+from blendhub_transports.receiver import Receiver
 from blendhub_transports.socket_file import SocketFile
 from blendhub_transports.sockets import open_monitor, set_limits
-from blendhub_transports.zap import DOMAIN, ZapHandler
+
+log = logging.getLogger("blendhub.transports")
+
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+ZAP_DOMAIN = b"blendhub"
 
 HANDSHAKE_MS = 5000
 """A connection that is not set up by then is closed. ZeroMQ's default is 30 seconds."""
@@ -62,6 +68,32 @@ class Listener:
             await asyncio.get_running_loop().run_in_executor(waiter, self._context.term)
 
 
+class ZapHandler:
+    """Decides by CURVE keys who may connect (ZeroMQ RFC 27), on the server's event loop. Create it before the server's
+    socket is bound.
+    """
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]", allowed: frozenset[bytes]) -> None:
+        self._allowed = allowed
+        self._socket = context.socket(zmq.REP)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.bind(ZAP_ADDRESS)
+        self._receiver = Receiver(self._socket, self._decide)
+
+    def close(self) -> None:
+        self._receiver.close()
+        self._socket.close()
+
+    def _decide(self) -> None:
+        frames = self._socket.recv_multipart(zmq.NOBLOCK)
+        version, request, domain, address, _, mechanism, *credentials = frames
+        allowed = domain == ZAP_DOMAIN and mechanism == b"CURVE" and credentials[0] in self._allowed
+        if not allowed:
+            log.warning("refused a connection from %s: its key is not listed", address.decode(errors="replace"))
+        status = (b"200", b"OK") if allowed else (b"400", b"this key is not listed")
+        self._socket.send_multipart([version, request, *status, b"", b""])
+
+
 def _require_keys(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOptions) -> ZapHandler:
     """Have the router accept only clients whose key is listed."""
     if not options.secret_key:
@@ -73,7 +105,7 @@ def _require_keys(router: "zmq.Socket[bytes]", where: Endpoint, options: ZmqOpti
     allowed = read_clients("client_keys", options.client_keys)
     router.setsockopt(zmq.CURVE_SERVER, True)
     router.setsockopt(zmq.CURVE_SECRETKEY, pair.secret)
-    router.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
+    router.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
     return ZapHandler(router.context, allowed)
 
 

@@ -3,24 +3,22 @@
 import asyncio
 import logging
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import zmq
 
-from blendhub.contracts.transport import Envelope, Peer, Server, Service
+from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
 from blendhub.core.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
-from blendhub_transports.accept_gate import AcceptGate
 from blendhub_transports.admission import Admission
-from blendhub_transports.dispatcher import Dispatcher
+from blendhub_transports.dispatcher import Dispatcher, service_failure
 from blendhub_transports.endpoints import parse_endpoint
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
 from blendhub_transports.receiver import Receiver
-from blendhub_transports.reply_writer import ReplyWriter
 from blendhub_transports.sockets import (
-    ACCEPT_FAILED,
     ACCEPTED,
     DISCONNECTED,
     HANDSHAKE_REFUSED,
@@ -45,11 +43,8 @@ class ZmqServer(Server):
         self._options = options
         self._shares_clock = shares_clock
         self._dispatcher = Dispatcher(service, options.max_pending, listener.endpoint)
-        self._writer = ReplyWriter(listener.router, service.codec, options, listener.endpoint)
         self._peers = PeerTable()
-        where = parse_endpoint(listener.endpoint)
-        self._admission = Admission(where, options.max_connections)
-        self._gate = AcceptGate(where)
+        self._admission = Admission(parse_endpoint(listener.endpoint), options.max_connections)
         self._events = Receiver(listener.monitor, self._read_monitor_event, self._schedule_departures)
         self._requests = Receiver(listener.router, self._read_request, self._report_departures)
         self._closing: asyncio.Future[None] | None = None
@@ -63,7 +58,6 @@ class ZmqServer(Server):
         # In this order: a closing server reads no more requests, but its last replies still leave.
         self._requests.close()
         self._events.close()
-        self._gate.close()
         await self._dispatcher.close()
         await self._listener.close()
 
@@ -105,8 +99,24 @@ class ZmqServer(Server):
         return remaining
 
     def _reply(self, routing_id: bytes, number: int, outcome: Envelope | BlendHubError) -> None:
-        self._writer.write(routing_id, number, outcome)
+        """Answer the request ``number`` of that client. A client that left, or does not read, loses the answer."""
+        # Encoded and checked as a whole before the first frame leaves: half an answer cannot be taken back.
+        frame, payload = self._encode(number, outcome)
+        self._router.send(routing_id, frames.MORE)
+        frames.send(self._router, frame, payload)
         self._requests.check()
+
+    def _encode(self, number: int, outcome: Envelope | BlendHubError) -> tuple[bytes, Sequence[Buffer]]:
+        version, options = self._codec.version, self._options
+        if isinstance(outcome, Envelope):
+            try:
+                frame = frames.answer(version, number, frames.REPLY, self._codec.encode(outcome.message))
+                frames.check_sendable(frame, outcome.payload, options.max_frame_bytes, options.max_payload_frames)
+                return frame, outcome.payload
+            except Exception as error:
+                log.exception("%s: a reply of %s cannot be sent", self.endpoint, type(outcome.message).__name__)
+                outcome = service_failure(error)
+        return frames.answer(version, number, frames.ERROR, frames.encode_error(outcome)), ()
 
     def _refuse(self, reason: object) -> None:
         self.refused += 1
@@ -128,15 +138,8 @@ class ZmqServer(Server):
     def _read_monitor_event(self) -> None:
         event, value = read_monitor_event(self._listener.monitor)
         if event == ACCEPTED:
-            n_refused = 0
-            try:
-                self._peers.connected(value)
-                n_refused = self._admission.connected(value)
-                self.refused += n_refused
-            finally:  # the gate would stay shut for all clients
-                self._gate.open_again(refusing=bool(n_refused))
-        elif event == ACCEPT_FAILED:  # such as at a limit of the whole machine: the next attempt may fail, too
-            self._gate.open_again(refusing=True)
+            self._peers.connected(value)
+            self.refused += self._admission.connected(value)
         elif event == DISCONNECTED:
             self._peers.disconnected(value)
             self._admission.disconnected(value)

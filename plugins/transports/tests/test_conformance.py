@@ -16,6 +16,7 @@ from blendhub_transports.zmq_transport import ZmqTransport
 from blendhub.contracts import Codec, Connection, Transport
 from blendhub.testing import TransportSuite
 from blendhub.testing.transports.base import free_port
+from blendhub.testing.transports.hostile import HostileTests
 
 
 class TestInproc(TransportSuite):
@@ -90,13 +91,13 @@ class _KeyedTransport(ZmqTransport):
         return self._client.connect(endpoint, codec)
 
 
-class TestHostileHeaders(ZmqSuite):
+@pytest.mark.slow
+class TestHostileHeaders(HostileTests):
     """Garbage that begins as our frames do."""
 
-    def endpoint(self, path: Path) -> str:
-        return f"ipc://{path}/s"
+    create = ZmqSuite.create
+    endpoint = TestZmqUnix.endpoint
 
     def send_raw(self, endpoint: str, frames: list[bytes]) -> None:
-        kind = len(frames[0]) % 4
-        header = struct.pack("<2sHHBxQId", b"BH", PROTOCOL, 1, kind, 7, 1000, time.time())
-        super().send_raw(endpoint, [header + frames[0], *frames[1:]])
+        header = struct.pack("<2sHHBxQId", b"BH", PROTOCOL, 1, len(frames[0]) % 4, 7, 1000, time.time())
+        ZmqSuite.send_raw(self, endpoint, [header + frames[0], *frames[1:]])

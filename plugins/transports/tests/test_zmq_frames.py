@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import zmq
 from blendhub_transports import frames
-from blendhub_transports.error_codec import decode_error
+from blendhub_transports.frames import decode_error
 
 from blendhub.core.errors import (
     BlendHubError,
@@ -101,37 +101,6 @@ def test_a_reply_does_not_wait_for_the_work_of_later_requests(bare):
     busy.join()
     read_replies(dealer, set(range(1, 8)))
     assert in_time == [True] * 7
-
-
-@pytest.mark.alone
-def test_a_reply_does_not_wait_for_the_work_of_other_clients(bare):
-    """Behind three short requests come twenty requests of another client, each of which takes long."""
-    server, dealer = bare
-    echo = server.service.handle
-
-    def slowly(peer, request):
-        time.sleep(0.02 if request.message.text == "long" else 0)
-        return echo(peer, request)
-
-    server.service.handle = slowly
-    with zmq.Context() as context, context.socket(zmq.DEALER) as other:
-        other.setsockopt(zmq.LINGER, 0)
-        other.connect(server.endpoint)
-        for one in (dealer, other):
-            one.send(a_request(99))
-            one.recv()
-
-        def send() -> None:
-            for number in range(3):
-                dealer.send(a_request(number))
-            time.sleep(0.01)
-            for number in range(20):
-                other.send(a_request(number, text="long" if number > 2 else "hello"))
-
-        while_the_server_is_busy(server, send)
-        begun = time.monotonic()
-        read_replies(dealer, set(range(3)))
-        assert time.monotonic() - begun < 0.2
 
 
 def test_the_end_of_a_silent_connection_is_not_taken_for_the_end_of_the_next_one(serve, tmp_path):

@@ -22,7 +22,7 @@ NOT_IN_023 = {
     "vllm.v1.worker.block_table.get_block_table_width",
 }
 NEWER_METHODS = {
-    # Never called before 0.30: ``FollowedBlocks`` knows the blocks.
+    # Never called before 0.30: ``RequestBlocks`` follows the blocks.
     "bind_kv_cache_manager",
     # Never called there: a step follows as long as blocks are kept for saves.
     "has_pending_push_work",
@@ -197,7 +197,7 @@ def test_what_the_adapter_reads_is_there(vllm, module, owner):
 
 
 def test_vllm_023_calls_the_connector_as_the_adapter_expects(sources_023):
-    """The steps of the model runner that make ``FollowedBlocks`` and saves in ``get_finished`` necessary."""
+    """The steps of the model runner that make following blocks and saves in ``get_finished`` necessary."""
     mixin = (sources_023 / "vllm/v1/worker/kv_connector_model_runner_mixin.py").read_text()
     assert "wait_for_save=False" in mixin
     assert mixin.index("start_load_kv(get_forward_context())") < mixin.index("yield output")

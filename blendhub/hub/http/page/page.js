@@ -148,44 +148,7 @@ function details(report) {
       ]),
     ));
   }
-  if (page.shows_text && sources.length) {
-    const text = element("div", "", { class: "text" });
-    showText(report, page.engine, text);
-    parts.push(text);
-  }
   return parts;
-}
-
-async function showText(report, engine, into) {
-  const asked = new URLSearchParams({ engine, request: report.request });
-  const sayAndAskAgain = (what) => {
-    into.replaceChildren(element("p", what, { class: "dim" }));
-    setTimeout(() => into.isConnected && showText(report, engine, into), 1000);
-  };
-  let answer, text;
-  try {
-    answer = await fetch(`text.json?${asked}`, { cache: "no-store" });
-    text = await answer.text();
-  } catch (error) {
-    sayAndAskAgain(`There is no text yet: the hub does not answer (${error.message}).`);
-    return;
-  }
-  if (!answer.ok) {
-    into.replaceChildren(element("p", `There is no text: ${text}`, { class: "reason" }));
-    return;
-  }
-  text = JSON.parse(text);
-  if (text.loading) {
-    sayAndAskAgain(`The tokenizer of ${text.model} is being loaded.`);
-    return;
-  }
-  into.replaceChildren(element("h3", "Text of the reused tokens"));
-  if (text.problem) into.append(element("p", text.problem, { class: "reason" }));
-  for (const { span: [start, end], text: content, note } of text.stretches) {
-    const name = `${number(start)} to ${number(end)}`;
-    into.append(element("p", note ? `${name}. ${note}` : name, { class: "dim" }));
-    if (content) into.append(element("pre", content, { tabindex: "0", role: "region", "aria-label": `Text of ${name}` }));
-  }
 }
 
 function reusedOf(report) {
@@ -268,7 +231,6 @@ async function update() {
     at("state").textContent = `the hub does not answer (${error.message}); what is shown may be old`;
     return;
   }
-  at("shown-text").hidden = !page.shows_text;
   at("state").className = "";
   at("state").textContent = `as of ${new Date().toLocaleTimeString("en-GB")}`;
   engines();

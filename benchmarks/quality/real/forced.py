@@ -1,0 +1,27 @@
+"""A logits processor with which vLLM says given tokens; the log-probabilities that it returns stay the model's."""
+
+from functools import partial
+from typing import Any
+
+from torch import Tensor
+from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
+
+NAME = f"{__name__}:Forced"
+"""How vLLM's option ``logits_processors`` names it."""
+
+
+class Forced(AdapterLogitsProcessor):
+    """The request's extra argument ``forced`` has the tokens."""
+
+    def is_argmax_invariant(self) -> bool:
+        return False
+
+    def new_req_logits_processor(self, params: Any) -> Any:
+        forced = (params.extra_args or {}).get("forced")
+        return partial(_force, forced) if forced else None
+
+
+def _force(forced: list[int], said: list[int], logits: Tensor) -> Tensor:
+    only = logits.new_full(logits.shape, -float("inf"))
+    only[forced[len(said)]] = 0.0
+    return only

@@ -1,0 +1,107 @@
+"""Texts that others wrote: the Python manual, and function descriptions, requests and dialogues of BFCL."""
+
+import json
+import random
+from collections.abc import Iterator
+from pydoc_data.topics import topics
+from typing import Any, NamedTuple
+
+from benchmarks.quality.real.people import Half
+from harness.engines.real_model import PACKAGES, NoRealModel
+
+BFCL = PACKAGES / "bfcl_eval" / "data"
+SECTION_CHARACTERS = 900
+FUNCTION_CHARACTERS = 1000
+RESULT_CHARACTERS = 700
+
+
+class Request(NamedTuple):
+    """What a user says, the functions among which to choose, and the name of the right one."""
+
+    text: str
+    functions: dict[str, str]
+    right: str
+
+
+class Turn(NamedTuple):
+    user: str
+    calls: str
+    result: str
+
+
+class Dialogue(NamedTuple):
+    functions: str
+    turns: list[Turn]
+
+
+def manual(half: Half) -> list[list[str]]:
+    """For each topic of Python's manual its sections, each of a few paragraphs."""
+    chosen = [text for number, (_, text) in enumerate(sorted(topics.items())) if number % 2 == _part(half)]
+    return [_sections(text) for text in chosen]
+
+
+def requests(half: Half) -> list[Request]:
+    """Requests with one right function. Those of the two halves have no set of functions in common."""
+    right = {one["id"]: one["ground_truth"] for one in _read("possible_answer/BFCL_v4_live_multiple.json")}
+    found = []
+    for one in _read("BFCL_v4_live_multiple.json"):
+        (said,), answer = one["question"], right[one["id"]]
+        functions = {function["name"]: json.dumps(function) for function in one["function"]}
+        # The second number of an id is that of its set of functions.
+        ours = int(one["id"].split("-")[1]) % 2 == _part(half)
+        short = max(map(len, functions.values())) < FUNCTION_CHARACTERS and len(said[-1]["content"]) < 400
+        if ours and short and len(said) == 1 and len(answer) == 1:
+            found.append(Request(said[-1]["content"], functions, next(iter(answer[0]))))
+    return found
+
+
+def dialogues(half: Half) -> list[Dialogue]:
+    """Dialogues with calls of functions. The data has no results: parts of the state that the functions work on do."""
+    described = {}
+    for file in sorted((BFCL / "multi_turn_func_doc").glob("*.json")):
+        described |= {one["name"]: {"name": one["name"], "description": one["description"]} for one in _lines(file)}
+    calls = {one["id"]: one["ground_truth"] for one in _read("possible_answer/BFCL_v4_multi_turn_base.json")}
+    found = []
+    for number, one in enumerate(_read("BFCL_v4_multi_turn_base.json")):
+        if number % 2 == _part(half):
+            names = dict.fromkeys(path.split(".")[-1] for path in one["path"])
+            functions = "\n".join(json.dumps(described[name]) for name in names if name in described)
+            results = _results(json.dumps(one["initial_config"]), len(one["question"]))
+            said = [turn[0]["content"] if turn else "" for turn in one["question"]]
+            called = ["; ".join(turn) for turn in calls[one["id"]]]
+            turns = [Turn(*turn) for turn in zip(said, called, results, strict=True) if turn[0] and turn[1]]
+            found.append(Dialogue(functions, turns))
+    return found
+
+
+def shuffled(those: list[Any], seed: str) -> list[Any]:
+    return random.Random(seed).sample(those, len(those))
+
+
+def _results(state: str, number: int) -> list[str]:
+    begins = [turn * RESULT_CHARACTERS % max(1, len(state) - RESULT_CHARACTERS) for turn in range(number)]
+    return [state[begin : begin + RESULT_CHARACTERS] for begin in begins]
+
+
+def _sections(text: str) -> list[str]:
+    """Whole paragraphs, as many as fit in a section."""
+    sections = [""]
+    for paragraph in text.split("\n\n"):
+        if len(sections[-1]) + len(paragraph) > SECTION_CHARACTERS:
+            sections.append("")
+        sections[-1] += paragraph[:SECTION_CHARACTERS] + "\n\n"
+    return [section for section in sections if len(section) > SECTION_CHARACTERS // 2]
+
+
+def _part(half: Half) -> int:
+    return 0 if half == "training" else 1
+
+
+def _read(name: str) -> Iterator[Any]:
+    return _lines(BFCL / name)
+
+
+def _lines(file: Any) -> Iterator[Any]:
+    if not file.exists():
+        raise NoRealModel(f"{file}, from which prompts are made, is missing: run `make setup`")
+    return (json.loads(line) for line in file.read_text().splitlines())

@@ -1,0 +1,183 @@
+"""Scheduler side of loading: decides what each request reuses, and plans the workers' loads."""
+
+from collections.abc import Iterable
+
+import msgspec
+import numpy as np
+
+from blendhub.core.errors import BlendHubError
+from blendhub.outcome.reasons import Why
+from blendhub.vllm.decision import Refusal
+from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
+from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.decide import decide
+from blendhub.vllm.scheduler.lookups import Lookups, Reading
+from blendhub.vllm.scheduler.reports import Reports
+from blendhub.vllm.scheduler.request_state import RequestState, Stage
+from blendhub.vllm.scheduler.settled_blocks import SettledBlocks
+from blendhub.vllm.scheduler.turns import Turns
+from blendhub.vllm.settings import Settings
+
+
+class LoadScheduler:
+    """All methods are called by the scheduler's thread. Only ``matched`` waits, at most ``lookup_wait_ms`` a step."""
+
+    def __init__(
+        self,
+        lookups: Lookups,
+        audits: Audits,
+        settled: SettledBlocks,
+        turns: Turns,
+        reports: Reports,
+        settings: Settings,
+        block_size: int,
+        n_positions: int,
+    ) -> None:
+        """``n_positions``: keys that were stored for this position or a later one cannot be moved."""
+        self._lookups = lookups
+        self.audits = audits
+        self._settled = settled
+        self._turns = turns
+        self._reports = reports
+        self._settings = settings
+        self._block_size = block_size
+        self._n_positions = n_positions
+        self._loads: list[LoadJob] = []
+        self._cancelled: set[str] = set()
+        self._reading: dict[str, Reading] = {}
+        """The leases that workers copy under, by request; a request may have been aborted meanwhile."""
+
+    def arrived(self, state: RequestState, refusal: Refusal | None) -> None:
+        """Look up a new request at once, long before vLLM schedules it."""
+        self._settled.take(state, None if self.audits.wants(state) else self.audits.settled_ratio(state))
+        if refusal:
+            self._reports.refuse(state, refusal)
+        else:
+            self._lookups.send(state)
+
+    def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:
+        """The number of tokens after the first ``local`` that are loaded; None: ask again in a later step."""
+        request = state.request
+        # What is blended before the load stays so: other requests may read these blocks.
+        audited = state.first_approximate is None and self.audits.wants(state)
+        ratio, settled_ratio = self.audits.ratio_for(state, audited), self.audits.settled_ratio(state)
+        # Exact KV, which an audit needs, cannot be written in the place of blended blocks.
+        # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
+        if not state.is_scheduled and self._settled.take(state, None if audited else settled_ratio):
+            return None, False  # vLLM has to look into its cache again
+        state.engine_tokens = local
+        if request.skip_reading_prefix_cache and not state.refusal:
+            self._reports.refuse(
+                state, Refusal(Why.ALL_COMPUTED, "the request needs every token computed, as prompt logprobs do")
+            )
+        if state.stage is not Stage.COMPUTING:
+            try:
+                if not self._lookups.has_found(state, local):
+                    return None, False
+            except BlendHubError as error:
+                self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
+            else:
+                self._decide(state, ratio, audited)
+        if state.stage is Stage.FOUND:
+            assert state.decision
+            return state.decision.claimed_end(request.num_tokens) - local, True
+        return (None if self._turns.must_wait(request, request.num_tokens - local) else 0), False
+
+    def allocated(self, state: RequestState, blocks: list[int], n_external: int) -> None:
+        """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
+        if not state.is_scheduled:
+            state.scheduled()
+            self._turns.scheduled(state)
+            self._reports.counters["tokens_settled"] += len(state.settled_span or ())
+        decision = state.decision
+        if decision is None:
+            return
+        if not n_external:
+            if state.stage is Stage.FOUND:
+                other = "another connector of MultiConnector loads its KV"
+                self._reports.refuse(state, Refusal(Why.OTHER_CONNECTOR, other))
+            return
+        assert state.lookup
+        reading = self._reading[state.id] = state.lookup.begin_reading()
+        state.begin_load()
+        if decision.audit:
+            self.audits.begun(state)
+        if n_recomputed := decision.n_recomputed(state.request.num_tokens):
+            self._turns.begin(state.request, n_recomputed)
+        self._loads.append(
+            LoadJob(
+                state.id,
+                state.terms.variant,
+                state.tokens(),
+                np.asarray(blocks, np.int64),
+                decision,
+                reading.lease,
+                reading.epoch,
+                decision.pieces_of(reading.pieces),
+                state.terms.adapter,
+            )
+        )
+        if decision.first_approximate is not None:
+            # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
+            size = self._block_size
+            state.hashes.salt(decision.first_approximate, size, state.engine_tokens // size)
+
+    def plan_step(self, plan: StepPlan, n_scheduled: int) -> None:
+        """Add the loads that begin in this step, in which vLLM computes so many tokens."""
+        self._turns.next_step()
+        self._lookups.begin_step()
+        self.audits.report()
+        plan.budget = self._turns.budget(n_scheduled)
+        plan.loads, self._loads = self._loads, []
+        plan.cancelled, self._cancelled = self._cancelled, set()
+
+    def loaded(self, request: str, state: RequestState | None, result: LoadResult) -> None:
+        """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
+        if reading := self._reading.pop(request, None):
+            reading.end()
+        if state and state.stage is Stage.LOADING:
+            state.end_load(result)
+            self._turns.end(state.request)
+            assert state.decision
+            self._reports.count_load(state.decision, result)
+            if result.audit and not result.error:
+                self.audits.ended(state, result.audit)
+            self._settled.remember(state)
+
+    def ended(self, state: RequestState) -> None:
+        """Note that a request has ended, or was aborted."""
+        self._turns.end(state.request)
+        state.end_lookup()
+        if state.stage is Stage.LOADING:
+            self._cancelled.add(state.id)
+        else:
+            self._settled.remember(state)
+
+    def clear(self, states: Iterable[RequestState]) -> None:
+        """Forget what vLLM and the hub had, both cleared, and look up again what waits."""
+        self._settled.clear()
+        for state in states:
+            if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
+                self._lookups.send(state)
+
+    def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> None:
+        choice = decide(
+            state.matches,
+            state.request.num_tokens,
+            state.engine_tokens,
+            self._settings.policy,
+            blend=state.can_blend and ratio is not None,
+            holes=state.terms.fills_holes,
+            ratio=ratio or 0.0,
+            usual_ratio=self.audits.ratio or self._settings.max_ratio,
+            on_the_way=state.found.on_the_way_tokens if state.found else 0,
+            n_positions=self._n_positions,
+            pace=self._turns.pace(),
+        )
+        decision = choice.decision
+        if decision and audited and decision.first_approximate is not None:
+            choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
+        state.decided(choice)
+        if decision is None:
+            assert choice.refusal
+            self._reports.refuse(state, choice.refusal)
