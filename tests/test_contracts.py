@@ -132,10 +132,11 @@ BAD_SCORES = [
 ]
 
 
-@pytest.mark.parametrize("key", [*BAD_SELECTIONS, "scores"])
+@pytest.mark.parametrize("key", [*BAD_SELECTIONS, "scores", "attended"])
 def test_a_selector_s_method_never_sees_bad_arguments(key):
     selector = Picking([])
     selector.probe_layer = key == "scores"
+    selector.attended_layers = (0.5,) if key == "attended" else ()
     for bad in BAD_SELECTIONS.get(key, BAD_SCORES):
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
             selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, key: bad}))
@@ -143,8 +144,10 @@ def test_a_selector_s_method_never_sees_bad_arguments(key):
 
 
 def test_scores_that_no_selector_asked_for_are_refused():
-    with pytest.raises(InvalidInput, match="asks for no probe"):
+    with pytest.raises(InvalidInput, match="does not ask for scores"):
         Picking([]).select(Selection(MOVED, 0.5, scores=np.zeros(50, np.float32)))
+    with pytest.raises(InvalidInput, match="does not ask for attended"):
+        Picking([]).select(Selection(MOVED, 0.5, attended=np.zeros(50, np.float32)))
 
 
 def test_a_question_beyond_the_tokens_is_refused():

@@ -63,6 +63,46 @@ class SoundWithoutProbe(Sound):
         return question.positions
 
 
+class SoundByAttention(Sound):
+    """The tokens that are attended to most."""
+
+    probe_layer = 0
+    attended_layers = (0.5,)
+    deviation = Selector.deviation
+
+    def pick(self, selection: Selection) -> list[Span]:
+        question = Question(selection.moved, selection.ratio, selection.block_tokens, selection.attended)
+        return [Span(at, at + 1) for at in sorted(self.ranked(question)[: self.limit(question)])]
+
+
+class NeglectsWhatIsAttended(SoundByAttention):
+    def ranked(self, question: Question) -> list[int]:
+        return question.positions
+
+
+class TakesBrokenAttentionForNone(SoundByAttention):
+    def ranked(self, question: Question) -> list[int]:
+        question.scores = np.nan_to_num(question.scores, nan=0, posinf=0, neginf=0)
+        return super().ranked(question)
+
+
+class NeedsNoAttention(SoundByAttention):
+    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
+        pass
+
+    def pick(self, selection: Selection) -> list[Span]:
+        known = selection.attended is not None
+        return super().pick(selection) if known else list(selection.moved[:1])
+
+
+class AsksALayerBelowTheLast(SoundByAttention):
+    attended_layers = (0.5, 1.0)
+
+
+class HasNobodyAsk(SoundByAttention):
+    attending_tokens = 0
+
+
 class RoundsUpToBlocks(Sound):
     def limit(self, question: Question) -> int:
         return -(-super().limit(question) // question.block_tokens) * question.block_tokens
@@ -166,13 +206,13 @@ class ForgetsTheTokens(SoundWithoutProbe):
 
 
 class TakesScoresOfAnyType(Sound):
-    def _check_scores(self, selection: Selection) -> None:
-        if selection.scores is None or np.size(selection.scores) < selection.moved[-1].end:
-            raise InvalidInput(f"the scores {selection.scores} are not {selection.moved[-1].end} numbers")
+    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
+        if is_asked_for and (numbers is None or np.size(numbers) < selection.moved[-1].end):  # type: ignore[call-overload]
+            raise InvalidInput(f"the scores {numbers} are not {selection.moved[-1].end} numbers")
 
 
 class TakesAnyScores(SoundWithoutProbe):
-    def _check_scores(self, selection: Selection) -> None:
+    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
         pass
 
 
@@ -233,6 +273,11 @@ FAULTS = [
     (ForgetsTheTokens, "test_arguments_are_not_changed"),
     (TakesScoresOfAnyType, "test_bad_arguments_are_refused"),
     (TakesAnyScores, "test_bad_arguments_are_refused"),
+    (NeglectsWhatIsAttended, "test_more_is_picked_where_scores_are_high"),
+    (TakesBrokenAttentionForNone, "test_scores_that_are_not_finite_are_all_the_same"),
+    (NeedsNoAttention, "test_bad_arguments_are_refused"),
+    (AsksALayerBelowTheLast, "test_the_layers_whose_attention_is_measured_are_fractions"),
+    (HasNobodyAsk, "test_at_least_one_token_asks"),
     (AveragesHeads, "test_ranks_may_add_up_their_scores"),
     (OverflowsInHalfPrecision, "test_large_values_of_half_precision_do_not_overflow"),
     (ComparesNorms, "test_one_float32_a_token"),
@@ -250,7 +295,7 @@ def suite_of(fault: str) -> type[SelectorSuite]:
     return Suite
 
 
-@pytest.mark.parametrize("sound", ["Sound", "SoundWithoutProbe"])
+@pytest.mark.parametrize("sound", ["Sound", "SoundWithoutProbe", "SoundByAttention"])
 def test_without_a_fault_there_is_nothing_to_catch(sound: str, tmp_path: Path) -> None:
     assert passes(__name__, sound, "", tmp_path)
 

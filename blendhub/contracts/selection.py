@@ -33,6 +33,9 @@ class Selection:
     """``scores[p]`` belongs to position ``p`` of the prompt, at least up to the last moved one; None if ``probe_layer``
     is 0. The higher it is, the more is gained from picking ``p``; scores that are not finite count as the highest.
     Outside of ``moved`` scores mean nothing."""
+    attended: Scores | None = None
+    """How much the end of the prompt attends to each position: as ``scores``, of another kind. None if
+    ``attended_layers`` is empty."""
     holes: Sequence[Span] = ()
     """What nothing stored covers and is computed in any case: disjoint, ascending, no span empty, none of it moved."""
     question: Span = NOTHING
@@ -43,7 +46,7 @@ class Selection:
     def checked(self) -> "Selection":
         """The same with every array as long as the prompt; raises InvalidInput for what is not as described above.
 
-        Whether ``scores`` are needed is for the selector to say.
+        Whether ``scores`` and ``attended`` are needed is for the selector to say.
         """
         end = _checked_spans("moved", self.moved)
         end = max(end, _checked_spans("holes", self.holes))

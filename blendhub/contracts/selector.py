@@ -26,9 +26,10 @@ class Selector(Guarded, ABC):
     implements ``pick``, and ``deviation`` if it probes: their arguments are sound.
 
     A selector either decides from what is known of the prompt, or first sees how far the stored KV of an early layer is
-    from what the model computes now. All ranks of a tensor-parallel group must pick the same tokens, so a selector
-    is deterministic: the same input gives the same answer in every object with the same options, in every process,
-    whatever was asked before. Scores are summed over the group before they come to ``select``.
+    from what the model computes now, or how much the end of the prompt attends to the stored tokens. All ranks of a
+    tensor-parallel group must pick the same tokens, so a selector is deterministic: the same input gives the same
+    answer in every object with the same options, in every process, whatever was asked before. What the ranks measure is
+    summed over the group before it comes to ``select``.
 
     *Capabilities.* ``own_ratio``: between 0 and 1 the selector's own rule, such as a fixed number a span, takes the
     place of the budget.
@@ -41,6 +42,15 @@ class Selector(Guarded, ABC):
     probe_share: float = 1.0
     """How much of the moved text is probed, above 0 and at most 1: of every group of neighbours the first ones. The
     others of the group get their mean as score."""
+
+    attended_layers: tuple[float, ...] = ()
+    """The layers whose attention is measured, as fractions of the model's depth, from 0 to below 1. Empty: none. The
+    tokens that ask are computed up to the last of these layers, over the stored KV as it is."""
+
+    attending_tokens: int = 16
+    """How many tokens ask, at least 1: the last ones of the question; of all that nothing stored covers if there is
+    hardly a question; of the prompt if all of it is stored. What ``attended`` counts is the weights of their attention,
+    summed over tokens, heads and layers."""
 
     @abstractmethod
     def pick(self, selection: Selection) -> list[Span]:
@@ -63,11 +73,13 @@ class Selector(Guarded, ABC):
     def select(self, selection: Selection) -> list[Span]:
         """What ``pick`` answers, with spans that touch made one.
 
-        ``scores`` are given if and only if ``probe_layer`` is not 0. Bad input raises InvalidInput. A result that is
-        not what ``pick`` promises raises BrokenContract.
+        ``scores`` are given if and only if ``probe_layer`` is not 0, and ``attended`` if and only if
+        ``attended_layers`` is not empty. Bad input raises InvalidInput. A result that is not what ``pick`` promises
+        raises BrokenContract.
         """
         sound = selection.checked()
-        self._check_scores(sound)
+        self._check_measured("scores", sound.scores, sound, bool(self.probe_layer))
+        self._check_measured("attended", sound.attended, sound, bool(self.attended_layers))
         return _checked_picks(self.pick(sound), sound.moved)
 
     def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
@@ -80,19 +92,19 @@ class Selector(Guarded, ABC):
                 )
         return self.deviation(fresh, stored)
 
-    def _check_scores(self, selection: Selection) -> None:
-        scores, end = selection.scores, selection.moved[-1].end if selection.moved else 0
-        if self.probe_layer == 0:
-            if scores is not None:
-                raise InvalidInput(f"{type(self).__name__} asks for no probe, but was given scores; leave them out")
-        elif not isinstance(scores, np.ndarray) or scores.dtype != np.float32 or scores.ndim != 1:
+    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
+        end = selection.moved[-1].end if selection.moved else 0
+        if not is_asked_for:
+            if numbers is not None:
+                raise InvalidInput(f"{type(self).__name__} does not ask for {name}, but was given some; leave them out")
+        elif not isinstance(numbers, np.ndarray) or numbers.dtype != np.float32 or numbers.ndim != 1:
             raise InvalidInput(
-                f"scores must be a float32 array of one dimension, got {described(scores)}; "
-                f"take them at layer {self.probe_layer}"
+                f"{name} must be a float32 array of one dimension, got {described(numbers)}; "
+                f"{type(self).__name__} asks for it"
             )
-        elif len(scores) < end:
+        elif len(numbers) < end:
             raise InvalidInput(
-                f"there are {len(scores)} scores, but moved tokens up to {end}; give one for each position"
+                f"{name} has {len(numbers)} numbers, but moved tokens up to {end}; give one for each position"
             )
 
 

@@ -23,6 +23,9 @@ No request is audited unless a test asks: by default one in a thousand is, chose
 PROBING = {"selector": {"name": "hkvd"}}
 """Some layers are computed before the selector chooses."""
 
+ATTENDED = {"selector": {"name": "attended", "options": {"layers": [0.5, 0.75]}}}
+"""The end of the prompt says what it attends to before the selector chooses."""
+
 TOLERANCE = 1e-3
 """The tolerance of log-probabilities that were computed in another order: see ``disagreement``."""
 

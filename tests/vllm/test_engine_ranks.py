@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines import Engine, disagreement
-from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
+from tests.vllm.conftest import ATTENDED, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -29,17 +29,17 @@ def environment(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("batches", "ranks"),
+    ("batches", "ranks", "selector"),
     [
-        pytest.param(2, RANKS, id="two batches in flight", marks=[pytest.mark.long, pytest.mark.alone]),
-        pytest.param(1, FORKED, id="one batch at a time"),
+        pytest.param(2, RANKS, PROBING, id="two batches in flight", marks=[pytest.mark.long, pytest.mark.alone]),
+        pytest.param(1, FORKED, ATTENDED, id="one batch at a time"),
     ],
 )
-def test_two_ranks_blend_as_one(batches, ranks, model, plain, environment, texts):
+def test_two_ranks_blend_as_one(batches, ranks, selector, model, plain, environment, texts):
     first, second = texts.new(400), texts.new(400)
     prompts = [[*second, *texts.new(30 + n), *first, *texts.new(9)] for n in range(3)]
     expected = [plain.one(prompt, tokens=6) for prompt in prompts]
-    with Engine(model, SETTINGS | PROBING, variables=environment, async_scheduling=batches == 2, **ranks) as engine:
+    with Engine(model, SETTINGS | selector, variables=environment, async_scheduling=batches == 2, **ranks) as engine:
         assert engine.call("batches_in_flight") == batches
         engine.one([*first, *second])
         engine.forget()

@@ -177,10 +177,54 @@ def test_ranks_go_on_together_when_the_last_of_them_has_the_scores(monkeypatch):
     assert first[0] == [True, False, True, False]
 
 
+class Attention:
+    """Each rank holds one half of what each position receives: its token, as a number."""
+
+    last = 1
+
+    def __init__(self, ranks=ALONE):
+        self.calls = []
+        self._ranks = ranks
+
+    def received(self, asking):
+        self.calls.append(len(asking))
+        return [torch.from_numpy(one.part.tokens[: one.stored[-1].end].astype("float32")) / self._ranks.count
+                for one in asking]  # fmt: skip
+
+
+def picked_by_attention(ranks=ALONE, budget=1000):
+    context = context_of("attended", ranks, Model(forward_together) if ranks.count > 1 else None)
+    context.attention = Attention(ranks)
+    blends = blends_of(context, ratio=0.1)
+    costs = to_the_end(context, blends, budget)
+    return [blend.result.recomputed for blend in blends], context.attention.calls, costs
+
+
+def test_the_ends_of_all_prompts_ask_in_one_forward_and_each_gets_its_own_answer():
+    picked, calls, _ = picked_by_attention()
+    assert calls == [REQUESTS]
+    for number, spans in enumerate(picked):
+        moved = [*range(20), *range(24, LENGTHS[number])]
+        highest = sorted(moved, key=lambda at: -int(TOKENS[number][at]))[: -(-len(moved) // 10)]
+        assert {at for span in spans for at in range(span.start, span.end)} == set(highest)
+
+
+def test_a_small_budget_has_one_prompt_ask_in_a_step():
+    picked, calls, costs = picked_by_attention(budget=5)
+    assert calls == [1, 1, 1] and picked == picked_by_attention()[0]
+    # 15 tokens through half of the layers: they begin within the budget.
+    assert max(costs) < 5 + 8
+
+
+def test_what_ranks_receive_is_added_up():
+    first, second = on_two_ranks(lambda ranks: picked_by_attention(ranks)[0])
+    assert first == second == picked_by_attention()[0]
+
+
 class Picky:
     """Picks everything, but not of prompts that begin with this token."""
 
-    probe_layer = 0
+    probe_layer, attended_layers = 0, ()
 
     def __init__(self, refused):
         self._refused = refused

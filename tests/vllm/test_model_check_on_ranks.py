@@ -1,5 +1,7 @@
 """The start-up checks on two ranks that compute each forward together: one of them fails a check, and both go on."""
 
+from types import SimpleNamespace
+
 import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
@@ -48,11 +50,15 @@ class OtherRotary(StandInModel):
         super().__init__(together, base=500.0)
 
 
+PROBING = SimpleNamespace(probe_layer=1, attended_layers=())
+"""A selector."""
+
+
 def on_rank_1(kind):
     def work(ranks):
         model = (kind if ranks.number else StandInModel)(forward_together)
         layout, candidates = layout_and_rotations(model, 256)
-        check = check_model(model, layout, candidates, 1, ranks)
+        check = check_model(model, layout, candidates, PROBING, ranks)
         return check.support.layout is not None, check.support.blends, check.support.reasons, len(check.rotations)
 
     return work

@@ -32,7 +32,7 @@ class Crowded(StandInModel):
 class Selector:
     """Picks everything; may fail where it scores, or where it picks."""
 
-    probe_share = 1.0
+    probe_share, attended_layers = 1.0, ()
 
     def __init__(self, fails_in=""):
         self.probe_layer = 1

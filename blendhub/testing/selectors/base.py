@@ -95,9 +95,14 @@ class SelectorTests(ABC):
     def selector(self) -> Selector:
         return self.create()
 
+    def measured(self, selector: Selector) -> list[str]:
+        """The fields of a selection that hold what the selector asks to have measured."""
+        asked = {"scores": selector.probe_layer, "attended": selector.attended_layers}
+        return [name for name, wanted in asked.items() if wanted]
+
     def scores(self, selector: Selector, moved: Sequence[Span], seed: int = 3) -> Scores | None:
-        """Scores as a selector that probes would get them; None for one that does not."""
-        if selector.probe_layer == 0:
+        """Numbers as they would be measured for the selector; None for one that asks for nothing."""
+        if not self.measured(selector):
             return None
         length = moved[-1].end if moved else 0
         return np.random.default_rng(seed).exponential(size=length).astype(np.float32)
@@ -113,12 +118,14 @@ class SelectorTests(ABC):
     ) -> list[Span]:
         """The selector's answer, found to be in order, and within the budget if it keeps one.
 
+        ``scores`` stand for all that the selector asks to have measured; None: some by chance.
         ``prompt`` is the rest of the selection; None: one with holes and a question.
         """
         if scores is None:
             scores = self.scores(selector, moved)
         prompt = prompt_around(moved) if prompt is None else prompt
-        picks = selector.select(Selection(moved, ratio, block_tokens, scores, **prompt))
+        measured = dict.fromkeys(self.measured(selector), scores)
+        picks = selector.select(Selection(moved, ratio, block_tokens, **measured, **prompt))
         check_picks(picks, moved)
         budget = ceil(ratio * tokens_of(moved))
         if ratio in (0, 1):
@@ -126,6 +133,10 @@ class SelectorTests(ABC):
         elif "own_ratio" not in self.capabilities:
             assert tokens_of(picks) <= budget, f"picked {tokens_of(picks)} tokens, but may pick {budget}"
         return picks
+
+    def needs_measurement(self, selector: Selector) -> None:
+        if not self.measured(selector):
+            pytest.skip("a selector that asks for no probe gets nothing that was measured")
 
     def needs_probe(self, selector: Selector) -> None:
         if selector.probe_layer == 0:

@@ -61,7 +61,8 @@ class PickingTests(SelectorTests):
         moved = [Span(at + at // 7 % 2, at + 97) for at in range(0, 200_000, 97)]
         scores = self.scores(selector, moved)
         for ratio in (0.15, 1.0):
-            picks = selector.select(Selection(moved, ratio, 16, scores, **prompt_around(moved, words=5000)))
+            measured = dict.fromkeys(self.measured(selector), scores)
+            picks = selector.select(Selection(moved, ratio, 16, **measured, **prompt_around(moved, words=5000)))
             chosen, allowed = np.zeros((2, moved[-1].end + 1), bool)
             for span in moved:
                 allowed[span.start : span.end] = True
@@ -82,12 +83,15 @@ class PickingTests(SelectorTests):
     def test_bad_arguments_are_refused(self, selector: Selector) -> None:
         """The contract checks them, for all selectors alike; so one call shows that its check was not replaced."""
         moved = MOVED["several spans"]
-        good: dict[str, Any] = {"moved": moved, "ratio": 0.4, "scores": self.scores(selector, moved)}
-        good |= prompt_around(moved)
+        measured = self.measured(selector)
+        good: dict[str, Any] = {"moved": moved, "ratio": 0.4, **prompt_around(moved)}
+        good |= dict.fromkeys(measured, self.scores(selector, moved))
         expected = selector.select(Selection(**good))
-        scores = [None, np.zeros(250)] if selector.probe_layer else [np.zeros(250, np.float32)]
         bad: list[tuple[str, Any]] = [("ratio", 1.1), ("moved", [Span(0, 10), Span(9, 20)])]
-        for key, value in (*bad, *(("scores", one) for one in scores)):
+        for name in ("scores", "attended"):
+            numbers = [None, np.zeros(250)] if name in measured else [np.zeros(250, np.float32)]
+            bad += [(name, one) for one in numbers]
+        for key, value in bad:
             with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
                 selector.select(Selection(**{**good, key: value}))
             assert selector.select(Selection(**good)) == expected
@@ -121,7 +125,7 @@ class PickingTests(SelectorTests):
         def check(data: st.DataObject, moved: list[Span], block_tokens: int) -> None:
             low, high = sorted(data.draw(st.tuples(st.floats(0, 1), st.floats(0, 1)), label="ratios"))
             scores = None
-            if selector.probe_layer:
+            if suite.measured(selector):
                 length = moved[-1].end if moved else 0
                 seed = data.draw(st.integers(0, 2**16), label="seed of scores")
                 values = data.draw(st.lists(EQUAL_AND_OTHER_SCORES, min_size=1, max_size=6), label="scores")

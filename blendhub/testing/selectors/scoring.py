@@ -40,6 +40,15 @@ class ScoringTests(SelectorTests):
     def test_the_probe_layer_is_a_layer(self, selector: Selector) -> None:
         assert type(selector.probe_layer) is int and selector.probe_layer >= 0
 
+    @holds("The layers whose attention is measured, as fractions of the model's depth, from 0 to below 1.")
+    def test_the_layers_whose_attention_is_measured_are_fractions(self, selector: Selector) -> None:
+        assert type(selector.attended_layers) is tuple
+        assert all(type(depth) is float and 0 <= depth < 1 for depth in selector.attended_layers)
+
+    @holds("How many tokens ask, at least 1:")
+    def test_at_least_one_token_asks(self, selector: Selector) -> None:
+        assert type(selector.attending_tokens) is int and selector.attending_tokens >= 1
+
     def test_the_probe_share_is_a_share(self, selector: Selector) -> None:
         assert 0 < selector.probe_share <= 1
 

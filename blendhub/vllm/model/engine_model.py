@@ -1,7 +1,7 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,13 @@ from vllm.model_executor.models.interfaces import requires_raw_input_tokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.chosen import Blocks, Chosen
+from blendhub.vllm.model.own_layers import Attend, own_attention
 from blendhub.vllm.model.platforms import Tensors, keeps_latent, platform_of
 from blendhub.vllm.model.runner import Runner
 
 
 class StopForward(Exception):
-    """Ends a forward in the middle; never leaves this module."""
+    """Ends one of our forwards in the middle; never leaves ``EngineModel``."""
 
 
 class EngineModel:
@@ -59,6 +60,10 @@ class EngineModel:
         """The slots of the tokens in the pages, as vLLM counts, on the model's device."""
         return self._platform.slots(chosen.slots(self.block_size), self.device)
 
+    def sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
+        """The numbers on the model's device, without waiting for it."""
+        return self._platform.sent(numbers, self.device)
+
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
         n = self.block_size // self.page_size
@@ -74,17 +79,36 @@ class EngineModel:
         """
         with torch.inference_mode():
             slots = self.slots(chosen)
-            pretended = self._sent(chosen.positions) if positions is None else positions.to(self.device)
-            # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
-            ids = self._sent(chosen.ids)
+            pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
             metadata = self._metadata.build(chosen, pretended, slots)
             by_layer = dict.fromkeys(self._metadata.layer_names, slots)
-            context = self._platform.forward_context(metadata, self.config, ids, pretended, by_layer)
-            with self._without_adapters(len(chosen)), context:
-                hidden: torch.Tensor = self._runner.forward(
-                    **self._inputs(ids), positions=pretended, intermediate_tensors=None
-                )
-            return hidden
+            return self._computed(chosen, pretended, metadata, by_layer)
+
+    def forward_apart(self, chosen: Chosen, layers: Sequence[str], attend: Attend) -> None:
+        """Compute tokens with ``attend`` as the attention of these layers, and write no KV.
+
+        ``attend`` raises StopForward at the last of them.
+        """
+        with torch.inference_mode(), suppress(StopForward):
+            nothing = dict.fromkeys(self._metadata.layer_names)
+            self._computed(chosen, self.sent(chosen.positions), nothing, {}, own_attention(layers, attend))
+
+    def _computed(
+        self,
+        chosen: Chosen,
+        positions: torch.Tensor,
+        metadata: dict[str, Any],
+        slots: dict[str, torch.Tensor],
+        attention: AbstractContextManager[None] | None = None,
+    ) -> torch.Tensor:
+        # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
+        ids = self.sent(chosen.ids)
+        context = self._platform.forward_context(metadata, self.config, ids, positions, slots)
+        with self._without_adapters(len(chosen)), context, attention or nullcontext():
+            hidden: torch.Tensor = self._runner.forward(
+                **self._inputs(ids), positions=positions, intermediate_tensors=None
+            )
+        return hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.
@@ -136,10 +160,6 @@ class EngineModel:
     def _keeps_kv(self, name: str) -> bool:
         """Whether the layer writes KV: some layers read what another one wrote."""
         return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
-
-    def _sent(self, numbers: npt.NDArray[Any]) -> torch.Tensor:
-        """The numbers on the model's device, without waiting for it."""
-        return self._platform.sent(numbers, self.device)
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
         """Tokens as the runner gives them: a compiled model takes them in this one way, and does not check."""

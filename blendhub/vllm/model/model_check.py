@@ -5,17 +5,18 @@ All trial writes go to block 0, which vLLM never gives to a request.
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from vllm.config import VllmConfig
 
-from blendhub.contracts import PagedLayer, Rotation
+from blendhub.contracts import PagedLayer, Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
+from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import layout_of, paged_layer, read_as_computed
@@ -50,9 +51,9 @@ def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayou
 
 
 def check_model(
-    model: EngineModel, layout: KVLayout, candidates: Sequence[Rotation], probe_layer: int, ranks: Ranks
+    model: EngineModel, layout: KVLayout, candidates: Sequence[Rotation], selector: Selector, ranks: Ranks
 ) -> ModelCheck:
-    """Check the layout, the computation of chosen tokens, the selector's probe, and the rotation of keys.
+    """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
 
     Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
     forward for the others.
@@ -72,8 +73,11 @@ def check_model(
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
         _checked(ranks, forward, lambda: _check_parts(model, layout, layers))
-        if probe_layer:
-            _checked(ranks, forward, lambda: _check_probe(model, layout, layers, probe_layer))
+        if selector.probe_layer:
+            _checked(ranks, forward, lambda: _check_probe(model, layout, layers, selector.probe_layer))
+        if selector.attended_layers:
+            depths = selector.attended_layers
+            _checked(ranks, "the probe of attention", lambda: _check_attention(model, layout, layers, depths))
         fits = _checked(ranks, forward, lambda: _rotation_errors(model, layout, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
@@ -243,6 +247,25 @@ def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer],
     written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
     seen = model.forward_until(probe_layer, whole)
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
+
+
+def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], depths: Sequence[float]) -> None:
+    """Tokens that only ask must get the KV that the model's own attention leads to."""
+    probe, tokens = AttentionProbe(model, layers, layout, depths), _trial_tokens(model)
+    n = len(tokens)
+    whole, half = Part(tokens, BLOCK, [Span(0, n)]), Span(0, n // 2)
+    model.forward(Chosen([whole]))
+    attention = ProbeAttention(probe, [Asking(whole._replace(spans=[Span(half.end, n)]), [half])])
+    seen: dict[str, Tensors] = {}
+
+    def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
+        seen[layer.layer_name] = key.clone(), value.clone()
+        attention(layer, query, key, value, output)
+
+    model.forward_apart(attention.chosen, list(probe.layers), attend)
+    for name, layer in probe.layers.items():
+        written = read_as_computed(model, layer, layout, torch.arange(half.end, n, device=model.device))
+        _compare(layer, seen[name], written, "tokens that ask get KV that is off by {} from what the model computes")
 
 
 def _trial_tokens(model: EngineModel) -> Tokens:

@@ -9,6 +9,7 @@ import torch
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span
+from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.pages import read_as_computed
 from blendhub.vllm.spans import cut, total
@@ -50,7 +51,13 @@ class Forwards:
                     blend.go_on()
 
     def _compute(self, blends: Sequence[Blend], budget: int) -> int:
-        """Compute a share of each request's work: one forward for all, and one for all probes."""
+        """Compute a share of each request's work: one forward for all, and one for all probes.
+
+        What is asked is computed first and whole, one request at least: it is a few tokens.
+        """
+        asking = [blend for blend in blends if blend.work and blend.work.asking]
+        if asking:
+            return self._ask(asking, budget)
         spent = 0
         works = [blend.work for blend in blends if blend.work]
         costs = shares([self._cost(work.spans, work.layer) for work in works], budget)
@@ -63,6 +70,37 @@ class Forwards:
                 spent += sum(self._cost(batch, layer) for _, batch in taken)
                 self._forward(taken, layer)
         return spent
+
+    def _ask(self, blends: Sequence[Blend], budget: int) -> int:
+        """Have the ends of prompts ask in one forward: of the first requests, as many as the budget pays for."""
+        taken: list[tuple[Blend, Asking]] = []
+        spent = n_tokens = 0
+        for blend in blends:
+            assert blend.work and blend.work.asking
+            cost = self._cost(blend.work.spans, blend.work.layer)
+            n_tokens += total(blend.work.spans)
+            if taken and (spent + cost > budget or n_tokens > self._context.model.max_tokens):
+                break
+            taken.append((blend, blend.work.asking))
+            spent += cost
+        received: list[OnTheWay] = []
+        chosen, started = Chosen([asking.part for _, asking in taken]), time.perf_counter()
+        with self._failing([blend for blend, _ in taken]):
+            received = [OnTheWay(one) for one in self._received([asking for _, asking in taken])]
+        second = (time.perf_counter() - started) / len(chosen)
+        for part, ((blend, asking), one) in enumerate(zip(taken, received, strict=False)):
+            with self._failing([blend]):
+                spans = asking.part.spans
+                blend.go_on(Computed(spans, chosen, part, total(spans) * second, scores=one))
+        return spent
+
+    def _received(self, asking: Sequence[Asking]) -> Sequence[torch.Tensor]:
+        """How much the positions of each prompt are attended to, in the whole model."""
+        context = self._context
+        assert context.attention
+        with torch.inference_mode():
+            mine = context.attention.received(asking)
+            return torch.split(context.ranks.sum(torch.cat(mine)), [len(one) for one in mine])
 
     def _batches(self, works: Sequence[list[Span]], given: Sequence[int]) -> list[list[Span]]:
         """The first tokens of each request's work, as many as it was given, within the limits of a forward."""

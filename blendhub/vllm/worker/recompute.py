@@ -2,7 +2,8 @@
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -14,9 +15,11 @@ from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
+from blendhub.vllm.model.attention_probe import Asking, AttentionProbe
 from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.spans import behind, sampled, spread, total
+from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
 from blendhub.vllm.worker.on_the_way import OnTheWay
 from blendhub.vllm.worker.ranks import Ranks
@@ -33,13 +36,16 @@ class BlendContext:
         device: Device,
         selector: Selector,
         ranks: Ranks,
+        attention: AttentionProbe | None = None,
     ) -> None:
+        """``attention``: None if the selector does not ask what is attended to."""
         self.model = model
         self.layers = layers
         self.layout = layout
         self.device = device
         self.selector = selector
         self.ranks = ranks
+        self.attention = attention
 
 
 class Work(NamedTuple):
@@ -49,12 +55,14 @@ class Work(NamedTuple):
     """The spans to compute, in the order of their positions."""
     layer: int = 0
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
+    asking: Asking | None = None
+    """Of tokens that are computed only to see what they attend to, all together in one forward."""
 
 
 class Computed(NamedTuple):
     """The result of one forward for a request."""
 
-    spans: list[Span]
+    spans: Sequence[Span]
     chosen: Chosen
     """All tokens of the forward."""
     part: int
@@ -64,7 +72,7 @@ class Computed(NamedTuple):
     hidden: Any = None
     """The hidden states of all tokens of the forward, if the whole model computed them."""
     scores: OnTheWay | None = None
-    """The scores of all tokens of the forward, if it was a probe."""
+    """What a probe has measured: the scores of all tokens of the forward, or how much each position is attended to."""
 
     def hidden_at(self, position: int) -> torch.Tensor:
         """The hidden state of one token, as a row."""
@@ -140,12 +148,14 @@ class Blend:
         decision, selector = self.job.decision, self._context.selector
         chosen: list[Span] = []
         if decision.moved:
-            scores = None
-            if selector.probe_layer:
-                scores = np.zeros(len(self.job.tokens), np.float32)
-                if 0 < decision.ratio < 1:  # otherwise there is nothing to choose
-                    yield from self._probe(scores)
-            selection = self._selection(scores)
+            n, chooses = len(self.job.tokens), 0 < decision.ratio < 1
+            scores = np.zeros(n, np.float32) if selector.probe_layer else None
+            if scores is not None and chooses:
+                yield from self._probe(scores)
+            attended = np.zeros(n, np.float32) if selector.attended_layers else None
+            if attended is not None and chooses:
+                yield from self._ask(attended)
+            selection = replace(self._selection(), scores=scores, attended=attended)
             # A plugin may fail on one rank only, and the others must not begin a forward without it.
             chosen = self._context.ranks.together(lambda: selector.select(selection))
         self._recomputed = tuple(chosen)
@@ -184,14 +194,13 @@ class Blend:
             del computed  # its hidden states take memory of the device
         return None
 
-    def _selection(self, scores: npt.NDArray[np.float32] | None) -> Selection:
+    def _selection(self) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""
         decision, tokens = self.job.decision, self.job.tokens
         return Selection(
             moved=decision.moved,
             ratio=decision.ratio,
             block_tokens=self._context.device.block_tokens,
-            scores=scores,
             holes=decision.holes,
             question=Span(decision.end, len(tokens)),
             tokens=tokens,
@@ -219,3 +228,17 @@ class Blend:
         if share < 1:
             for span in decision.moved:
                 spread(scores[span.start : span.end], group, math.ceil(group * share))
+
+    def _ask(self, attended: npt.NDArray[np.float32]) -> Steps:
+        """Have the end of the prompt computed over the stored KV, which shows what it attends to."""
+        probe = self._context.attention
+        assert probe
+        asking = asking_of(self.job, self._context.selector.attending_tokens)
+        computed = yield Work(list(asking.part.spans), layer=probe.last, asking=asking)
+        assert computed
+        self._probed.append(computed)
+        yield None
+        found = computed.scores.numbers() if computed.scores else None
+        assert found is not None
+        attended[: len(found)] = found
+        self._probed = []

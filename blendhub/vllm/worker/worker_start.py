@@ -13,6 +13,7 @@ from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerHandshake
+from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
@@ -92,7 +93,7 @@ class WorkerStart:
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(model, layout, self._rotations, selector.probe_layer, ranks)
+        check = check_model(model, layout, self._rotations, selector, ranks)
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layout:
             return check, None
@@ -109,7 +110,10 @@ class WorkerStart:
         except BaseException:
             device.close()
             raise
-        context = BlendContext(model, layers, layout, device, selector, ranks)
+        attention = None
+        if selector.attended_layers and check.support.blends:
+            attention = AttentionProbe(model, layers, layout, selector.attended_layers)
+        context = BlendContext(model, layers, layout, device, selector, ranks, attention)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:

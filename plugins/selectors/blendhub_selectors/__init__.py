@@ -2,7 +2,7 @@
 
 from blendhub.contracts import Selector
 from blendhub.framework.hookspecs import PluginSpec, hookimpl
-from blendhub_selectors.options import CombinedOptions, FirstKOptions, HkvdOptions
+from blendhub_selectors.options import AttendedOptions, CombinedOptions, FirstKOptions, HkvdOptions
 
 
 @hookimpl
@@ -14,6 +14,13 @@ def blendhub_selectors() -> list[PluginSpec[Selector]]:
             summary="beginnings of spans, and what the question speaks of",
             factory="blendhub_selectors.combined:CombinedSelector",
             options=CombinedOptions,
+        ),
+        PluginSpec(
+            name="attended",
+            api=3,
+            summary="the single tokens that the end of the prompt attends to most",
+            factory="blendhub_selectors.attended:AttendedSelector",
+            options=AttendedOptions,
         ),
         PluginSpec(
             name="hkvd",

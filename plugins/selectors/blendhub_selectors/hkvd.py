@@ -11,8 +11,7 @@ from blendhub.contracts.selection import Scores
 from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks
 from blendhub_selectors.options import HkvdOptions
-from blendhub_selectors.signals import moved_mask
-from blendhub_selectors.windows import Windows
+from blendhub_selectors.signals import finite_or_highest, highest, moved_mask
 
 if TYPE_CHECKING:
     import torch
@@ -47,10 +46,8 @@ class HkvdSelector(Selector):
 
     def _windows(self, selection: Selection, scores: Scores) -> list[Span]:
         moved = moved_mask(selection)
-        at = np.flatnonzero(moved)
-        best_first = at[np.argsort(-_finite_or_highest(scores[at]), kind="stable")]
-        windows = Windows.at(best_first, self._window_tokens, len(moved))
-        return windows.within(ceil(selection.ratio * len(at)), moved)
+        windows = highest(scores, moved, self._window_tokens)
+        return windows.within(ceil(selection.ratio * int(moved.sum())), moved)
 
 
 def _means(blocks: Blocks, scores: Scores) -> npt.NDArray[np.float64]:
@@ -61,11 +58,7 @@ def _means(blocks: Blocks, scores: Scores) -> npt.NDArray[np.float64]:
     first = np.cumsum(lengths) - lengths
     # The tokens between blocks are left out: reduceat adds up to where the next block begins.
     positions = np.arange(lengths.sum()) + np.repeat(blocks.starts - first, lengths)
-    return np.add.reduceat(_finite_or_highest(scores[positions]), first) / lengths
-
-
-def _finite_or_highest(scores: Scores) -> npt.NDArray[np.float64]:
-    return np.where(np.isfinite(scores), scores, np.inf).astype(np.float64)
+    return np.add.reduceat(finite_or_highest(scores[positions]), first) / lengths
 
 
 def _squared_distance(fresh: "torch.Tensor", stored: "torch.Tensor") -> "torch.Tensor":

@@ -44,6 +44,22 @@ class FirstKOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 16
 
 
+Depth: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
+
+
+class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    layers: Annotated[
+        tuple[Depth, ...],
+        Meta(min_length=1, max_length=64, description="whose attention counts, as fractions of the model's depth"),
+    ] = (0.5, 0.57)
+    attending_tokens: Annotated[
+        int, Meta(ge=1, le=64, description="how many of the prompt's last tokens say what they attend to")
+    ] = 16
+    window_tokens: Annotated[
+        int, Meta(ge=1, le=256, description="a token is picked with what follows it, so many in all")
+    ] = 1
+
+
 WindowTokens: TypeAlias = Annotated[int, Meta(ge=1, le=256)]
 Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
 

@@ -1,10 +1,12 @@
-"""The beginnings of spans: tokens to compute again for their place."""
+"""What selectors go by: the beginnings of spans, and the highest of measured numbers."""
 
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from blendhub.contracts import Selection
+from blendhub.contracts.selection import Scores
 from blendhub.core.spans import Span
 from blendhub_selectors.blocks import Blocks, Positions
 from blendhub_selectors.windows import Mask, Windows
@@ -32,6 +34,17 @@ def heads(selection: Selection, width: int, most: int | None = None, after_hole:
     span = np.searchsorted(spans.starts, windows.starts, side="right") - 1
     turns = (windows.starts - spans.starts[span]) // (width * times[span])
     return Windows(windows.starts, windows.ends).ordered(turns)
+
+
+def highest(numbers: Scores, moved: Mask, width: int) -> Windows:
+    """A window from each moved token on, that of the highest number first; of equals the earlier one."""
+    at = np.flatnonzero(moved)
+    best_first = at[np.argsort(-finite_or_highest(numbers[at]), kind="stable")]
+    return Windows.at(best_first, width, len(moved))
+
+
+def finite_or_highest(numbers: Scores) -> npt.NDArray[np.float64]:
+    return np.where(np.isfinite(numbers), numbers, np.inf).astype(np.float64)
 
 
 def _ends(spans: Sequence[Span]) -> Positions:

@@ -14,6 +14,11 @@ class TestHkvd(SelectorSuite):
         return HOST.create("selector", "hkvd")
 
 
+class TestAttended(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "attended")
+
+
 class TestCombined(SelectorSuite):
     def create(self) -> Selector:
         return HOST.create("selector", "combined")
@@ -30,6 +35,12 @@ class TestFirstK(SelectorSuite):
 class TestHkvdOfKeysInWindows(SelectorSuite):
     def create(self) -> Selector:
         return HOST.create("selector", "hkvd", {"signal": "k", "layer": 3, "window_tokens": 4, "probe_share": 1.0})
+
+
+@pytest.mark.slow
+class TestAttendedInWindows(SelectorSuite):
+    def create(self) -> Selector:
+        return HOST.create("selector", "attended", {"window_tokens": 4, "layers": [0.0, 0.9], "attending_tokens": 64})
 
 
 @pytest.mark.slow

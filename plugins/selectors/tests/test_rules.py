@@ -4,9 +4,10 @@ from math import ceil, inf, isfinite
 
 import numpy as np
 import pytest
+from blendhub_selectors.attended import AttendedSelector
 from blendhub_selectors.first_k import FirstKSelector
 from blendhub_selectors.hkvd import HkvdSelector
-from blendhub_selectors.options import FirstKOptions, HkvdOptions
+from blendhub_selectors.options import AttendedOptions, FirstKOptions, HkvdOptions
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -93,6 +94,16 @@ def test_hkvd_picks_windows_from_the_highest_tokens_on(data, moved, ratio, width
     scores = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
     picks = HkvdSelector(HkvdOptions(window_tokens=width)).select(Selection(moved, ratio, 16, scores))
     assert tokens(picks) == windows_from_the_highest(moved, ratio, width, scores)
+
+
+@given(data=st.data(), moved=moved_spans(), ratio=st.floats(0, 1), width=st.integers(1, 9))
+def test_attended_picks_what_is_attended_to_most(data, moved, ratio, width):
+    end = moved[-1].end
+    numbers = np.array(data.draw(st.lists(SCORES, min_size=end, max_size=end)), np.float32)
+    picks = AttendedSelector(AttendedOptions(window_tokens=width)).select(Selection(moved, ratio, attended=numbers))
+    assert tokens(picks) == windows_from_the_highest(moved, ratio, width, numbers)
+    if width == 1:
+        assert len(tokens(picks)) == ceil(ratio * len(tokens(moved)))
 
 
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))

@@ -134,7 +134,9 @@ def test_tensors_of_two_devices_do_not_mix():
 
 def test_the_checks_at_the_start_pass(engine_model):
     layout, rotations = layout_and_rotations(engine_model, 256)
-    check = check_model(engine_model, layout, rotations, 1, Ranks(get_tp_group()))
+    check = check_model(
+        engine_model, layout, rotations, SimpleNamespace(probe_layer=1, attended_layers=()), Ranks(get_tp_group())
+    )
     assert check.support.reasons == () and check.support.blends
     assert all(rotation.neox for rotation in check.rotations)
     assert len(fingerprint(engine_model.module)) == 32

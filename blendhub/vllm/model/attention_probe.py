@@ -1,0 +1,103 @@
+"""How much the end of a prompt attends to the stored tokens before it, found by a forward that writes no KV."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from blendhub.contracts import PagedLayer
+from blendhub.core.errors import Unsupported
+from blendhub.core.layout import KVLayout
+from blendhub.core.spans import Span
+from blendhub.devices.chosen_attention import Keys, attend
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.engine_model import EngineModel, StopForward
+from blendhub.vllm.model.own_layers import rules_of
+from blendhub.vllm.model.pages import read_as_computed
+
+
+class Asking(NamedTuple):
+    """Some tokens of a prompt, and the tokens that they may attend to."""
+
+    part: Part
+    """The tokens that ask."""
+    stored: Sequence[Span]
+    """The tokens whose KV is read from the pages: ascending, disjoint, not empty. All others are left out."""
+
+
+class AttentionProbe:
+    """Computes the tokens that ask, up to the last layer that counts. They attend to what is stored and to each other.
+
+    Neither they nor the tokens that are left out need pages.
+    """
+
+    def __init__(
+        self, model: EngineModel, layers: Sequence[PagedLayer], layout: KVLayout, depths: Sequence[float]
+    ) -> None:
+        """``depths``: the layers that count, as fractions of the model's depth. Raises Unsupported."""
+        numbers = {int(depth * len(layers)) for depth in depths}
+        self.last = max(numbers)
+        self.counted = {model.layer_names[number] for number in numbers}
+        names = model.layer_names[: self.last + 1]
+        self.layers = dict(zip(names, layers, strict=False))
+        try:
+            self.rules = {name: rules_of(model.layer(name)) for name in names}
+        except Unsupported as error:
+            raise Unsupported(
+                f"the selector asks what is attended to, which BlendHub does not compute here: {error}; "
+                "choose a selector that does not, such as first_k"
+            ) from error
+        self.model = model
+        self.layout = layout
+
+    def received(self, asking: Sequence[Asking]) -> list[torch.Tensor]:
+        """For each prompt, the weight that each position gets from the tokens that ask: summed over the layers that
+        count and the heads of this rank.
+
+        Float32, up to the last stored token; 0 for what is left out. Nothing here waits for the device.
+        """
+        attention = ProbeAttention(self, asking)
+        self.model.forward_apart(attention.chosen, list(self.layers), attention)
+        return attention.received
+
+
+class ProbeAttention:
+    """The attention of one probe, called by each layer in its turn."""
+
+    def __init__(self, probe: AttentionProbe, asking: Sequence[Asking]) -> None:
+        self.chosen = Chosen([one.part for one in asking])
+        self._probe = probe
+        self._last = probe.model.layer_names[probe.last]
+        self._prompts = [_Prompt(probe.model, one, self.chosen, number) for number, one in enumerate(asking)]
+        device = probe.model.device
+        self.received = [torch.zeros(one.stored[-1].end, device=device) for one in asking]
+
+    def __call__(
+        self, layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor
+    ) -> None:
+        name, probe = layer.layer_name, self._probe
+        for prompt, total in zip(self._prompts, self.received, strict=True):
+            stored = read_as_computed(probe.model, probe.layers[name], probe.layout, prompt.slots)
+            places = prompt.places
+            both = (torch.cat([old.to(new.dtype), new[places]]) for old, new in zip(stored, (key, value), strict=True))
+            keys = Keys(prompt.key_positions, *both)
+            received = torch.zeros(len(keys.positions), device=total.device) if name in probe.counted else None
+            taken = attend(query[places], prompt.positions, keys, probe.rules[name], received)
+            output[places] = taken.to(output.dtype)
+            if received is not None:
+                total[prompt.stored] += received[: len(prompt.stored)]
+        if name == self._last:
+            raise StopForward
+
+
+class _Prompt:
+    """Where the tokens of one prompt stand: in the forward, in the prompt and in the pages."""
+
+    def __init__(self, model: EngineModel, asking: Asking, chosen: Chosen, number: int) -> None:
+        places = chosen.places(number)
+        self.places = model.sent(places)
+        self.positions = model.sent(chosen.positions[places])
+        stored = Chosen([asking.part._replace(spans=asking.stored)])
+        self.stored = model.sent(stored.positions)
+        self.slots = model.slots(stored)
+        self.key_positions = torch.cat([self.stored, self.positions])
