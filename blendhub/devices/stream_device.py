@@ -144,7 +144,7 @@ class StreamDevice(Device):
                 self.reaches_arena
                 and attached.runtime.kernels_reach_registered_memory
                 and arena.is_pinned(shard + shard_bytes)
-                and (arena.bytes.ctypes.data + shard) % 1 == 0
+                and (arena.bytes.ctypes.data + shard) % ACCESS_BYTES == 0
             )
 
         # The caller may change the block table after the call, while the queue's thread reads it.
