@@ -4,6 +4,7 @@ Everything is a ratio of two things measured in turn, in one run, with the KV th
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from benchmarks.bus import (
 )
 from benchmarks.report import arguments, finish
 from blendhub.contracts import PageFormat
+from blendhub.devices import BatchPlanner, read_pages
 
 BLOCK = 16
 
@@ -66,7 +68,7 @@ def make_bench(chunks: int, format: PageFormat = "packed_heads") -> Bench:
 
 
 def on_the_gpu(chunks: int, repeats: int) -> dict[str, list[float]]:
-    bench = make_bench(min(chunks, 8))  # what one launch takes, and more than the GPU's cache holds
+    bench = make_bench(min(chunks, 8))  # more than the GPU's cache holds
     staging, other = (torch.zeros(bench.arena.numel(), dtype=torch.uint8, device="cuda") for _ in range(2))
     kernel = StagedKernel(bench, staging)
     in_order, any_order = np.arange(len(bench.blocks)), np.random.default_rng(1).permutation(len(bench.blocks))
@@ -115,24 +117,25 @@ class StagedKernel:
 
     def __init__(self, bench: Bench, staging: torch.Tensor) -> None:
         from blendhub_cuda.launcher import Launcher
-        from blendhub_cuda.pages import read_pages
-        from blendhub_cuda.runtime import CudaRuntime
-        from blendhub_cuda.tiles import TilePlanner
 
         self._bench = bench
         self._staging = staging
-        self._planner = TilePlanner(LAYOUT, BLOCK, staging.numel() + 2**20)
-        runtime = CudaRuntime(staging.device)
-        pages = read_pages(bench.layers, BLOCK, LAYOUT)
-        self._launcher = Launcher(runtime, pages, self._planner, BLOCK)
+        pages = read_pages(bench.layers, BLOCK, LAYOUT, bench.device.formats)
+        self._launcher = Launcher(pages, LAYOUT, BLOCK)
 
     def of_blocks(self, blocks: Any) -> Callable[[], object]:
-        """A launch that writes all chunks to these blocks."""
-        (group,) = self._planner.batch_groups(self._bench.segments, blocks, 0, True)
-        (batch,) = group.batches
-        table = torch.from_numpy(group.table.view(np.uint8).reshape(-1)).cuda()
-        stream = torch.cuda.current_stream()
-        return lambda: self._launcher.rows_to_pages(stream, self._staging, table, group, batch)
+        """A launch for each chunk, which writes all of it to these blocks."""
+        planner = BatchPlanner(LAYOUT, BLOCK, LAYOUT.shard_bytes + 2**20)
+        launches = [
+            partial(
+                self._launcher.rows_to_pages,
+                self._staging[number * LAYOUT.shard_bytes :],
+                torch.from_numpy(batch.table.view(np.uint8).reshape(-1)).cuda(),
+                batch,
+            )
+            for number, batch in enumerate(planner.batches(self._bench.segments, blocks, 0))
+        ]
+        return lambda: [launch() for launch in launches]
 
 
 def gpu_seconds(job: Callable[[], object]) -> float:

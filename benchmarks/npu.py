@@ -30,7 +30,7 @@ def measure(chunks: int, repeats: int) -> dict[str, list[float]]:
 
 def make_bench(chunks: int) -> Bench:
     from blendhub_ascend import AscendOptions
-    from blendhub_ascend.factory import create
+    from blendhub_ascend.device import create
 
     return Bench(create(AscendOptions()), chunks, "split", BLOCK)
 

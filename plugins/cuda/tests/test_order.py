@@ -61,8 +61,8 @@ def test_kernels_reach_only_what_is_pinned(monkeypatch):
     monkeypatch.setattr(Launcher, "_launch", note)
     harness = harness_on(runtime)
     shard_bytes = harness.layout.shard_bytes
-    parts = [replace(harness.segment(7 + 40 * n, 30 + 40 * n, row=n), shard=n * shard_bytes) for n in range(4)]
-    parts.append(replace(harness.segment(170, 180), shard=5 * shard_bytes + 4))
+    parts = [replace(harness.segment(7 + 40 * n, 30 + 40 * n, row=n), shard=n * shard_bytes) for n in range(3)]
+    parts.append(replace(harness.segment(170, 180), shard=3 * shard_bytes + 4))
     runtime.wait_for_call()
     for n_next in (3, 3, 6, 1):
         harness.load(parts, 9)
