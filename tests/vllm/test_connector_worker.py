@@ -9,8 +9,6 @@ from msgspec.structs import replace
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub_cpu import CpuOptions
-from blendhub_cpu.device import CpuDevice
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub import Span

@@ -11,7 +11,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from blendhub import PluginHost, Span
 from blendhub.client.hub_client import HubClient
 from blendhub.contracts import Transfer
-from blendhub.core.errors import DeadlineExceeded, HubError, LeaseError, PeerGone, StaleEpoch
+from blendhub.core.errors import DeadlineExceeded, HubError, PeerGone
 from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.hub.config import HubConfig

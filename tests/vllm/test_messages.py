@@ -104,6 +104,9 @@ def test_a_request_is_committed_on_as_many_ranks_as_said_so():
 
 
 def test_the_reason_of_the_rank_that_failed_is_told_whichever_reports_last():
-    own, other = LoadResult(error="LeaseError: it expired"), LoadResult(error="another rank failed", another_failed=True)
+    own, other = (
+        LoadResult(error="LeaseError: it expired"),
+        LoadResult(error="another rank failed", another_failed=True),
+    )
     for first, second in ((own, other), (other, own)):
         assert WorkerReport({"r": first}).aggregate(WorkerReport({"r": second})).loads == {"r": own}

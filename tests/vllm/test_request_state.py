@@ -1,6 +1,5 @@
 """The state of a request under every order of events that vLLM can produce."""
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

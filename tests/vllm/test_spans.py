@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.core.spans import join_spans
-from blendhub.vllm.spans import behind, common, cut, total
+from blendhub.vllm.spans import behind, common, cut
 
 LENGTH = 30
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
