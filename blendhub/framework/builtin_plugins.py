@@ -12,6 +12,7 @@ HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("matcher", "prefix"): "matchers",
         ("matcher", "rolling_hash"): "matchers",
         ("matcher", "separator"): "matchers",
+        ("selector", "attended"): "selectors",
         ("selector", "combined"): "selectors",
         ("selector", "first_k"): "selectors",
         ("selector", "hkvd"): "selectors",
