@@ -5,13 +5,16 @@ arena.
 """
 
 import logging
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from blendhub.core.layout import Namespace
 from blendhub.framework.host import PluginHost
-from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.settings import OWNER, Mode, Settings
+
+if TYPE_CHECKING:  # `blendhub check` imports this module without vLLM
+    from blendhub.vllm.hub_executor import HubExecutor
 
 log = logging.getLogger(__name__)
 ROOMY = 4
@@ -116,7 +119,7 @@ def lines(facts: StartupFacts, arena_bytes: int, trouble: str) -> list[Line]:
 class ArenaWatch:
     """Logs what the arena holds, and whether it can be mapped. For one thread; waits for nothing."""
 
-    def __init__(self, facts: StartupFacts, executor: HubExecutor) -> None:
+    def __init__(self, facts: StartupFacts, executor: "HubExecutor") -> None:
         self._facts = facts
         self._executor = executor
         self.stores_blended = False
