@@ -121,8 +121,6 @@ FAULTS = [
     (SaysNothingOfWhatItDrops, "test_the_longest_unused_is_dropped_and_reported"),
     (HoldsMoreThanItMay, "test_a_large_chunk_drops_several"),
     (TakesNoLoadForAUse, "test_loading_and_saving_again_are_uses"),
-    (TakesNoLoadForAUse, "test_any_history_in_a_tight_store"),
-    (TakesANoteForAUse, "test_any_history_in_a_tight_store"),
     (TakesANoteForAUse, "test_notes_are_no_use"),
     (TakesChunksOfUnknownRuns, "test_bad_input_is_refused_and_changes_nothing"),
     (KeepsNotesWithoutChunks, "test_a_note_goes_with_its_chunk"),
