@@ -103,7 +103,6 @@ FAULTS = [
     (SaysNothingOfWhatItDrops, "test_the_longest_unused_is_dropped_and_reported"),
     (HoldsMoreThanItMay, "test_a_large_chunk_drops_several"),
     (TakesNoLoadForAUse, "test_loading_and_saving_again_are_uses"),
-    (TakesNoLoadForAUse, "test_any_history_in_a_tight_store"),
     (TakesChunksOfUnknownRuns, "test_bad_input_is_refused_and_changes_nothing"),
     (ListsRunsWithoutChunks, "test_the_catalogue_survives_a_restart"),
     (AnswersAfterItWasClosed, "test_a_closed_store_says_so"),
