@@ -11,6 +11,7 @@ import zmq
 from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
 from blendhub.core.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
+from blendhub_transports.accept_gate import AcceptGate
 from blendhub_transports.admission import Admission
 from blendhub_transports.dispatcher import Dispatcher, service_failure
 from blendhub_transports.endpoints import parse_endpoint
@@ -19,6 +20,7 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
 from blendhub_transports.receiver import Receiver
 from blendhub_transports.sockets import (
+    ACCEPT_FAILED,
     ACCEPTED,
     DISCONNECTED,
     HANDSHAKE_REFUSED,
@@ -44,7 +46,9 @@ class ZmqServer(Server):
         self._shares_clock = shares_clock
         self._dispatcher = Dispatcher(service, options.max_pending, listener.endpoint)
         self._peers = PeerTable()
-        self._admission = Admission(parse_endpoint(listener.endpoint), options.max_connections)
+        where = parse_endpoint(listener.endpoint)
+        self._admission = Admission(where, options.max_connections)
+        self._gate = AcceptGate(where)
         self._events = Receiver(listener.monitor, self._read_monitor_event, self._schedule_departures)
         self._requests = Receiver(listener.router, self._read_request, self._report_departures)
         self._closing: asyncio.Future[None] | None = None
@@ -58,6 +62,7 @@ class ZmqServer(Server):
         # In this order: a closing server reads no more requests, but its last replies still leave.
         self._requests.close()
         self._events.close()
+        self._gate.close()
         await self._dispatcher.close()
         await self._listener.close()
 
@@ -138,8 +143,15 @@ class ZmqServer(Server):
     def _read_monitor_event(self) -> None:
         event, value = read_monitor_event(self._listener.monitor)
         if event == ACCEPTED:
-            self._peers.connected(value)
-            self.refused += self._admission.connected(value)
+            n_refused = 0
+            try:
+                self._peers.connected(value)
+                n_refused = self._admission.connected(value)
+                self.refused += n_refused
+            finally:  # the gate would stay shut for all clients
+                self._gate.open_again(refusing=bool(n_refused))
+        elif event == ACCEPT_FAILED:  # such as at a limit of the whole machine: the next attempt may fail, too
+            self._gate.open_again(refusing=True)
         elif event == DISCONNECTED:
             self._peers.disconnected(value)
             self._admission.disconnected(value)

@@ -26,6 +26,7 @@ RECONNECT_LONGEST_MS = 200
 
 # Plain numbers, because an operator of an enum costs more than reading a socket's state.
 ACCEPTED = int(zmq.EVENT_ACCEPTED)
+ACCEPT_FAILED = int(zmq.EVENT_ACCEPT_FAILED)
 DISCONNECTED = int(zmq.EVENT_DISCONNECTED)
 HANDSHAKE_REFUSED = int(zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL)
 HANDSHAKE_BROKEN = int(zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL)
@@ -50,7 +51,7 @@ def set_limits(socket: "zmq.Socket[bytes]", options: ZmqOptions, endpoint: Endpo
 def open_monitor(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     """A socket that receives the monitor events of ``socket``: connections, departures, failed handshakes."""
     address = f"inproc://monitor-{uuid.uuid4()}"
-    socket.monitor(address, ACCEPTED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
+    socket.monitor(address, ACCEPTED | ACCEPT_FAILED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
     monitor = socket.context.socket(zmq.PAIR)
     # With a limit, ZeroMQ's I/O thread would wait for a reader that is slow to take its events.
     monitor.setsockopt(zmq.RCVHWM, 0)

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from blendhub_transports import listener
+from blendhub_transports import accept_gate, admission, listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
@@ -116,3 +116,21 @@ def test_a_handshake_that_does_not_end_is_closed_early(serve, endpoint, idle, mo
         one.send(b"\xff\0\0\0\0\0\0\0\x01\x7f\x03")
     until(lambda: all(ended(silent + half)))
     ask(server).close()
+
+
+def test_a_connection_that_could_not_be_counted_shuts_out_no_other(serve, endpoint, monkeypatch):
+    server = serve(endpoint)
+    with monkeypatch.context() as trouble:
+        trouble.setattr(admission, "_source", lambda *of: 1 / 0)
+        with contextlib.suppress(TransportError):
+            ask(server, 0.5)
+    ask(server).close()
+
+
+def test_without_proc_the_server_serves_and_a_line_says_what_is_not_bounded(
+    serve, endpoint, monkeypatch, tmp_path, caplog
+):
+    monkeypatch.setattr(accept_gate, "FDINFO", tmp_path / "none")
+    server = serve(endpoint)
+    ask(server).close()
+    assert "more connections than a limit may be accepted" in caplog.text
