@@ -25,6 +25,7 @@ class Compared(msgspec.Struct, frozen=True):
 
 
 SELECTORS = (
+    Compared("attended", "attended", reads_question=True),
     Compared("combined", "combined", reads_question=True),
     Compared("question", "combined", {"head_share": 0}, reads_question=True),
     Compared("hkvd", "hkvd", probe_layers=0.25),

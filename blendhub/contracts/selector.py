@@ -47,7 +47,7 @@ class Selector(Guarded, ABC):
     """The layers whose attention is measured, as fractions of the model's depth, from 0 to below 1. Empty: none. The
     tokens that ask are computed up to the last of these layers, over the stored KV as it is."""
 
-    attending_tokens: int = 16
+    attending_tokens: int = 32
     """How many tokens ask, at least 1: the last ones of the question; of all that nothing stored covers if there is
     hardly a question; of the prompt if all of it is stored. What ``attended`` counts is the weights of their attention,
     summed over tokens, heads and layers."""

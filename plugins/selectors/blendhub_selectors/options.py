@@ -54,7 +54,7 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = (0.5, 0.57)
     attending_tokens: Annotated[
         int, Meta(ge=1, le=64, description="how many of the prompt's last tokens say what they attend to")
-    ] = 16
+    ] = 32
     window_tokens: Annotated[
         int, Meta(ge=1, le=256, description="a token is picked with what follows it, so many in all")
     ] = 1
