@@ -40,7 +40,7 @@ def analyze(tmp_path, capsys, monkeypatch):
 def test_a_log_of_chats_from_end_to_end(analyze):
     code, shown, _ = analyze(as_lines(60), "--bytes")
     assert code == 0
-    assert "BlendHub would help: " in shown and "2026-03-02 08:00 to 2026-03-0" in shown
+    assert "BlendHub would help" in shown and "2026-03-02 08:00 to 2026-03-0" in shown
     assert "by day" in shown and "by system prompt (2 of 2)" in shown
     code, printed, _ = analyze(as_lines(60), "--bytes", "--json")
     found = msgspec.json.decode(printed, type=Findings)
@@ -51,7 +51,6 @@ def test_a_log_of_chats_from_end_to_end(analyze):
     assert [arena.anywhere for arena in found.arenas] == sorted(arena.anywhere for arena in found.arenas)
     (flag,) = re.findall(r"--kv-transfer-config '(.*)'", shown)
     assert json.loads(flag) == found.config
-    assert found.config["kv_connector_extra_config"]["blendhub"].keys() == {"hub"}, "text is reused anywhere"
     assert mistakes_in_transfer_config(found.config, PluginHost.discover(), "cpu") == []
 
 
