@@ -23,6 +23,7 @@ def test_the_places_that_the_question_asks_for_are_computed_again(engine, texts)
         prompt = [*texts.new(100), *document, *question]
         answer = engine.one(prompt, recompute_ratio=0.15, store=False, explain=True)
         assert answer.report["spans"]["moved"] == [[100, 300]]
-        assert 22 <= answer.report["recomputed_tokens"] <= 30
+        # Of the budget of 30, a window of the question, eleven tokens, may be left.
+        assert 20 <= answer.report["recomputed_tokens"] <= 30
         picked = {at for start, end in answer.report["spans"]["recomputed"] for at in range(start, end)}
         assert picked >= {*range(100, 104), *range(100 + place, 107 + place)}
