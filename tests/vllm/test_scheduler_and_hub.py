@@ -50,6 +50,7 @@ def test_a_hub_whose_arena_cannot_be_mapped_is_used_through_the_transport_with_o
             engine.serve("d", document)
             assert engine.found(document, exact=True) == set(range(96))
             assert sum("through the transport, which" in line for line in caplog.messages) == 1
+            assert sum(line.startswith("BlendHub: ") for line in caplog.messages) > 2, "the new arena was not noticed"
             engine.close()
 
 
