@@ -32,7 +32,7 @@ class Outcome(msgspec.Struct):
     """For each case the share of the moved tokens that was computed again, what a probe costs included."""
     first_token_s: list[float] = []
     workload: str = ""
-    """Of the real model: which texts and tasks."""
+    """The texts and tasks that the real model is asked about."""
 
     def note(self, table: Sequence[Sequence[float | None]], recomputed: float) -> None:
         """Add a case: the scores of each of its questions, None in columns where the question does not count."""

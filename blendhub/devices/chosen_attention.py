@@ -13,7 +13,7 @@ SLICE_BYTES = 2**26
 
 
 class AttentionRules(NamedTuple):
-    """What of a layer decides how its tokens attend."""
+    """The properties of a layer that decide how its tokens attend."""
 
     scale: float
     window: int | None = None
