@@ -2,7 +2,7 @@
 
 It was trained from random weights for about an hour on two cores, on prompts of the task's training half that grew from
 two short documents to ten long ones as soon as every kind of question was answered; in a quarter of the steps every
-document was computed alone. The checkpoint is all that is left of it: it tests mechanisms, and no selector is tuned to it.
+document was computed alone. Only the checkpoint is kept: it tests mechanisms, and no selector is tuned to it.
 """
 
 from pathlib import Path
