@@ -14,11 +14,6 @@ def clipped(span: Span, limits: Span) -> Span:
     return Span(start, max(start, min(span.end, limits.end)))
 
 
-def common(some: Sequence[Span], others: Sequence[Span]) -> list[Span]:
-    """The parts that two lists of ascending, disjoint spans have in common."""
-    return [span for _, _, span in overlaps(some, others)]
-
-
 def overlaps(some: Sequence[Span], others: Sequence[Span]) -> Iterator[tuple[int, int, Span]]:
     """Which of ascending, disjoint spans overlap which of others like them, by their numbers, and where."""
     first = 0

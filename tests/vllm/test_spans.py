@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from blendhub import Span
 from blendhub.core.spans import join_spans
-from blendhub.vllm.spans import behind, common, cut
+from blendhub.vllm.spans import behind, cut, overlaps
 
 LENGTH = 30
 spans = st.tuples(st.integers(0, LENGTH), st.integers(0, LENGTH)).map(lambda ends: Span(min(ends), max(ends)))
@@ -42,6 +42,6 @@ def test_behind_a_position_stands_the_rest(given_runs, position):
 
 @given(runs, runs)
 def test_common_runs_are_the_tokens_that_are_in_both(some, others):
-    result = common(some, others)
+    result = [span for _, _, span in overlaps(some, others)]
     assert positions(result) == sorted(set(positions(some)) & set(positions(others)))
     assert all(map(len, result))

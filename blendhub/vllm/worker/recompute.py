@@ -56,7 +56,7 @@ class Work(NamedTuple):
     layer: int = 0
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
     asking: Asking | None = None
-    """Of tokens that are computed only to see what they attend to, all together in one forward."""
+    """Tokens that are computed only to see what they attend to, all of them in one forward."""
 
 
 class Computed(NamedTuple):
