@@ -26,8 +26,6 @@ class Compared(msgspec.Struct, frozen=True):
 
 SELECTORS = (
     Compared("attended", "attended", reads_question=True),
-    Compared("combined", "combined", reads_question=True),
-    Compared("question", "combined", {"head_share": 0}, reads_question=True),
     Compared("hkvd", "hkvd", probe_layers=0.25),
     Compared("hkvd windows", "hkvd", {"window_tokens": 4, "probe_share": 1.0}, probe_layers=1.0),
     Compared("first_k", "first_k", {"k": 0}),

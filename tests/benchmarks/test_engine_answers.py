@@ -20,7 +20,7 @@ from tests.benchmarks.word_model import WORDS, make_tokenizer
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
-COMPARED = [one for one in SELECTORS if one.label in ("combined", "first_k")]
+COMPARED = [one for one in SELECTORS if one.label in ("attended", "first_k")]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +45,7 @@ def test_the_reader_is_asked_in_every_way(tmp_path):
     outcomes = list(reader_run.run(checkpoint, reader_run.Size(2, 1, (0.15,)), COMPARED))
     ways = {(one.selector, one.state, one.ratio) for one in outcomes}
     assert {("full", "", 1.0), ("reuse", "", 0.0), ("oracle", "", 0.15), ("first_k", "", 0.15)} <= ways
-    assert {("combined", state, 0.15) for state in ("", "settled")} <= ways
+    assert {("attended", state, 0.15) for state in ("", "settled")} <= ways
     assert {state for _, state, _ in ways} >= {f"hole {which}" for which in ("first", "middle", "last")}
     by_way = {one.key: one for one in outcomes}
     assert 0.14 < by_way["first_k", "", 0.15].recomputed[0] <= 0.16
@@ -61,9 +61,9 @@ def test_any_model_and_file_of_questions_are_measured_alike(model, tmp_path):
     data = write_questions(tmp_path / "data.json", 3)
     found = text_run.found(list(text_run.run(model, data, None, True, COMPARED)))
     assert [len(one.scores) for one in found.all.values()] == [3] * len(found.all)
-    assert 0 < sum(found.get("combined", 0.15).recomputed) / 3 <= 0.16
-    assert {"full_f1", "combined_15"} <= {row.id for row in rows_of_texts(found)}
-    assert "| combined |" in report.page(found)
+    assert 0 < sum(found.get("attended", 0.15).recomputed) / 3 <= 0.16
+    assert {"full_f1", "attended_15"} <= {row.id for row in rows_of_texts(found)}
+    assert "| attended |" in report.page(found)
 
 
 def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, tmp_path, monkeypatch):

@@ -135,12 +135,12 @@ def test_what_is_won_back_is_the_mean_of_workloads_that_lose_unlike_amounts():
         for selector, ratio, share in (
             ("full", 1.0, 0),
             ("reuse", 0.0, 1),
-            ("combined", 0.15, left),
+            ("attended", 0.15, left),
             ("hkvd", 0.15, 0.3),
         )
     ]
     found = figures.won_back(outcomes)
-    compared = found.compared(found.all["combined", "", 0.15])
+    compared = found.compared(found.all["attended", "", 0.15])
     assert [compared.share([column]) for column in (0, 1)] == pytest.approx([0.8, 0.6])
     assert compared.share(found.main) == pytest.approx(0.7)
     assert compared.interval(found.main) == pytest.approx((0.7, 0.7), abs=0.01)

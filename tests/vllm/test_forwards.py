@@ -55,7 +55,7 @@ class Model(StandInModel):
         return super().forward_until(layer, chosen)
 
 
-def context_of(selector="combined", ranks=ALONE, model=None):
+def context_of(selector="first_k", ranks=ALONE, model=None):
     model = model or Model()
     layers = [paged_layer(model, index) for index in range(LAYERS)]
     chooser = HOST.create("selector", selector, {}) if isinstance(selector, str) else selector
@@ -99,7 +99,7 @@ def test_one_forward_computes_all_requests_each_in_its_own_blocks():
             assert torch.equal(ours[block, :, place], theirs[block, :, place])
 
 
-@pytest.mark.parametrize("selector", ["combined", "hkvd"])
+@pytest.mark.parametrize("selector", ["first_k", "hkvd"])
 @pytest.mark.parametrize("budget", [1000, 40, 3, 1])
 def test_what_is_chosen_of_a_request_is_what_it_would_be_alone(selector, budget):
     context = context_of(selector)
@@ -127,7 +127,7 @@ def test_a_long_request_does_not_hold_up_those_behind_it():
 
 
 def test_the_limits_of_a_forward_hold_for_all_requests_together():
-    context = context_of("combined")
+    context = context_of("first_k")
     context.model.max_tokens, context.model.max_spans = 50, 4
     to_the_end(context, blends_of(context, ratio=0.4))
     together = [list(chain.from_iterable(parts)) for _, parts in context.model.forwards]

@@ -38,7 +38,7 @@ class BlendContext:
         ranks: Ranks,
         attention: AttentionProbe | None = None,
     ) -> None:
-        """``attention``: None if the selector does not ask what is attended to."""
+        """``attention``: None if the selector does not ask what is attended to, or the model cannot be asked."""
         self.model = model
         self.layers = layers
         self.layout = layout
@@ -152,7 +152,7 @@ class Blend:
             scores = np.zeros(n, np.float32) if selector.probe_layer else None
             if scores is not None and chooses:
                 yield from self._probe(scores)
-            attended = np.zeros(n, np.float32) if selector.attended_layers else None
+            attended = np.zeros(n, np.float32) if self._context.attention else None
             if attended is not None and chooses:
                 yield from self._ask(attended)
             selection = replace(self._selection(), scores=scores, attended=attended)
