@@ -21,11 +21,10 @@ class Outcome(msgspec.Struct):
     selector: str
     """"full": computed without reuse; "reuse": nothing is recomputed."""
     state: str
-    """"hole ...": one document of each prompt was not computed before. "settled": the prompt's first question was
-    asked before. Empty otherwise."""
+    """"settled": the prompt's first question was asked before. Empty otherwise."""
     ratio: float
     scores: list[list[float]] = []
-    """For each case the sum of its questions' scores in each column: of right answers in each stratum, or of F1."""
+    """For each case the sum of its questions' scores in each column: of right answers, or of KL."""
     asked: list[list[int]] = []
     """For each case how many questions count in each column."""
     recomputed: list[float] = []
@@ -61,11 +60,6 @@ def accuracy(outcome: Outcome) -> Accuracy:
     """The mean score in each column."""
     mean: Accuracy = np.sum(outcome.scores, 0) / np.maximum(np.sum(outcome.asked, 0), 1)
     return mean
-
-
-def first(outcome: Outcome, cases: int) -> Outcome:
-    """The outcome of the first cases only."""
-    return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
 
 
 def won_back(ours: float, full: float, reuse: float, least: float = LEAST_LOSS) -> float | None:

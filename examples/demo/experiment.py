@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 from rich.progress import Progress
 
-from benchmarks.quality.reader.task import Prompt, Question, make_prompt
-from benchmarks.quality.reader_cases import headers
+from benchmarks.quality.reader.task import Prompt, Question, headers, make_prompt
 from benchmarks.quality.workload import Case, Tokens, make_visits
 from blendhub.core.spans import Span
 from blendhub.outcome.fates import Stretch, strip_of

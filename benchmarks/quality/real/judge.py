@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from benchmarks.quality.workload import Scores, Tokens
+from benchmarks.quality.workload import Tokens
 from harness.engines import Answer
 
 ANSWER_TOKENS = 16
@@ -15,8 +15,8 @@ counts negative: more is better in all columns.
 """
 
 
-def judge(full: Answer, ours: Answer, right: Tokens) -> Scores:
-    """The scores of an answer to a question that was made to say the tokens of ``full``."""
+def judge(full: Answer, ours: Answer, right: Tokens) -> list[float | None]:
+    """The scores of an answer that was made to say the tokens of ``full``; None in columns where it does not count."""
     lost = [
         before[token] - after[token]
         for token, before, after in zip(full.tokens, full.logprobs, ours.logprobs, strict=True)

@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.quality.measure import Asked, Steps, reported
+from benchmarks.quality.measure import Asked, reported
 from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.real.judge import ANSWER_TOKENS, judge
 from benchmarks.quality.real.workloads import RealCase
+from benchmarks.timing import progress
 from harness.engines import Answer, Engine
 
 LOGPROBS = 1000
@@ -16,17 +17,16 @@ LOGPROBS = 1000
 class Workload:
     """The cases of one workload, and full prefill's answers to their questions."""
 
-    def __init__(self, name: str, cases: Sequence[RealCase], steps: Steps) -> None:
+    def __init__(self, name: str, cases: Sequence[RealCase]) -> None:
         self.name = name
         self.cases = cases
-        self._steps = steps
         self._full: list[list[Answer]] = []
 
     def measure(self, engine: Engine, asked: Asked) -> Outcome:
         """Measure full prefill first. Of each case the first question is asked alone, so that its time can be taken."""
         outcome = Outcome(asked.selector, asked.state, asked.ratio, workload=self.name)
         said = f"{self.name}: {asked.selector} at {asked.ratio:g}" + (f", {asked.state}" if asked.state else "")
-        for number, case in enumerate(self._steps(self.cases, said)):
+        for number, case in enumerate(progress(self.cases, said)):
             engine.forget()
             answers = self._ask(engine, asked, number, case)
             if len(self._full) == number:

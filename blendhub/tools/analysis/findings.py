@@ -1,4 +1,4 @@
-"""The findings of an analysis as plain data, and the advice: the report, the page and ``--json`` show these."""
+"""The findings of an analysis as plain data, and the advice: the report and ``--json`` show these."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
