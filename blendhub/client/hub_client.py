@@ -16,7 +16,7 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import BlendHubError, Busy, HubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, PromptReport
 
@@ -78,11 +78,6 @@ class HubClient(HubSession):
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
-
-    def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
-        """A read lease on matches that a lookup found; evicted chunks are left out."""
-        message = wire.Lookup(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
-        return self._call(wire.Found, message)
 
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""

@@ -73,8 +73,6 @@ class HubService(Service):
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         started = self._clock()
         kind = KINDS[type(request.message)]
-        if isinstance(request.message, wire.Lookup) and request.message.matches is not None:
-            kind = "lease"  # the hit rate is of other lookups
         n_bytes = sum(memoryview(part).nbytes for part in request.payload)
         cost = max(n_bytes, WAITING_REQUEST_BYTES) if n_bytes else 0
         try:
