@@ -25,7 +25,7 @@ BASE = Variant()
 
 BUSY_PAUSE_S = 0.01
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -105,7 +105,7 @@ class HubClient(HubSession):
             raise
         self.release(found.lease)
 
-    def shard(self, slot: int) -> Bytes:
+    def shard(self, slot: int) -> ByteArray:
         """This rank's part of a slot, in place."""
         if self.arena is None:
             raise HubError("the hub's arena is on another machine; use submit_fetch and put")
@@ -117,9 +117,9 @@ class HubClient(HubSession):
 
     def submit_fetch(
         self, lease: int, slots: Sequence[int], *, timeout: float | None = None
-    ) -> PendingReply[wire.Bytes]:
+    ) -> PendingReply[wire.Shards]:
         """Ask for this rank's shards of slots of a lease, as payloads of the reply; for hubs on other machines."""
-        return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
+        return self._submit(wire.Shards, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
 
     # Writing.
 

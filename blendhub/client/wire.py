@@ -305,11 +305,11 @@ class HubStats(Message, frozen=True):
     namespaces: dict[str, dict[str, float]]
 
 
-class Bytes(Message, frozen=True):
+class Shards(Message, frozen=True):
     """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Bytes
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Shards
 
 
 def hub_codec() -> Codec:

@@ -11,7 +11,7 @@ from blendhub.core.spans import Span
 from blendhub.hub.leases import read_leases as reads
 from blendhub.hub.leases import sessions
 from blendhub.hub.leases import write_leases as writes
-from blendhub.hub.leases.table import Shares
+from blendhub.hub.leases.table import FairShares
 from blendhub.hub.limits import MOST_CHUNKS, MOST_SLOTS
 
 TINY = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=0, dtype="int8", chunk_tokens=1)
@@ -94,7 +94,7 @@ def test_the_number_of_sessions_is_bounded(hub, monkeypatch, bound):
 
 
 def test_one_holder_alone_has_half_of_what_all_share():
-    shares = Shares()
+    shares = FairShares()
     assert shares.have_room("a", 50, 100) and not shares.have_room("a", 51, 100)
     shares.take("a", 50)
     assert not shares.have_room("a", 1, 100) and shares.have_room("b", 25, 100) and not shares.have_room("b", 26, 100)

@@ -122,7 +122,7 @@ class ReadHandlers(Handlers):
         lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
         if len(message.slots) > len(lease.chunks) or not {chunk.offset for chunk in lease.chunks} >= set(message.slots):
             raise InvalidInput(f"lease {lease.id} covers {len(lease.chunks)} slots; fetch each of them once")
-        return Envelope(wire.Bytes(), [self.shard(session, slot) for slot in message.slots])
+        return Envelope(wire.Shards(), [self.shard(session, slot) for slot in message.slots])
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""
