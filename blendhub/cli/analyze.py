@@ -52,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from blendhub.tools.analysis.analyzer import Analyzer, Seconds, Sizes, play
     from blendhub.tools.analysis.findings import About, collect
     from blendhub.tools.analysis.logs import Logs
-    from blendhub.tools.analysis.played_hub import CHUNK_TOKENS
     from blendhub.tools.analysis.report import as_text
+    from blendhub.tools.analysis.simulated_hub import CHUNK_TOKENS
     from blendhub.tools.analysis.tokenizing import USUAL
 
     logs = Logs(arguments.files, arguments.format)
@@ -99,10 +99,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _encoder(arguments: argparse.Namespace) -> "Encoder":
-    from blendhub.tools.analysis.tokenizing import Bytes, IdsOnly, Pretrained
+    from blendhub.tools.analysis.tokenizing import ByteEncoder, IdsOnly, Pretrained
 
     if arguments.bytes:
-        return Bytes()
+        return ByteEncoder()
     if not arguments.tokenizer:
         return IdsOnly()
     template = arguments.chat_template

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.contracts.selection import Selection, described
 from blendhub.core.errors import BrokenContract, InvalidInput, Unsupported
 from blendhub.core.spans import Span, join_spans

@@ -19,7 +19,7 @@ from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
@@ -134,7 +134,7 @@ def test_the_limits_of_a_forward_hold_for_all_requests_together():
     assert max(map(total, together)) <= 50 and max(map(len, together)) == 4
 
 
-class Late(OnTheWay):
+class Late(HostCopy):
     """Numbers that arrive when the test says so."""
 
     have_arrived = False
@@ -144,7 +144,7 @@ class Late(OnTheWay):
 
 
 def test_no_step_waits_for_scores_and_others_go_on_meanwhile(monkeypatch):
-    monkeypatch.setattr(forwards, "OnTheWay", Late)
+    monkeypatch.setattr(forwards, "HostCopy", Late)
     monkeypatch.setattr(Late, "have_arrived", False)
     context = context_of("hkvd")
     probing, certain = blends_of(context, [0], ratio=0.4), blends_of(context, [1], ratio=1.0)
@@ -163,7 +163,7 @@ def test_ranks_go_on_together_when_the_last_of_them_has_the_scores(monkeypatch):
     """A rank that selected alone would begin a forward, and wait in it for the others."""
 
     def work(ranks):
-        monkeypatch.setattr(forwards, "OnTheWay", Late)
+        monkeypatch.setattr(forwards, "HostCopy", Late)
         context = context_of("hkvd", ranks, Model(forward_together))
         blends = blends_of(context, ratio=0.4)
         steps, costs = Forwards(context), []

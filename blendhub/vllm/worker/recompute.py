@@ -21,7 +21,7 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import Ranks
 
 
@@ -71,7 +71,7 @@ class Computed(NamedTuple):
     """The request's share of the time."""
     hidden: Any = None
     """The hidden states of all tokens of the forward, if the whole model computed them."""
-    scores: OnTheWay | None = None
+    scores: HostCopy | None = None
     """What a probe has measured: the scores of all tokens of the forward, or how much each position is attended to."""
 
     def hidden_at(self, position: int) -> torch.Tensor:
