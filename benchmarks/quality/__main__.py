@@ -6,11 +6,12 @@ from pathlib import Path
 from benchmarks.quality import reader_run, report, text_run
 from benchmarks.quality.arguments import Parser
 from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.outcomes import Outcome, kept
+from benchmarks.quality.kept import kept
 from benchmarks.quality.real import figures, tables
 from benchmarks.quality.real import run as real_run
 from benchmarks.quality.rows import rows_of_reader, rows_of_texts
 from benchmarks.report import Row, finish
+from blendhub.tools.advice.outcomes import Outcome
 from harness.engines.real_model import NoRealModel
 
 PARTS = ("reader", "real")

@@ -10,9 +10,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.quality.compared import BAR_RATIOS, Compared
 from benchmarks.quality.measure import FULL, REUSE, Answering, Asked, Steps, measure, store
-from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving
 from benchmarks.quality.workload import HOLES, Case, Hole, Tokens, make_visits
+from blendhub.tools.advice.outcomes import Outcome
 from harness.engines import Engine
 
 

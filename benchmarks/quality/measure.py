@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from benchmarks.quality.compared import Compared
-from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.workload import Case, Hole, Tokens
+from blendhub.tools.advice.outcomes import Outcome
 from harness.engines import Answer, Engine
 
 Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]

@@ -11,7 +11,8 @@ from benchmarks.quality.reader.task import STRATA, Prompt, make_prompt
 from benchmarks.quality.reader.words import WORDS
 from benchmarks.quality.scores import f1, rouge_l
 from benchmarks.quality.text_cases import score
-from benchmarks.quality.workload import Case, Question, Scores, Tokens
+from benchmarks.quality.workload import Case, Question, Tokens
+from blendhub.tools.advice.judge import Scores
 
 MOST_OF_A_PROMPT = 6
 """Questions of one stratum."""

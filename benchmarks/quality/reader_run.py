@@ -10,10 +10,10 @@ from benchmarks.quality.compared import BAR_RATIOS, DEFAULT_RATIOS, SELECTORS, C
 from benchmarks.quality.experiment import Experiment, Plan, Shown
 from benchmarks.quality.found import Found
 from benchmarks.quality.measure import Answering
-from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.reader.task import STRATA
 from benchmarks.quality.serving import READER, Serving, folder
 from benchmarks.quality.workload import HOLES
+from blendhub.tools.advice.outcomes import Outcome
 from blendhub.vllm.settings import Settings
 
 

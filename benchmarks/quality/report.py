@@ -4,8 +4,8 @@ import statistics
 from pathlib import Path
 
 from benchmarks.quality.found import Found
-from benchmarks.quality.outcomes import Outcome, accuracy
 from benchmarks.quality.rows import AT
+from blendhub.tools.advice.outcomes import Outcome, accuracy
 
 
 def write(found: Found, text: str, out: Path) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from benchmarks.quality.found import Found
-from benchmarks.quality.outcomes import Outcome, accuracy
 from benchmarks.report import Row, missing_row
+from blendhub.tools.advice.outcomes import Outcome, accuracy
 
 AT = (0.15, 0.3)
 HIGHEST_REUSED = {"cross": 0.5, "split": 0.5, "chained": 0.5}

@@ -5,9 +5,10 @@ from functools import partial
 from typing import Any
 
 from benchmarks.quality.scores import MEASURES
-from benchmarks.quality.workload import Case, Question, Scores, Tokens
+from benchmarks.quality.workload import Case, Question, Tokens
 from blendhub.core.errors import InvalidInput
 from blendhub.tools.advice import questions
+from blendhub.tools.advice.judge import Scores
 
 INSTRUCTION = (
     "Answer the question based on the given passages. Only give me the answer and do not output any other words.\n\n"

@@ -8,10 +8,10 @@ from benchmarks.quality.compared import BAR_RATIOS, DEFAULT_RATIOS, SELECTORS, C
 from benchmarks.quality.experiment import Experiment, Plan, Shown
 from benchmarks.quality.found import Found
 from benchmarks.quality.measure import Answering
-from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.serving import Serving, folder, usual_dtype
 from benchmarks.quality.text_cases import Writer
 from benchmarks.quality.workload import Case
+from blendhub.tools.advice.outcomes import Outcome
 from blendhub.tools.advice.questions import read_questions
 from blendhub.vllm.settings import Settings
 

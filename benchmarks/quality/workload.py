@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from blendhub.tools.advice.judge import Scores
+
 Tokens: TypeAlias = list[int]
 Hole: TypeAlias = Literal["first", "middle", "last"]
 HOLES: tuple[Hole, ...] = ("first", "middle", "last")
-Scores: TypeAlias = list[float | None]
-"""The scores of an answer, one for each column of a table; None where a question does not count in it."""
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 import pytest
 
 from benchmarks.quality.found import Found
-from benchmarks.quality.outcomes import Comparison, Outcome, accuracy, first, won_back
 from benchmarks.quality.report import page
 from benchmarks.quality.rows import rows_of_reader, rows_of_texts
+from blendhub.tools.advice.outcomes import Comparison, Outcome, accuracy, first, won_back
 
 STRATA = ("plain", "local", "cross", "split", "chained", "alias", "counting")
 FACTS = range(6)
