@@ -5,7 +5,7 @@ from pathlib import Path
 
 from benchmarks.quality import plot
 from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.outcomes import kept
+from benchmarks.quality.kept import kept
 from benchmarks.quality.real import figures, tables
 from benchmarks.quality.real import run as real_run
 from benchmarks.report import finish

@@ -7,12 +7,12 @@ pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup`
 from benchmarks.quality.compared import SELECTORS
 from benchmarks.quality.measure import FULL, REUSE, Asked, store
 from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.judge import ALL_KL, ANSWER, KL
 from benchmarks.quality.real.measure import Workload
 from benchmarks.quality.real.run import OPTIONS, first_cases
 from benchmarks.quality.real.tables import page
 from benchmarks.quality.real.workloads import WORKLOADS, earlier
 from benchmarks.quality.serving import Serving
+from blendhub.tools.advice.judge import ALL_KL, ANSWER, KL
 from harness.engines.real_model import GGUF, make_real_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.quality.outcomes import Comparison, Outcome, accuracy, won_back
+from blendhub.tools.advice.outcomes import Comparison, Outcome, accuracy, won_back
 
 
 def outcome(selector, ratio, *shares, cases=20):

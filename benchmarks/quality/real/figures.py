@@ -7,10 +7,10 @@ import numpy as np
 
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.found import Found
-from benchmarks.quality.outcomes import Outcome, accuracy
-from benchmarks.quality.real.judge import FIRST, KL, RIGHT, SURE_FIRST
 from benchmarks.quality.rows import row, rows_of_selectors
 from benchmarks.report import Row
+from blendhub.tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
+from blendhub.tools.advice.outcomes import Outcome, accuracy
 from blendhub.vllm.settings import Settings
 
 BARS = {0.05: 0.40, 0.15: 0.70, 0.3: 0.90}

@@ -4,14 +4,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.quality.measure import Asked, reported
-from benchmarks.quality.outcomes import Outcome
-from benchmarks.quality.real.judge import ANSWER_TOKENS, judge
 from benchmarks.quality.real.workloads import RealCase
 from benchmarks.timing import progress
+from blendhub.tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
+from blendhub.tools.advice.outcomes import Outcome
 from harness.engines import Answer, Engine
-
-LOGPROBS = 1000
-"""The likely tokens whose log-probabilities vLLM returns."""
 
 
 class Workload:
@@ -35,7 +32,7 @@ class Workload:
             report = reported(answers[0])
             moved = report["moved_tokens"]
             share = report["recomputed_tokens"] / moved + asked.probed if moved else 1.0
-            outcome.note([judge(full, ours, question.right) for full, ours, question in pairs], share)
+            outcome.note([judge(full, ours, question.answered(full.tokens)) for full, ours, question in pairs], share)
             outcome.first_token_s.append(answers[0].first_token_s)
         return outcome
 

@@ -7,12 +7,13 @@ import msgspec
 
 from benchmarks.quality.compared import SELECTORS, Compared
 from benchmarks.quality.measure import FULL, REUSE, Asked, store
-from benchmarks.quality.outcomes import Outcome
-from benchmarks.quality.real import forced
 from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.measure import LOGPROBS, Workload
+from benchmarks.quality.real.measure import Workload
 from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, earlier
 from benchmarks.quality.serving import READER, Serving, folder
+from blendhub.tools.advice import forced
+from blendhub.tools.advice.judge import LOGPROBS
+from blendhub.tools.advice.outcomes import Outcome
 from blendhub.vllm.settings import Settings
 from harness.engines.real_model import make_real_model
 
