@@ -56,7 +56,7 @@ class Places(NamedTuple):
 
     ranges: Sequence[Range]
     """Empty if there are more than ``MOST_COPIES``."""
-    index: tuple[torch.Tensor, torch.Tensor]
+    entries: tuple[torch.Tensor, torch.Tensor]
     """Each token's block and slot."""
 
 
@@ -122,7 +122,7 @@ class CpuDevice(Device):
                         known[id(table)] = angles_between(old, new)
                     rows = _rotated(rows.view(self._dtype), plane.rotation, known[id(table)]).view(rows.dtype)
                 if not places.ranges:
-                    plane.pages[places.index] = rows
+                    plane.pages[places.entries] = rows
                 for one in places.ranges:
                     pages = plane.pages[one.blocks, one.slots]
                     pages.copy_(rows[one.rows].view(pages.shape))
@@ -135,7 +135,7 @@ class CpuDevice(Device):
             for plane in self._planes:
                 rows = _rows(arena, plane, segment)
                 if not places.ranges:
-                    rows.copy_(plane.pages[places.index])
+                    rows.copy_(plane.pages[places.entries])
                 for one in places.ranges:
                     pages = plane.pages[one.blocks, one.slots]
                     rows[one.rows].view(pages.shape).copy_(pages)

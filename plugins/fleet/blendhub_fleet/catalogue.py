@@ -98,13 +98,14 @@ class SharedCatalogue:
 
     # Runs.
 
+    def _scan(self, position: int) -> Any:
+        return self.link.do("read", lambda redis: redis.zscan(self._prefix + "runs", position, count=SCAN_COUNT))
+
     def names(self) -> Iterator[bytes]:
         """The names of all runs. One that comes or goes meanwhile may be missing, or come twice."""
         position = 0
         while True:
-            position, found = self.link.do(
-                "read", lambda redis, at=position: redis.zscan(self._prefix + "runs", at, count=SCAN_COUNT)
-            )
+            position, found = self._scan(position)
             yield from (name for name, _ in found)
             if not position:
                 return

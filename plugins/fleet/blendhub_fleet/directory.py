@@ -8,6 +8,7 @@ import mmap
 import os
 import secrets
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -116,7 +117,7 @@ class Folder:
             self._make(file.parent)
         with self._draft(file.parent) as draft:
             for start in range(0, len(content), PIECE):
-                left = memoryview(content[start : start + PIECE])
+                left = content[start : start + PIECE].data
                 while left:
                     left = left[draft.write(left) :]
                 if start and start % FLUSHED == 0:  # else the file's end would wait for all of it
@@ -138,9 +139,9 @@ class Folder:
         try:
             for start in range(0, len(into), PIECE):
                 part = into[start : start + PIECE]
-                if not _fill(fd, memoryview(piece[: len(part)])):
+                if not _fill(fd, piece[: len(part)].data):
                     return False
-                work.step(lambda part=part: np.copyto(part, piece[: len(part)]))
+                work.step(partial(np.copyto, part, piece[: len(part)]))
         finally:
             os.close(fd)
         return True

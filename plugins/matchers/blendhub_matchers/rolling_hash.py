@@ -117,10 +117,8 @@ class RollingHashMatcher(Matcher):
     def remove(self, run: int, span: Span) -> None:
         with self._lock:
             slot = self._slots.get(run)
-            left = NONE
-            if slot is not None:
-                left = kernels.forget(*self._index, slot, span.start, span.end)
-            if left == NONE:
+            left = NONE if slot is None else kernels.forget(*self._index, slot, span.start, span.end)
+            if slot is None or left == NONE:
                 raise InvalidInput(f"cannot discard {span} of run {run}: not all of it is stored")
             self._stored -= len(span)
             if left == 0:
@@ -183,8 +181,14 @@ class RollingHashMatcher(Matcher):
 
     def _collect_views(self) -> None:
         """The argument of most kernels; made once, because asking for a view takes longer than using it."""
-        arrays = (self._tokens, self._pages, self._table, self._homes)
-        self._index = Index(*(array.view for array in arrays), self._counters, self._runs.view)
+        self._index = Index(
+            self._tokens.view,
+            self._pages.view,
+            self._table.view,
+            self._homes.view,
+            self._counters,
+            self._runs.view,
+        )
 
     def _make_room(self, new_pages: int) -> None:
         """See to it that so many pages can be stored and anchored."""

@@ -14,10 +14,10 @@ inlined = njit(nogil=True)
 
 
 @intrinsic
-def multiply_fold(typing_context, a, b):  # type: ignore[no-untyped-def]
+def multiply_fold(typing_context, a, b):
     """``a * b`` modulo 2**61 - 1, not fully reduced: below 2**62 for factors below 2**61."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         wide, word = ir.IntType(128), ir.IntType(64)
         product = builder.mul(*(builder.zext(one, wide) for one in arguments))
         low = builder.trunc(builder.and_(product, wide(MODULUS)), word)
@@ -27,10 +27,10 @@ def multiply_fold(typing_context, a, b):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def prefetch(typing_context, array, place):  # type: ignore[no-untyped-def]
+def prefetch(typing_context, array, place):
     """Fetch a place of an array into the cache, so that its memory need not be waited for later."""
 
-    def generate(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+    def generate(context, builder, signature, arguments):
         kind, where = signature.args[0], arguments[1]
         indices = [where] + [where.type(0)] * (kind.ndim - 1)
         data = context.make_array(kind)(context, builder, arguments[0])

@@ -137,7 +137,7 @@ def collect_possible(table, homes, tags, possible):
     fetched all at once; one after the other, each would be waited for.
     """
     last = np.uint64(homes.size - 1)
-    found = 0
+    found = np.int64(0)
     for k in range(tags.size):
         tag = np.uint64(tags[k])
         possible[found] = k

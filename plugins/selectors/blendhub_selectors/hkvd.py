@@ -1,7 +1,7 @@
 """Picks the tokens whose stored KV at an early layer deviates most from what the model computes now."""
 
 from math import ceil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -35,7 +35,7 @@ class HkvdSelector(Selector):
 
     def deviation(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":
         compared = (pair for name, *pair in zip("kv", fresh, stored, strict=True) if name in self._signal)
-        return sum(_squared_distance(new, old) for new, old in compared)
+        return cast("torch.Tensor", sum(_squared_distance(new, old) for new, old in compared))
 
     def _blocks(self, selection: Selection, scores: Scores) -> list[Span]:
         """``ceil(ratio * tokens)`` tokens in blocks, the best first."""

@@ -15,6 +15,7 @@ from blendhub_transports.options import ZmqOptions
 from blendhub_transports.sockets import (
     HANDSHAKE_BROKEN,
     HANDSHAKE_REFUSED,
+    descriptor_of,
     open_monitor,
     read_monitor_event,
     readable,
@@ -80,9 +81,9 @@ class Dealer:
         self._wakeup = wakeup
         # A descriptor of ZeroMQ signals only after the socket was found empty once.
         readable(self._monitor)
-        self._monitor_descriptor = self._monitor.getsockopt(zmq.FD)
+        self._monitor_descriptor = descriptor_of(self._monitor)
         self._poll = select.poll()
-        for descriptor in (self.socket.getsockopt(zmq.FD), self._monitor_descriptor, wakeup.descriptor):
+        for descriptor in (descriptor_of(self.socket), self._monitor_descriptor, wakeup.descriptor):
             self._poll.register(descriptor, select.POLLIN)
         self.socket.connect(where.text)
         # If a connection is dropped unclosed, the collector could end the context before its sockets, and hang.

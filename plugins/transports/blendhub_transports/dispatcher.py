@@ -44,11 +44,13 @@ class Dispatcher:
             return reply(Busy(f"{self._endpoint} has {limit}; try again later"))
         try:
             outcome = self._service.handle(peer, request)
-            task = None if isinstance(outcome, Envelope) else asyncio.ensure_future(outcome)
+            if not isinstance(outcome, Envelope):
+                outcome = asyncio.ensure_future(outcome)
         except Exception as error:
             return reply(self._reportable(error, request))
-        if task is None:
+        if isinstance(outcome, Envelope):
             return reply(outcome)
+        task = outcome
         # Read before the timer is set, which would otherwise go off before the deadline.
         deadline = time.monotonic() + remaining
         # Without a timer a request that never ends would hold its place for good.

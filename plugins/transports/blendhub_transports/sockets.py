@@ -54,7 +54,7 @@ def open_monitor(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
     """A socket that receives the monitor events of ``socket``: connections, departures, failed handshakes."""
     address = f"inproc://monitor-{uuid.uuid4()}"
     socket.monitor(address, ACCEPTED | ACCEPT_FAILED | DISCONNECTED | HANDSHAKE_REFUSED | HANDSHAKE_BROKEN)
-    monitor = socket.context.socket(zmq.PAIR)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
     # With a limit, ZeroMQ's I/O thread would wait for a reader that is slow to take its events.
     monitor.setsockopt(zmq.RCVHWM, 0)
     monitor.setsockopt(zmq.LINGER, 0)
@@ -64,7 +64,12 @@ def open_monitor(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
 
 def readable(socket: "zmq.Socket[bytes]") -> bool:
     """Whether a message waits at ``socket``."""
-    return bool(socket.getsockopt(_EVENTS) & _POLLIN)
+    return bool(int(socket.getsockopt(_EVENTS)) & _POLLIN)
+
+
+def descriptor_of(socket: "zmq.Socket[bytes]") -> int:
+    """The descriptor by which ZeroMQ signals changes of ``socket``."""
+    return int(socket.getsockopt(zmq.FD))
 
 
 def duplicate(descriptor: int) -> sockets.socket:
@@ -80,7 +85,7 @@ def duplicate(descriptor: int) -> sockets.socket:
 def is_local_end(socket: sockets.socket, endpoint: Endpoint) -> bool:
     """Whether a socket listens at an endpoint, which has the actual port, or was accepted there."""
     local = socket.getsockname()
-    return local == str(Path(endpoint.path)) if endpoint.path is not None else local[1:2] == (endpoint.port,)
+    return bool(local == str(Path(endpoint.path)) if endpoint.path is not None else local[1:2] == (endpoint.port,))
 
 
 def pid_of_peer(descriptor: int) -> int | None:
@@ -125,7 +130,7 @@ class Receiver:
         self._reading = False
         self._scheduled: asyncio.Handle | None = None
         self._loop = asyncio.get_running_loop()
-        self._descriptor = socket.getsockopt(zmq.FD)
+        self._descriptor = descriptor_of(socket)
         self._loop.add_reader(self._descriptor, self._turn)
         self.schedule()
 
