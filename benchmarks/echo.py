@@ -19,7 +19,7 @@ def serve(endpoint: str, ready: Any) -> None:
 
 @contextlib.contextmanager
 def running(endpoint: str) -> Iterator[None]:
-    """The echo in a process of its own."""
+    """The echo in a separate process."""
     processes = multiprocessing.get_context("spawn")
     ready = processes.Event()
     process = processes.Process(target=serve, args=(endpoint, ready), daemon=True)

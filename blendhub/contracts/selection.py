@@ -44,7 +44,7 @@ class Selection:
     """The whole prompt."""
 
     def checked(self) -> "Selection":
-        """The same with every array as long as the prompt; raises InvalidInput for what is not as described above.
+        """A copy whose arrays are as long as the prompt; raises InvalidInput for what is not as described above.
 
         Whether ``scores`` and ``attended`` are needed is for the selector to say.
         """

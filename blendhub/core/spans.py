@@ -47,7 +47,7 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
         return not (self.exact or self.settled)
 
     def part(self, start: int, end: int) -> "Match":
-        """The same match, narrowed to ``[start, end)`` of the prompt."""
+        """The part of this match in ``[start, end)`` of the prompt."""
         if not self.span.start <= start <= end <= self.span.end:
             raise InvalidInput(f"[{start}, {end}) is not part of {self.span}")
         return Match(Span(start, end), self.run, self.source_start + start - self.span.start, self.exact, self.settled)
@@ -88,7 +88,7 @@ def gaps(whole: Span, covered: Iterable[Span]) -> Iterator[Span]:
 
 
 def join_spans(spans: Iterable[Span]) -> list[Span]:
-    """The same tokens as disjoint, ascending spans that do not touch."""
+    """Join spans into disjoint, ascending ones that do not touch."""
     joined: list[Span] = []
     for span in sorted(spans):
         if joined and span.start <= joined[-1].end:

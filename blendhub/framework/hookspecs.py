@@ -26,7 +26,7 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 class NoOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For plugins with nothing to set."""
+    """The options of plugins with nothing to set."""
 
 
 class Unavailable(msgspec.Struct, frozen=True):

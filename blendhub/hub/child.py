@@ -1,7 +1,7 @@
 """A hub in a child process: ``python -P -m blendhub.hub.child FD``, where ``FD`` is its end of a socket to its owner.
 
-The owner sends the configuration and the transport of its own endpoint in one line, and gets the hub's addresses or an
-error in one line. The hub serves until the owner closes its end, or dies. ``multiprocessing`` would run the owner's
+The owner sends the configuration and the transport of the owner's endpoint in one line, and gets the hub's addresses or
+an error in one line. The hub serves until the owner closes its end, or dies. ``multiprocessing`` would run the owner's
 script again, and refuses to start a process from its own daemons.
 """
 

@@ -58,7 +58,7 @@ LETTERS = {
     Fate.HOLE: "o",
     Fate.COMPUTED: ".",
 }
-"""For terminals without colours."""
+"""The letters of fates, for terminals without colours."""
 
 WHY = {
     Fate.CACHED: "vLLM still had the KV of these tokens in its own prefix cache",

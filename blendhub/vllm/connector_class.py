@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HybridConnector(connector.BlendHubConnector, SupportsHMA):
-    """For models with recurrent layers, which are served without reuse."""
+    """The connector of models with recurrent layers, which are served without reuse."""
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]

@@ -104,5 +104,5 @@ def elsewhere() -> Any:
 
 @pytest.fixture
 def shm(elsewhere: Any) -> Any:
-    """A ``/dev/shm`` with options of its own."""
+    """A separate ``/dev/shm`` with these options."""
     return lambda options: elsewhere('mount -t tmpfs -o "$1" tmpfs /dev/shm', options)

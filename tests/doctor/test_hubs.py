@@ -121,7 +121,7 @@ def test_everything_is_examined_and_nothing_secret_is_told(doctor):
         "salt": "pepper-and-salt",
     }
     flag = {"kv_connector": "BlendHubConnector", "kv_role": "pepper-and-salt"}
-    # Importing vLLM takes long, and has tests of its own.
+    # Importing vLLM takes long, and other tests cover it.
     (doctor.home / "torch.py").write_text("raise ImportError('not here')")
     report = doctor(
         "--config",

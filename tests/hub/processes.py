@@ -68,7 +68,7 @@ class HubProcess:
 
 
 IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""A pid namespace of its own with the machine's shared memory, as with ``--ipc=host``."""
+"""A new pid namespace with the machine's shared memory, as with ``--ipc=host``."""
 
 
 def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen:

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.slow]
 
 TIMEOUT_S = 4.0
 AGAIN_S = 20.0
-# Memory and processes of its own too, as on another machine: nothing of the hub's can be mapped.
+# Separate memory and processes, as on another machine: nothing of the hub's can be mapped.
 ELSEWHERE = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
 WITH_MEMORY_OF_ITS_OWN = 'mount -t tmpfs tmpfs /dev/shm && exec "$0" "$@"'
 

@@ -108,7 +108,7 @@ class Model:
 
 
 class PlayedWorker:
-    """A worker with a session of its own, and vLLM's runner around it."""
+    """A worker with a separate session, and vLLM's runner around it."""
 
     def __init__(self, engine: PlayedEngine, device: CpuDevice) -> None:
         self.engine = engine

@@ -140,7 +140,7 @@ def test_the_lease_that_a_late_answer_brings_is_released(executor):
 
 @pytest.fixture
 def away(tmp_path):
-    """A hub in a process of its own, that is not there yet."""
+    """A hub in a separate process that has not started yet."""
     made = HubProcess(tmp_path)
     made.kill()
     yield made

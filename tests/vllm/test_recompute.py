@@ -1,4 +1,4 @@
-"""What a probe asks of its device: tensors without numbers give an error to whoever waits for them."""
+"""Tensors without numbers show that a probe waits for no number of its device."""
 
 from types import SimpleNamespace
 

@@ -110,7 +110,7 @@ def _lead(found: Found, selectors: Sequence[str]) -> Row:
 
 
 def _settled(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
-    """Of workloads with several questions to the same text."""
+    """Figures of workloads with several questions to one text."""
     asked = {one.workload for one in outcomes if one.state == "settled"}
     if asked:
         found = won_back([one for one in outcomes if one.workload in asked])

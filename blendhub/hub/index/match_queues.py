@@ -81,7 +81,7 @@ class MatchQueue:
                 self._threads.schedule(self)
 
     def work_in_thread(self) -> bool:
-        """For the threads: do what is queued, up to the first long piece; returns whether more is left."""
+        """Do what is queued, up to the first long piece; returns whether more is left. Called by the threads."""
         long = False
         while not long:
             job = self._jobs[0]

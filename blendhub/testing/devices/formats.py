@@ -23,7 +23,7 @@ ROTATIONS = [
     Rotary(width=12, scale=0.25, neox=False),
     Rotary(width=2, offset=3),
 ]
-"""Of whole keys, of parts at the start, in the middle and at the end, with other scales, and of one pair."""
+"""Rotations of whole keys, of parts at the start, in the middle and at the end, with other scales, and of one pair."""
 
 
 @holds("Values are copied bit for bit, and so are keys that stay at their position")
@@ -55,7 +55,7 @@ class FormatTests(DeviceTests):
 
     @holds("The first item of the rotated part of a key; items outside it are not rotated.")
     def test_only_the_last_part_of_the_keys_is_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:
-        """As of a joint latent."""
+        """A joint latent has such keys."""
         harness = make_harness(self.setup(format=format, key_dim=40, rotations=(Rotary(offset=32, neox=False),) * 2))
         harness.load(harness.chunks(3, 60, source=500), skip_prefix_n_tokens=10)
 
@@ -84,7 +84,7 @@ class FormatTests(DeviceTests):
         assert not pages.float().isnan().any() and not pages.float().isinf().any()
 
     def test_pages_of_all_layers_may_share_one_allocation(self, make_harness: MakeHarness, format: PageFormat) -> None:
-        """As in engines with several KV cache groups."""
+        """Engines with several KV cache groups have such pages."""
         import torch
 
         harness = make_harness(self.setup(format=format))

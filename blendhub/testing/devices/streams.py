@@ -36,7 +36,7 @@ RUNTIMES: Mapping[str, Callable[[], DeferredRuntime]] = {
 
 
 class Panic(BaseException):
-    """As extension modules in Rust raise."""
+    """An error of the kind that extension modules in Rust raise."""
 
 
 class RuntimeWithoutWaits(DeferredRuntime):

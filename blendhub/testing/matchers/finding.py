@@ -22,7 +22,7 @@ CRAFTED_DIFFERENCES = {
     (911382323, 2**61 - 1): (-1307, -1434, -678, -2144, -1514),
     (257, 10**9 + 7): (-26, 25, -2, -12, -8),
 }
-"""For a polynomial hash of this base and modulus: what can be added to five neighbouring tokens without
+"""A collision of the polynomial hash of each base and modulus: what can be added to five neighbouring tokens without
 changing the hash of any window that holds them. Found by lattice reduction."""
 
 

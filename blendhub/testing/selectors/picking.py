@@ -157,7 +157,7 @@ class PickingTests(SelectorTests):
 
 @holds("the same input gives the same answer in every object with the same options,")
 class AgreeingTests(SelectorTests):
-    """The same question gets the same answer from every object in every process, whatever was asked before."""
+    """A question gets the same answer from every object in every process, whatever was asked before."""
 
     def test_two_instances_agree(self) -> None:
         assert self.answers() == self.answers()

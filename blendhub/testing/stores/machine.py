@@ -34,7 +34,7 @@ class StoreHistory(RuleBasedStateMachine):
         self.store = create(Path(self._place.name) / "store", capacity)
         self.runs: dict[RunKey, StoredRun] = {}
         self.chunks: dict[tuple[RunKey, Span], list[bytes]] = {}
-        """In order of use, the least recently used first."""
+        """The chunks in order of use, the least recently used first."""
         self.used_before_restart: set[tuple[RunKey, Span]] = set()
         """Their order is kept only roughly, but all were used before the others."""
         self.may_be_known: set[RunKey] = set()

@@ -77,7 +77,7 @@ class LogFile:
             raise InvalidInput(f"cannot read {path}: {error.strerror}; name files of requests, or -") from None
         self._is_seekable = self._raw.seekable()
         self.size = Path(path).stat().st_size if self._is_seekable and path != STANDARD_INPUT else 0
-        """In bytes; 0 if it is not known."""
+        """The size in bytes; 0 if it is not known."""
 
     @property
     def position(self) -> int:

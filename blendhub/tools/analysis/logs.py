@@ -29,7 +29,7 @@ class Logs:
 
     @property
     def size(self) -> int:
-        """In bytes; 0 if it is not known of a file."""
+        """The size in bytes; 0 if a file's size is not known."""
         return sum(file.size for file in self.files) if all(file.size for file in self.files) else 0
 
     @property

@@ -50,7 +50,7 @@ class Encoder(ABC):
     """Makes token ids of prompts. Those that are token ids already stay as they are."""
 
     def encode(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """For each prompt its tokens, or the reason why it has none."""
+        """The tokens of each prompt, or the reason why it has none."""
         texts = [prompt for prompt in prompts if prompt.ids is None]
         encoded = iter(self.encode_texts(texts) if texts else [])
         found = [prompt.ids if prompt.ids is not None else next(encoded) for prompt in prompts]
@@ -58,7 +58,7 @@ class Encoder(ABC):
 
     @abstractmethod
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:
-        """For each prompt with text or messages its tokens, or the reason why it has none."""
+        """The tokens of each prompt with text or messages, or the reason why it has none."""
 
     @abstractmethod
     def decode(self, tokens: Tokens) -> str:

@@ -45,7 +45,7 @@ class AscendRuntime(Runtime):
         log.info("device 'npu': many copies are submitted %s", f"one by one: {problem}" if problem else "at once")
 
     def register(self, memory: Arena) -> str | None:
-        """With ACL, so that the NPU's copy engine reads and writes the memory without a detour."""
+        """Register with ACL, so that the NPU's copy engine reads and writes the memory without a detour."""
         first, nbytes = _whole_pages(memory)
         address, device_address = ctypes.c_void_p(first), ctypes.c_void_p()
         to = ctypes.byref(device_address)
