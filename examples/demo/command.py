@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
 from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.serving import READER
+from benchmarks.quality.serving import PLAIN
 from examples.demo import report
 from examples.demo.experiment import LONGEST, Measured, Workload
 from harness.engines import Engine
@@ -44,7 +44,7 @@ def run(module: str, description: str, out: Path, measure: Callable[[Workload, P
 
 def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engine:
     lengths = {"max_model_len": LONGEST + 64, "max_num_batched_tokens": LONGEST}
-    return Engine(CHECKPOINT, blendhub, arrange=arrange, **lengths, **READER)
+    return Engine(CHECKPOINT, blendhub, arrange=arrange, **lengths, **PLAIN)
 
 
 @contextmanager
