@@ -34,7 +34,7 @@ from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, Worker
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
