@@ -116,7 +116,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
 
-quality: setup ## What reuse costs a small reader and a real model, and what selectors win back; results go to build/quality
+quality: setup ## What reuse costs a real model, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
 
 gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check

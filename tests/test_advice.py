@@ -8,7 +8,7 @@ from blendhub.cli import main
 from blendhub.cli.advise import sentence
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed, wilson
-from blendhub.tools.advice.choice import Advice, Audited, Measured, advise, settings_for
+from blendhub.tools.advice.choice import Advice, Measured, PromptAudit, advise, settings_for
 from blendhub.tools.advice.measure import distinct_ratios
 from blendhub.tools.advice.questions import Prompts, Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
@@ -18,7 +18,7 @@ CHAT = "{{ bos_token }} user : {{ messages[0]['content'] }} </s>{% if add_genera
 
 
 def measured(selector: str, ratio: float, agreed: int, of: int) -> Measured:
-    return Measured(selector, ratio, tuple(Audited(number < agreed, 0.1 * number, 100) for number in range(of)))
+    return Measured(selector, ratio, tuple(PromptAudit(number < agreed, 0.1 * number, 100) for number in range(of)))
 
 
 CASES = st.lists(
@@ -76,7 +76,7 @@ def test_the_number_of_audits_needed_is_the_least_that_shows_the_target(agreed, 
         ("first_k", {}, (0.1,)),
         ("first_k", {"k": 0}, (0.1, 0.5)),
         ("hkvd", {}, (0.1, 0.1001, 0.5)),
-        ("combined", {}, (0.1, 0.1001, 0.5)),
+        ("attended", {}, (0.1, 0.1001, 0.5)),
     ],
 )
 def test_a_selector_that_ignores_the_ratio_is_measured_once(name, options, distinct):

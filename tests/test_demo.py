@@ -63,6 +63,7 @@ def report(out: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_each_way_reuses_what_it_may(report):
     full, blended, moved = (report["ways"][way]["tokens"] for way in WAYS)
     n_tokens = full["computed"]

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.quality.found import Found
-from benchmarks.quality.outcomes import Outcome
+from blendhub.tools.advice.outcomes import Outcome
 
 # Okabe and Ito's colours, which people of every colour vision tell apart.
 COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#000000", "#F0E442", "#882255")
@@ -55,7 +55,7 @@ def _draw_panel(axes: Axes, found: Found, title: str, columns: list[int], cost: 
     axes.spines[["top", "right"]].set_visible(False)
     if found.compared(found.full).share(columns) is None:
         axes.text(0.5, 0.5, "reuse loses next to nothing", ha="center", transform=axes.transAxes)
-    for colour, label in zip(COLOURS, found.labels, strict=False):
+    for colour, label in zip(COLOURS, found.selectors, strict=False):
         points = [(cost.of(found, one), found.compared(one).share(columns)) for one in found.curve(label)]
         shown = [(x, y) for x, y in points if y is not None]
         width = 2.4 if label == found.default else 1.2

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality import plugin
 from benchmarks.quality.compared import Compared
 from harness.engines import Engine
 
@@ -24,9 +23,6 @@ class Serving:
         self.layers, self.longest = shape.layers, int(options.get("max_model_len", shape.longest))
         self._model = model
         self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
-        self._site = place / "site"
-        self._site.mkdir()
-        plugin.install(self._site)
         # Chunks of 256 tokens are not all full.
         self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes(str(options.get("dtype"))) / 2**30)
         self._endpoint = f"ipc://{place}/hub.sock"
@@ -48,7 +44,7 @@ class Serving:
         with Engine(
             self._model,
             settings,
-            variables={"PYTHONPATH": f"{self._site}:{ROOT}"},
+            variables={"PYTHONPATH": str(ROOT)},
             **self._options,
         ) as engine:
             yield engine

@@ -10,7 +10,7 @@ from blendhub.cli.json_input import read_object
 from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
-from blendhub.tools.advice.choice import Advice, Audited, Measured, advise, settings_for
+from blendhub.tools.advice.choice import Advice, Measured, PromptAudit, advise, settings_for
 from blendhub.tools.advice.measure import Job, distinct_ratios, measured_with, run_engine
 from blendhub.tools.advice.questions import SHAPES, read_questions
 from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
@@ -78,7 +78,7 @@ def _measured(jobs: Sequence[Job]) -> list[Measured]:
         task = progress.add_task("", total=n_audits)
         for job in jobs:
             progress.update(task, description=f"{job.selector}: starting vLLM")
-            audits: list[Audited] = []
+            audits: list[PromptAudit] = []
             asked = 0
             for part in run_engine(job):
                 audits += part.audits

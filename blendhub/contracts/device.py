@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.core.spans import Position, Span
 

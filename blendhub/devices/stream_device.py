@@ -15,7 +15,7 @@ from blendhub.devices.batches import Batch, BatchPlanner
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena, PinningThread
 from blendhub.devices.pages import Pages, read_pages
-from blendhub.devices.queues import LoadQueue, Mover, SaveQueue
+from blendhub.devices.queues import LoadTransferQueue, Mover, SaveTransferQueue
 from blendhub.devices.runtime import Runtime
 
 ACCESS_BYTES = 16
@@ -30,8 +30,8 @@ class _Attached(NamedTuple):
     runtime: Runtime
     bounds: Bounds
     planner: BatchPlanner
-    loads: LoadQueue
-    saves: SaveQueue
+    loads: LoadTransferQueue
+    saves: SaveTransferQueue
     pinning: PinningThread
 
 
@@ -130,8 +130,8 @@ class StreamDevice(Device):
             runtime,
             Bounds(planner.layout, block_size, pages),
             planner,
-            LoadQueue(f"{self.name}-loads", *queue),
-            SaveQueue(f"{self.name}-saves", *queue),
+            LoadTransferQueue(f"{self.name}-loads", *queue),
+            SaveTransferQueue(f"{self.name}-saves", *queue),
             PinningThread(self.name),
         )
 

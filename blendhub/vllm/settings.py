@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Annotated[
         PluginChoice | None, Meta(description="how KV is copied; default: the device named like vLLM's")
     ] = None
-    selector: Annotated[PluginChoice, Meta(description="which reused tokens are recomputed")] = PluginChoice("combined")
+    selector: Annotated[PluginChoice, Meta(description="which reused tokens are recomputed")] = PluginChoice("attended")
     mode: Annotated[
         Mode,
         Meta(

@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.quality.outcomes import Outcome
 from benchmarks.quality.real import figures
 from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.judge import (
+from benchmarks.quality.real.people import people
+from benchmarks.quality.real.sources import BFCL, manual, requests
+from benchmarks.quality.real.workloads import CLEARED, WORKLOADS, RealQuestion, earlier
+from blendhub.tools.advice.judge import (
     ALL_KL,
     ANSWER,
     FIRST,
@@ -22,9 +24,7 @@ from benchmarks.quality.real.judge import (
     divergence,
     judge,
 )
-from benchmarks.quality.real.people import people
-from benchmarks.quality.real.sources import BFCL, manual, requests
-from benchmarks.quality.real.workloads import CLEARED, WORKLOADS, earlier
+from blendhub.tools.advice.outcomes import Outcome
 
 needs_texts = pytest.mark.skipif(not BFCL.exists(), reason="its texts are a package; `make setup` downloads it")
 HALVES = ("training", "test")
@@ -113,13 +113,14 @@ def said(tokens, *chances):
 def test_an_answer_is_compared_at_each_token_of_full_prefill():
     full = said([1, 2], {1: 0.8, 2: 0.2}, {1: 0.4, 2: 0.6})
     ours = said([1, 2], {1: 0.4, 2: 0.6}, {1: 0.4, 2: 0.6})
-    scores = judge(full, ours, [1])
+    scores = judge(full, ours, 1)
     first = 0.8 * math.log(2) + 0.2 * math.log(0.2 / 0.6)
     assert scores[KL] == pytest.approx(-first) and scores[ALL_KL] == pytest.approx(-first / 2)
     assert scores[NATS] == scores[RIGHT_NATS] == pytest.approx(-math.log(2))
     assert scores[FIRST] == scores[SURE_FIRST] == scores[ANSWER] == scores[RIGHT] == 0
-    assert judge(full, full, [1, 2])[FIRST:] == [1, 1, 1, 1]
-    assert judge(full, ours, [2])[RIGHT] is None and judge(full, ours, [])[RIGHT_NATS] is None
+    assert judge(full, full, 2)[FIRST:] == [1, 1, 1, 1]
+    assert judge(full, ours, 0)[RIGHT] is None and judge(full, ours, 0)[RIGHT_NATS] is None
+    assert [RealQuestion([], right).answered([1, 2]) for right in ([1], [2], [1, 2], [])] == [1, 0, 2, 0]
 
 
 def outcome(workload, selector, ratio, kl, cases=3):
@@ -135,12 +136,12 @@ def test_what_is_won_back_is_the_mean_of_workloads_that_lose_unlike_amounts():
         for selector, ratio, share in (
             ("full", 1.0, 0),
             ("reuse", 0.0, 1),
-            ("combined", 0.15, left),
+            ("attended", 0.15, left),
             ("hkvd", 0.15, 0.3),
         )
     ]
     found = figures.won_back(outcomes)
-    compared = found.compared(found.all["combined", "", 0.15])
+    compared = found.compared(found.all["attended", "", 0.15])
     assert [compared.share([column]) for column in (0, 1)] == pytest.approx([0.8, 0.6])
     assert compared.share(found.main) == pytest.approx(0.7)
     assert compared.interval(found.main) == pytest.approx((0.7, 0.7), abs=0.01)

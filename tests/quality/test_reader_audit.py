@@ -5,8 +5,7 @@ import random
 import pytest
 
 from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.reader.task import Shape, make_prompt
-from benchmarks.quality.reader_cases import headers
+from benchmarks.quality.reader.task import Shape, headers, make_prompt
 from benchmarks.quality.serving import READER
 from benchmarks.quality.workload import Case, make_visits
 from harness.engines import Engine

@@ -7,10 +7,10 @@ import numpy as np
 
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.found import Found
-from benchmarks.quality.outcomes import Outcome, accuracy
-from benchmarks.quality.real.judge import FIRST, KL, RIGHT, SURE_FIRST
 from benchmarks.quality.rows import row, rows_of_selectors
 from benchmarks.report import Row
+from blendhub.tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
+from blendhub.tools.advice.outcomes import Outcome, accuracy
 from blendhub.vllm.settings import Settings
 
 BARS = {0.05: 0.40, 0.15: 0.70, 0.3: 0.90}
@@ -30,7 +30,7 @@ def by_workload(outcomes: Sequence[Outcome], measure: int, relative: bool = Fals
     ]
     asked = np.sum(merged[0].asked, 0)
     main = [number for number in range(len(workloads)) if asked[number]]
-    return Found(merged, workloads, main, "mean of all", Settings().selector.name)
+    return Found(merged, workloads, main, Settings().selector.name)
 
 
 def won_back(outcomes: Sequence[Outcome]) -> Found:
@@ -40,12 +40,11 @@ def won_back(outcomes: Sequence[Outcome]) -> Found:
 
 def rows(outcomes: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row]:
     found = won_back(outcomes)
-    shipped = [one.label for one in selectors if one.ships]
     return [
         *_of_reuse(outcomes),
         *_of_the_default(found),
         *_agreement(outcomes, found.default),
-        _lead(found, shipped),
+        _lead(found, [one.name for one in selectors]),
         *_settled(outcomes, found.default),
         *rows_of_selectors(found, "real_"),
         *_by_workload(found),
@@ -96,17 +95,17 @@ def _agreement(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
         yield row(id, f"{default} at 0.15: {what}", value, 0.97)
 
 
-def _lead(found: Found, shipped: Sequence[str]) -> Row:
+def _lead(found: Found, selectors: Sequence[str]) -> Row:
     leads = [
         theirs - ours
         for ratio in BARS
-        for label in shipped
+        for name in selectors
         for column in found.main
-        if label != found.default
+        if name != found.default
         and (ours := _share(found, found.default, ratio, column)) is not None
-        and (theirs := _share(found, label, ratio, column)) is not None
+        and (theirs := _share(found, name, ratio, column)) is not None
     ]
-    what = f"by how much another shipped selector wins back more than {found.default} on any workload: the most"
+    what = f"by how much another selector wins back more than {found.default} on any workload: the most"
     return row("real_default_wins", what, max(leads, default=None), 0.03, "lower")
 
 
@@ -126,9 +125,7 @@ def _by_workload(found: Found) -> Iterator[Row]:
         if one.selector not in ("full", "reuse"):
             for column in found.main:
                 compared = found.compared(one)
-                id = "_".join(
-                    ["real", found.columns[column], one.selector.replace(" ", "_"), f"{one.ratio * 100:02.0f}"]
-                )
+                id = "_".join(["real", found.columns[column], one.selector, f"{one.ratio * 100:02.0f}"])
                 id += f"_{one.state}" if one.state else ""
                 what = f"{f'{one.selector} {one.state}'.strip()}: share won back of the KL, {found.columns[column]}"
                 yield row(id, what, compared.share([column]), spread=compared.interval([column]))

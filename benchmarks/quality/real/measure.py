@@ -3,30 +3,27 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.quality.measure import Asked, Steps, reported
-from benchmarks.quality.outcomes import Outcome
-from benchmarks.quality.real.judge import ANSWER_TOKENS, judge
+from benchmarks.quality.measure import Asked, reported
 from benchmarks.quality.real.workloads import RealCase
+from benchmarks.timing import progress
+from blendhub.tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
+from blendhub.tools.advice.outcomes import Outcome
 from harness.engines import Answer, Engine
-
-LOGPROBS = 1000
-"""The likely tokens whose log-probabilities vLLM returns."""
 
 
 class Workload:
     """The cases of one workload, and full prefill's answers to their questions."""
 
-    def __init__(self, name: str, cases: Sequence[RealCase], steps: Steps) -> None:
+    def __init__(self, name: str, cases: Sequence[RealCase]) -> None:
         self.name = name
         self.cases = cases
-        self._steps = steps
         self._full: list[list[Answer]] = []
 
     def measure(self, engine: Engine, asked: Asked) -> Outcome:
         """Measure full prefill first. Of each case the first question is asked alone, so that its time can be taken."""
         outcome = Outcome(asked.selector, asked.state, asked.ratio, workload=self.name)
         said = f"{self.name}: {asked.selector} at {asked.ratio:g}" + (f", {asked.state}" if asked.state else "")
-        for number, case in enumerate(self._steps(self.cases, said)):
+        for number, case in enumerate(progress(self.cases, said)):
             engine.forget()
             answers = self._ask(engine, asked, number, case)
             if len(self._full) == number:
@@ -35,7 +32,7 @@ class Workload:
             report = reported(answers[0])
             moved = report["moved_tokens"]
             share = report["recomputed_tokens"] / moved + asked.probed if moved else 1.0
-            outcome.note([judge(full, ours, question.right) for full, ours, question in pairs], share)
+            outcome.note([judge(full, ours, question.answered(full.tokens)) for full, ours, question in pairs], share)
             outcome.first_token_s.append(answers[0].first_token_s)
         return outcome
 

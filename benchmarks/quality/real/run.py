@@ -1,4 +1,4 @@
-"""``make quality --only real``: the experiment on a model, texts and tasks that others made."""
+"""``make quality``: the experiment on a model, texts and tasks that others made."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -6,14 +6,14 @@ from typing import Any
 import msgspec
 
 from benchmarks.quality.compared import SELECTORS, Compared
-from benchmarks.quality.experiment import Shown
 from benchmarks.quality.measure import FULL, REUSE, Asked, store
-from benchmarks.quality.outcomes import Outcome
-from benchmarks.quality.real import forced
 from benchmarks.quality.real.chat import Chat
-from benchmarks.quality.real.measure import LOGPROBS, Workload
+from benchmarks.quality.real.measure import Workload
 from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, earlier
 from benchmarks.quality.serving import READER, Serving, folder
+from blendhub.tools.advice import forced
+from blendhub.tools.advice.judge import LOGPROBS
+from blendhub.tools.advice.outcomes import Outcome
 from blendhub.vllm.settings import Settings
 from harness.engines.real_model import make_real_model
 
@@ -38,24 +38,23 @@ def run(
 
     model = str(make_real_model())
     chat = Chat(AutoTokenizer.from_pretrained(model))
-    with Shown() as shown:
-        for name in workloads:
-            cases = first_cases(WORKLOADS[name](chat, "test"), questions)
-            visits = earlier(cases)
-            with folder() as place:
-                serving = Serving(model, place, sum(map(len, visits)), **OPTIONS)
-                with serving.storing() as keeper:
-                    workload = Workload(name, cases, shown.steps)
-                    store(keeper, visits, shown.steps)
-                    yield workload.measure(keeper, FULL)
-                    yield workload.measure(keeper, REUSE)
-                    for compared in selectors:
-                        with serving.choosing(compared) as engine:
-                            for ratio in RATIOS:
-                                yield workload.measure(engine, Asked.of(compared, ratio, "", serving.layers))
-                            if compared.label == Settings().selector.name and len(cases[0].questions) > 1:
-                                asked = Asked.of(compared, 0.15, "settled", serving.layers)
-                                yield workload.measure(engine, msgspec.structs.replace(asked, apart=False))
+    for name in workloads:
+        cases = first_cases(WORKLOADS[name](chat, "test"), questions)
+        visits = earlier(cases)
+        with folder() as place:
+            serving = Serving(model, place, sum(map(len, visits)), **OPTIONS)
+            with serving.storing() as keeper:
+                workload = Workload(name, cases)
+                store(keeper, visits)
+                yield workload.measure(keeper, FULL)
+                yield workload.measure(keeper, REUSE)
+                for compared in selectors:
+                    with serving.choosing(compared) as engine:
+                        for ratio in RATIOS:
+                            yield workload.measure(engine, Asked.of(compared, ratio, "", serving.layers))
+                        if compared.name == Settings().selector.name and len(cases[0].questions) > 1:
+                            asked = Asked.of(compared, 0.15, "settled", serving.layers)
+                            yield workload.measure(engine, msgspec.structs.replace(asked, apart=False))
 
 
 def first_cases(cases: Iterator[RealCase], questions: int) -> list[RealCase]:

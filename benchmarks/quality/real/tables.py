@@ -3,8 +3,8 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
-from benchmarks.quality.outcomes import Comparison, Outcome, accuracy
-from benchmarks.quality.real.judge import ALL_KL, ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
+from blendhub.tools.advice.judge import ALL_KL, ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
+from blendhub.tools.advice.outcomes import Comparison, Outcome, accuracy
 
 LEAST_LOSS = 0.001
 HEAD = (

@@ -27,6 +27,10 @@ class RealQuestion:
     right: Tokens = field(default_factory=list)
     """How a right answer goes on; empty where full prefill's own answer is what counts."""
 
+    def answered(self, said: Tokens) -> int:
+        """How many of the tokens that were said are the right answer; 0 if it is wrong or not known."""
+        return len(self.right) if said[: len(self.right)] == self.right else 0
+
 
 @dataclass(frozen=True)
 class RealCase:

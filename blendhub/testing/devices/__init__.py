@@ -4,8 +4,8 @@ from blendhub.testing.devices.copying import CopyingTests
 from blendhub.testing.devices.formats import FormatTests, RotationTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.random import RandomTests
-from blendhub.testing.devices.refusing import RefusingTests
+from blendhub.testing.devices.refusing import DeviceRefusingTests
 
 
-class DeviceSuite(CopyingTests, FormatTests, RotationTests, RefusingTests, LifecycleTests, RandomTests):
+class DeviceSuite(CopyingTests, FormatTests, RotationTests, DeviceRefusingTests, LifecycleTests, RandomTests):
     """Subclass it as ``class TestMine(DeviceSuite)`` with a ``create`` that makes a device."""

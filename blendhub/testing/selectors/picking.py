@@ -37,6 +37,14 @@ class PickingTests(SelectorTests):
         for moved, block_tokens, ratio in product(MOVED.values(), BLOCKS, RATIOS):
             self.picks(selector, moved, ratio, block_tokens)
 
+    @holds("Some models have attention that cannot be measured; then ``pick`` decides")
+    def test_it_decides_without_attention_that_cannot_be_measured(self, selector: Selector) -> None:
+        if not selector.attended_layers:
+            pytest.skip("this selector does not ask what is attended to")
+        for moved, block_tokens, ratio in product(MOVED.values(), BLOCKS, RATIOS):
+            prompt = prompt_around(moved) | {"attended": None}
+            self.picks(selector, moved, ratio, block_tokens, prompt=prompt)
+
     def test_an_integer_is_a_ratio(self, selector: Selector) -> None:
         for moved in MOVED.values():
             for ratio in (0, 1):
@@ -89,8 +97,9 @@ class PickingTests(SelectorTests):
         expected = selector.select(Selection(**good))
         bad: list[tuple[str, Any]] = [("ratio", 1.1), ("moved", [Span(0, 10), Span(9, 20)])]
         for name in ("scores", "attended"):
-            numbers = [None, np.zeros(250)] if name in measured else [np.zeros(250, np.float32)]
-            bad += [(name, one) for one in numbers]
+            bad.append((name, np.zeros(250, np.float64 if name in measured else np.float32)))
+        if "scores" in measured:
+            bad.append(("scores", None))
         for key, value in bad:
             with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
                 selector.select(Selection(**{**good, key: value}))

@@ -9,7 +9,7 @@ import msgspec
 from blendhub.outcome.agreement import Interval, wilson
 
 
-class Audited(msgspec.Struct, frozen=True):
+class PromptAudit(msgspec.Struct, frozen=True):
     """The audit of one prompt."""
 
     agrees: bool
@@ -22,7 +22,7 @@ class Measured(msgspec.Struct, frozen=True):
 
     selector: str
     ratio: float
-    audits: tuple[Audited, ...]
+    audits: tuple[PromptAudit, ...]
     """The audits of the prompts in which text was moved."""
 
     @property

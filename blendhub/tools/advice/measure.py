@@ -20,7 +20,7 @@ from blendhub.contracts import Selection, Selector
 from blendhub.core.errors import BlendHubError
 from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
-from blendhub.tools.advice.choice import Audited
+from blendhub.tools.advice.choice import PromptAudit
 from blendhub.tools.advice.questions import Prompts, Question
 
 STORED_WITHIN_S = 30.0
@@ -41,16 +41,16 @@ class Job(msgspec.Struct, frozen=True):
     questions: list[Question]
 
 
-class Part(msgspec.Struct, frozen=True):
+class AuditBatch(msgspec.Struct, frozen=True):
     """The audits of some prompts at one ratio."""
 
     ratio: float
     prompts: int
-    audits: tuple[Audited, ...]
+    audits: tuple[PromptAudit, ...]
     """The audits of those prompts in which text was moved."""
 
 
-class Engine:
+class AuditedEngine:
     """vLLM with BlendHub. Documents are stored one by one, as other prompts would have left them."""
 
     def __init__(self, job: Job) -> None:
@@ -76,13 +76,13 @@ class Engine:
             time.sleep(0.1)
         self._engine.reset_prefix_cache()
 
-    def audits(self, ratio: float) -> Iterator[Part]:
+    def audits(self, ratio: float) -> Iterator[AuditBatch]:
         for at in range(0, len(self._prompts.asked), PART):
             prompts = self._prompts.asked[at : at + PART]
             reports = self._ask(prompts, {"audit": True, "recompute_ratio": ratio, "store": False})
             audited = [one for one in reports if "audit" in one]
-            audits = (Audited(one["audit"]["agrees"], one["audit"]["kl"], one["moved_tokens"]) for one in audited)
-            yield Part(ratio, len(prompts), tuple(audits))
+            audits = (PromptAudit(one["audit"]["agrees"], one["audit"]["kl"], one["moved_tokens"]) for one in audited)
+            yield AuditBatch(ratio, len(prompts), tuple(audits))
 
     def _ask(self, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> list[dict[str, Any]]:
         """The reports of prompts that all give BlendHub the same settings."""
@@ -120,7 +120,7 @@ def measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
     return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
 
 
-def run_engine(job: Job) -> Iterator[Part]:
+def run_engine(job: Job) -> Iterator[AuditBatch]:
     """Run an engine, and yield its measurements as they arrive. vLLM's output is shown only if the engine fails."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
@@ -138,7 +138,7 @@ def run_engine(job: Job) -> Iterator[Part]:
             assert child.stdin
             with child.stdin as given:
                 given.write(msgspec.json.encode(job))
-            yield from (msgspec.json.decode(line, type=Part) for line in lines)
+            yield from (msgspec.json.decode(line, type=AuditBatch) for line in lines)
             code = child.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -154,7 +154,7 @@ def run_engine(job: Job) -> Iterator[Part]:
 
 def main(out: int) -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    engine = Engine(job)
+    engine = AuditedEngine(job)
     engine.store()
     for ratio in job.ratios:
         for part in engine.audits(ratio):

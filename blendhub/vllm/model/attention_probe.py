@@ -43,10 +43,7 @@ class AttentionProbe:
         try:
             self.rules = {name: rules_of(model.layer(name)) for name in names}
         except Unsupported as error:
-            raise Unsupported(
-                f"the selector asks what is attended to, which BlendHub does not compute here: {error}; "
-                "choose a selector that does not, such as first_k"
-            ) from error
+            raise Unsupported(f"BlendHub does not compute what tokens attend to here: {error}") from error
         self.model = model
         self.layout = layout
 

@@ -41,6 +41,8 @@ class ModelCheck(NamedTuple):
     support: ModelSupport
     rotations: tuple[Rotation | None, ...] = ()
     """Each layer's rotation of its keys, in the model's order; empty unless the model blends."""
+    measures_attention: bool = False
+    """Whether it can be measured what a prompt's end attends to, for a selector that asks."""
 
 
 def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayout, list[Rotation]]:
@@ -75,14 +77,13 @@ def check_model(
         _checked(ranks, forward, lambda: _check_parts(model, layout, layers))
         if selector.probe_layer:
             _checked(ranks, forward, lambda: _check_probe(model, layout, layers, selector.probe_layer))
-        if selector.attended_layers:
-            depths = selector.attended_layers
-            _checked(ranks, "the probe of attention", lambda: _check_attention(model, layout, layers, depths))
+        without_attention = _refusal_of_attention(model, layout, layers, selector, ranks)
         fits = _checked(ranks, forward, lambda: _rotation_errors(model, layout, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
         return ModelCheck(ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",)))
-    return ModelCheck(ModelSupport(layout, True, ()), rotations)
+    measures_attention = bool(selector.attended_layers) and not without_attention
+    return ModelCheck(ModelSupport(layout, True, without_attention), rotations, measures_attention)
 
 
 def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:
@@ -247,6 +248,20 @@ def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer],
     written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
     seen = model.forward_until(probe_layer, whole)
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
+
+
+def _refusal_of_attention(
+    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], selector: Selector, ranks: Ranks
+) -> tuple[str, ...]:
+    """Why the selector must pick without what it asks for; empty if it asks for nothing, or gets it."""
+    depths = selector.attended_layers
+    if not depths:
+        return ()
+    try:
+        _checked(ranks, "the probe of attention", lambda: _check_attention(model, layout, layers, depths))
+    except BlendHubError as error:
+        return (f"the selector picks without knowing what the end of a prompt attends to: {error}",)
+    return ()
 
 
 def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], depths: Sequence[float]) -> None:

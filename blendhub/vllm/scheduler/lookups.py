@@ -40,7 +40,7 @@ class Reading:
         self._client.kept_leases.discard(self.lease)
 
 
-class Lookup:
+class PendingLookup:
     """A lookup, sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
 
     The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
@@ -197,7 +197,7 @@ class Lookups:
         request = state.request
         if local is None and not request.skip_reading_prefix_cache:
             local = self._blocks.cached_tokens(request.block_hashes, request.num_tokens - 1)
-        lookup = Lookup(
+        lookup = PendingLookup(
             self._executor,
             state.terms.variant,
             state.tokens(),

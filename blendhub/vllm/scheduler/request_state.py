@@ -20,7 +20,7 @@ from blendhub.vllm.scheduler.admission import Terms
 from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
 
 if TYPE_CHECKING:
-    from blendhub.vllm.scheduler.lookups import Lookup
+    from blendhub.vllm.scheduler.lookups import PendingLookup
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, in which vLLM looks into its cache for what others have blended."""
@@ -54,7 +54,7 @@ class RequestState:
         self.request = request
         self.terms = terms
         self.stage = Stage.COMPUTING
-        self.lookup: Lookup | None = None
+        self.lookup: PendingLookup | None = None
         """Present while its lease is needed: until the load has ended."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
@@ -108,7 +108,7 @@ class RequestState:
             self._approximate_before = settled.first_approximate
         self.is_scheduled = True
 
-    def look_up(self, lookup: "Lookup") -> None:
+    def look_up(self, lookup: "PendingLookup") -> None:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()

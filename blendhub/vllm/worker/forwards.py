@@ -13,7 +13,7 @@ from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.pages import read_as_computed
 from blendhub.vllm.spans import cut, total
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed
 from blendhub.vllm.worker.shares import shares
@@ -85,10 +85,10 @@ class Forwards:
                 break
             taken.append((blend, blend.work.asking))
             spent += cost
-        received: list[OnTheWay] = []
+        received: list[HostCopy] = []
         chosen, started = Chosen([asking.part for _, asking in taken]), time.perf_counter()
         with self._failing([blend for blend, _ in taken]):
-            received = [OnTheWay(one) for one in self._received([asking for _, asking in taken])]
+            received = [HostCopy(one) for one in self._received([asking for _, asking in taken])]
         second = (time.perf_counter() - started) / len(chosen)
         for part, ((blend, asking), one) in enumerate(zip(taken, received, strict=False)):
             with self._failing([blend]):
@@ -118,7 +118,7 @@ class Forwards:
         hidden, scores, started = None, None, time.perf_counter()
         with self._failing(blends):
             if layer:
-                scores = OnTheWay(self._score(chosen, layer))
+                scores = HostCopy(self._score(chosen, layer))
             else:
                 hidden = self._context.model.forward(chosen)
         second = (time.perf_counter() - started) / len(chosen)

@@ -21,7 +21,7 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import Ranks
 
 NO_TOKEN = 2**32
@@ -41,7 +41,7 @@ class BlendContext:
         ranks: Ranks,
         attention: AttentionProbe | None = None,
     ) -> None:
-        """``attention``: None if the selector does not ask what is attended to."""
+        """``attention``: None if the selector does not ask what is attended to, or the model cannot be asked."""
         self.model = model
         self.layers = layers
         self.layout = layout
@@ -76,7 +76,7 @@ class Computed(NamedTuple):
     """The request's share of the time."""
     hidden: Any = None
     """The hidden states of all tokens of the forward, if the whole model computed them."""
-    scores: OnTheWay | None = None
+    scores: HostCopy | None = None
     """What a probe has measured: the scores of all tokens of the forward, or how much each position is attended to."""
 
     def hidden_from(self, first: int) -> torch.Tensor:
@@ -161,7 +161,7 @@ class Blend:
             scores = np.zeros(n, np.float32) if selector.probe_layer else None
             if scores is not None and chooses:
                 yield from self._probe(scores)
-            attended = np.zeros(n, np.float32) if selector.attended_layers else None
+            attended = np.zeros(n, np.float32) if self._context.attention else None
             if attended is not None and chooses:
                 yield from self._ask(attended)
             selection = replace(self._selection(), scores=scores, attended=attended)

@@ -111,7 +111,7 @@ class WorkerStart:
             device.close()
             raise
         attention = None
-        if selector.attended_layers and check.support.blends:
+        if check.support.blends and check.measures_attention:
             attention = AttentionProbe(model, layers, layout, selector.attended_layers)
         context = BlendContext(model, layers, layout, device, selector, ranks, attention)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)

@@ -17,7 +17,7 @@ LEAST = 16
 FLOAT8 = {torch.float8_e4m3fn: "float8_e4m3", torch.float8_e5m2: "float8_e5m2"}
 
 
-class Pages(NamedTuple):
+class AttendedPages(NamedTuple):
     """One layer's keys and values, each ``[blocks, tokens of a block, heads, items]`` with any strides but the last."""
 
     keys: torch.Tensor
@@ -63,7 +63,7 @@ def tiles_of(
 def attend(
     queries: torch.Tensor,
     positions: torch.Tensor,
-    pages: Pages,
+    pages: AttendedPages,
     blocks: torch.Tensor,
     tiles: Tiles,
     *,

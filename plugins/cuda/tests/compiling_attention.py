@@ -67,7 +67,7 @@ def compiled(
     kernel = attention.attend_chosen
     attention.attend_chosen = compiling = Compiling(kernel)  # type: ignore[assignment]
     try:
-        pages, blocks = attention.Pages(keys, None if latent else keys), torch.zeros(1, 4, dtype=torch.int32)
+        pages, blocks = attention.AttendedPages(keys, None if latent else keys), torch.zeros(1, 4, dtype=torch.int32)
         attention.attend(queries, positions, pages, blocks, tiles, scale=0.1, sinks=sinks, **how)
     finally:
         attention.attend_chosen = kernel

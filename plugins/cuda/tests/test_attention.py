@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from blendhub_cuda.attention import Pages, attend, tiles_of
+from blendhub_cuda.attention import AttendedPages, attend, tiles_of
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
@@ -50,7 +50,7 @@ class Case:
         keys, values = both[..., :width], both[..., width:]
         if not packed:
             keys, values = keys.contiguous(), values.contiguous()
-        self.pages = Pages(keys, None if latent else values)
+        self.pages = AttendedPages(keys, None if latent else values)
         if cache is not None:
             self.pages = self.pages._replace(key_scale=0.5, value_scale=2.0)
         self.positions = torch.tensor([at for positions in chosen for at in positions], dtype=torch.int32)

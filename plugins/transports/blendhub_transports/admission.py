@@ -26,7 +26,7 @@ MOST_SPARE = 2**11
 LINE_EVERY_S = 30.0
 
 
-class Admission:
+class ConnectionLimit:
     """The caller reports the events of a socket's monitor in their order, and each connection's first request."""
 
     def __init__(self, where: Endpoint, max_connections: int) -> None:

@@ -2,7 +2,8 @@
 
 import pytest
 
-from benchmarks.quality.scores import exact_match, f1, rouge_l
+from benchmarks.holes.reader_cases import make_cases
+from benchmarks.holes.scores import f1, rouge_l
 from blendhub.core.errors import InvalidInput
 from blendhub.tools.advice.questions import Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
@@ -11,19 +12,19 @@ from tests.benchmarks.word_model import WORDS, make_tokenizer
 @pytest.mark.parametrize(
     "answer, right, expected",
     [
-        ("Italy", ["Italy"], (1, 1, 1)),
-        ("The Italy!", ["italy"], (1, 1, 2 / 3)),
-        ("in Italy", ["Italy"], (2 / 3, 0, 2 / 3)),
-        ("b a x", ["a b", "x y z"], (2 / 3, 0, 0.4)),
-        ("Rome", ["Italy", "Rome"], (1, 1, 1)),
-        ("Spain", ["Italy"], (0, 0, 0)),
-        ("", ["Italy"], (0, 0, 0)),
-        ("the", ["a"], (0, 0, 0)),
-        ("Italy", [], (0, 0, 0)),
+        ("Italy", ["Italy"], (1, 1)),
+        ("The Italy!", ["italy"], (1, 2 / 3)),
+        ("in Italy", ["Italy"], (2 / 3, 2 / 3)),
+        ("b a x", ["a b", "x y z"], (2 / 3, 0.4)),
+        ("Rome", ["Italy", "Rome"], (1, 1)),
+        ("Spain", ["Italy"], (0, 0)),
+        ("", ["Italy"], (0, 0)),
+        ("the", ["a"], (0, 0)),
+        ("Italy", [], (0, 0)),
     ],
 )
 def test_scores(answer, right, expected):
-    assert (f1(answer, right), exact_match(answer, right), rouge_l(answer, right)) == pytest.approx(expected)
+    assert (f1(answer, right), rouge_l(answer, right)) == pytest.approx(expected)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,9 @@ EXAMPLE = Question(["Anna\nAnna lives in Rome .", "Rome is in Italy ."], "Where 
 
 
 def test_documents_are_the_same_tokens_wherever_they_stand(tokenizer):
-    from benchmarks.quality.text_cases import Writer
+    from benchmarks.holes.texts import Writer
 
-    writer = Writer(tokenizer(), ["F1", "exact match"])
+    writer = Writer(tokenizer())
     case = writer.case(EXAMPLE)
     other = writer.case(Question(EXAMPLE.documents[::-1], "Why ?", [""]))
     assert other.documents == case.documents[::-1] and other.header == case.header == writer.header
@@ -49,28 +50,35 @@ def test_documents_are_the_same_tokens_wherever_they_stand(tokenizer):
 
 
 def test_a_chat_template_stands_around_the_documents(tokenizer):
-    from benchmarks.quality.text_cases import Writer
+    from benchmarks.holes.texts import Writer
 
     template = "{{ '<s> user ' + messages[0]['content'] + ' </s> model' }}"
-    writer = Writer(tokenizer(chat_template=template), ["F1"])
+    writer = Writer(tokenizer(chat_template=template))
     case = writer.case(EXAMPLE)
     assert case.header[:2] == [WORDS["<s>"], WORDS["user"]] and case.header.count(WORDS["<s>"]) == 1
     assert case.questions[0].tokens[-2:] == [WORDS["</s>"], WORDS["model"]]
 
 
 def test_only_the_first_line_of_an_answer_counts(tokenizer):
-    from benchmarks.quality.text_cases import Writer, score
+    from benchmarks.holes.texts import Writer, score
 
-    writer = Writer(tokenizer(), ["F1", "exact match"])
+    writer = Writer(tokenizer())
     (question,) = writer.case(EXAMPLE).questions
-    assert question.score([WORDS["Rome"], WORDS["</s>"]]) == [1.0, 1.0]
-    assert question.score([WORDS["</s>"]]) == [0.0, 0.0]
-    assert score(lambda tokens: " Rome\nQuestion: Why?", [f1], ["Rome"], []) == [1.0]
+    assert question.score([WORDS["Rome"], WORDS["</s>"]]) == (1.0, 1.0)
+    assert question.score([WORDS["</s>"]]) == (0.0, 0.0)
+    assert score(lambda tokens: " Rome\nQuestion: Why?", ["Rome"], []) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("read", [Question(["a"], "b"), Question([[1]], "b", ["c"]), Question(["a"], [1], ["c"])])
 def test_a_question_without_an_answer_or_without_text_is_refused(tokenizer, read):
-    from benchmarks.quality.text_cases import Writer
+    from benchmarks.holes.texts import Writer
 
     with pytest.raises(InvalidInput, match="should be text, and have an answer"):
-        Writer(tokenizer(), ()).case(read)
+        Writer(tokenizer()).case(read)
+
+
+def test_answers_of_the_reader_are_scored_as_text():
+    (one,) = make_cases(1)
+    (question,) = one.questions
+    scores = [question.score([token]) for token in range(288)]
+    assert sum(score == (1.0, 1.0) for score in scores) == 1 and scores.count((0.0, 0.0)) == 287

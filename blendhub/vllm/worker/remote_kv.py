@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
-from blendhub.client.wire import Bytes
+from blendhub.client.wire import Shards
 from blendhub.contracts import Device, Segment, Transfer
 from blendhub.contracts.transport import Buffer
 from blendhub.core.spans import Span
@@ -23,7 +23,7 @@ SLOWEST_BYTES_PER_S = 50 * 2**20
 LEAST_FETCH_S = 5.0
 
 
-class Carrier:
+class RemoteKV:
     """The transport in place of shared memory. One half of the memory is for loads, the other one for saves.
 
     Both always end, because neither keeps its memory until other work is done: a slot that a later step fills is
@@ -118,9 +118,9 @@ class Carrier:
 
 
 class Delivery(NamedTuple):
-    """A save: the copy into the carrier's memory, and what follows it on the thread that commits."""
+    """A save: the copy into staging memory, and what follows it on the thread that commits."""
 
-    carrier: Carrier
+    remote: RemoteKV
     job: SaveJob
     places: list[int]
     copy: Transfer
@@ -129,11 +129,11 @@ class Delivery(NamedTuple):
 
     def send(self, client: HubClient) -> None:
         """Send the slots, whose copy has ended."""
-        self.carrier.put(client, self.job, self.places)
+        self.remote.put(client, self.job, self.places)
 
     def close(self) -> None:
         """Free the memory."""
-        self.carrier.free_of_save(self.places)
+        self.remote.free_of_save(self.places)
 
 
 def _divided(job: SaveJob, n_slots: int) -> tuple[SaveJob, SaveJob | None]:
@@ -145,21 +145,21 @@ def _divided(job: SaveJob, n_slots: int) -> tuple[SaveJob, SaveJob | None]:
 
 
 class _Fetch(Transfer):
-    """A load: one reply with all shards, and as many copies as the carrier's memory makes of them.
+    """A load: one reply with all shards, and as many copies as staging memory makes of them.
 
     It goes on when ``done`` is called, on the worker's thread.
     """
 
     def __init__(
         self,
-        carrier: Carrier,
+        remote: RemoteKV,
         client: HubClient,
-        reply: PendingReply[Bytes],
+        reply: PendingReply[Shards],
         slots: Sequence[int],
         job: LoadJob,
         blocks: Blocks,
     ) -> None:
-        self._carrier = carrier
+        self._remote = remote
         self._client = client
         self._reply = reply
         self._slots = slots
@@ -201,16 +201,16 @@ class _Fetch(Transfer):
             if not self._copying.done():
                 return False
             copied, self._copying = self._copying, None
-            self._carrier.free(self._placed)
+            self._remote.free(self._placed)
             copied.wait()
         if not self._left:
             return True
-        placed = self._carrier.place(self._left, self._shards)
+        placed = self._remote.place(self._left, self._shards)
         self._left = self._left[len(placed) :]
         if placed:
             try:
-                self._copying, self._placed = self._carrier.copy_in(placed, self._blocks, self._skip_prefix), placed
+                self._copying, self._placed = self._remote.copy_in(placed, self._blocks, self._skip_prefix), placed
             except BaseException:
-                self._carrier.free(placed)
+                self._remote.free(placed)
                 raise
         return False

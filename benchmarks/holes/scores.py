@@ -6,7 +6,7 @@ A blank answer scores 0.
 import re
 import string
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 ARTICLES = re.compile(r"\b(a|an|the)\b")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -17,22 +17,9 @@ def f1(answer: str, right: Sequence[str]) -> float:
     return max((_f1(_words(answer), _words(one)) for one in right), default=0.0)
 
 
-def exact_match(answer: str, right: Sequence[str]) -> float:
-    """Whether all words are the same, without articles and punctuation."""
-    words = _words(answer)
-    return float(bool(words) and any(words == _words(one) for one in right))
-
-
 def rouge_l(answer: str, right: Sequence[str]) -> float:
     """F of the longest subsequence of words that both have, in lower case."""
     return max((_rouge_l(_all_words(answer), _all_words(one)) for one in right), default=0.0)
-
-
-MEASURES: dict[str, Callable[[str, Sequence[str]], float]] = {
-    "F1": f1,
-    "exact match": exact_match,
-    "ROUGE-L": rouge_l,
-}
 
 
 def _words(text: str) -> list[str]:

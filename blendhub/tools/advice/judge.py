@@ -2,11 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-
-from benchmarks.quality.workload import Scores, Tokens
-from harness.engines import Answer
+from typing import Protocol, TypeAlias
 
 ANSWER_TOKENS = 16
+LOGPROBS = 1000
+"""The likely tokens whose log-probabilities vLLM returns."""
+
+Scores: TypeAlias = list[float | None]
+"""The scores of an answer, one for each column of a table; None where a question does not count in it."""
+
 KL, ALL_KL, NATS, RIGHT_NATS, FIRST, SURE_FIRST, ANSWER, RIGHT = range(8)
 """Columns of scores: the KL of the first token, the mean KL of all tokens, the nats lost on full prefill's tokens, and
 on the right answer; whether the first token is the same, also only where full prefill is surer than 0.5; whether all
@@ -15,24 +19,35 @@ counts negative: more is better in all columns.
 """
 
 
-def judge(full: Answer, ours: Answer, right: Tokens) -> Scores:
-    """The scores of an answer to a question that was made to say the tokens of ``full``."""
+class Answered(Protocol):
+    @property
+    def tokens(self) -> Sequence[int]: ...
+
+    @property
+    def logprobs(self) -> Sequence[Mapping[int, float]]:
+        """For each token, the log-probabilities of the most likely ones."""
+
+
+def judge(full: Answered, ours: Answered, right: int) -> Scores:
+    """The scores of an answer to a question that was made to say the tokens of ``full``.
+
+    ``right``: so many tokens of ``full`` give the right answer; 0 if it is wrong or not known.
+    """
     lost = [
         before[token] - after[token]
         for token, before, after in zip(full.tokens, full.logprobs, ours.logprobs, strict=True)
     ]
     apart = [divergence(*both) for both in zip(full.logprobs, ours.logprobs, strict=True)]
     same = [_likeliest(after) == token for token, after in zip(full.tokens, ours.logprobs, strict=True)]
-    known = bool(right) and full.tokens[: len(right)] == right
     return [
         -apart[0],
         -sum(apart) / len(apart),
         -sum(lost),
-        -sum(lost[: len(right)]) if known else None,
+        -sum(lost[:right]) if right else None,
         float(same[0]),
         float(same[0]) if full.logprobs[0][full.tokens[0]] > math.log(0.5) else None,
         float(all(same)),
-        float(all(same[: len(right)])) if known else None,
+        float(all(same[:right])) if right else None,
     ]
 
 

@@ -1,7 +1,6 @@
 """Scores of answers, and the share of what reuse loses that recomputation wins back: pure arithmetic."""
 
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -21,11 +20,10 @@ class Outcome(msgspec.Struct):
     selector: str
     """"full": computed without reuse; "reuse": nothing is recomputed."""
     state: str
-    """"hole ...": one document of each prompt was not computed before. "settled": the prompt's first question was
-    asked before. Empty otherwise."""
+    """"settled": the prompt's first question was asked before. Empty otherwise."""
     ratio: float
     scores: list[list[float]] = []
-    """For each case the sum of its questions' scores in each column: of right answers in each stratum, or of F1."""
+    """For each case the sum of its questions' scores in each column: of right answers, or of KL."""
     asked: list[list[int]] = []
     """For each case how many questions count in each column."""
     recomputed: list[float] = []
@@ -45,27 +43,15 @@ class Outcome(msgspec.Struct):
         return self.selector, self.state, self.ratio
 
 
-def kept(outcomes: Iterable[Outcome], folder: Path) -> list[Outcome]:
-    """Write each outcome to a file as soon as it is measured: a run takes long, and may end before its report."""
-    folder.mkdir(parents=True, exist_ok=True)
-    measured = []
-    with (folder / "outcomes.jsonl").open("wb") as file:
-        for outcome in outcomes:
-            file.write(msgspec.json.encode(outcome) + b"\n")
-            file.flush()
-            measured.append(outcome)
-    return measured
-
-
 def accuracy(outcome: Outcome) -> Accuracy:
     """The mean score in each column."""
     mean: Accuracy = np.sum(outcome.scores, 0) / np.maximum(np.sum(outcome.asked, 0), 1)
     return mean
 
 
-def first(outcome: Outcome, cases: int) -> Outcome:
-    """The outcome of the first cases only."""
-    return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
+def interval(outcome: Outcome, column: int) -> tuple[float, float]:
+    """95% of the mean scores lie in it when prompts are drawn anew from those that were asked."""
+    return _middle(_means(outcome, [column], _draws(outcome)))
 
 
 def won_back(ours: float, full: float, reuse: float, least: float = LEAST_LOSS) -> float | None:
@@ -88,15 +74,23 @@ class Comparison(msgspec.Struct):
 
     def interval(self, columns: Sequence[int]) -> tuple[float, float] | None:
         """95% of the shares lie in it when prompts are drawn anew from those that were asked."""
-        number = len(self.ours.scores)
-        draws = np.random.default_rng(0).integers(0, number, (RESAMPLES, number))
+        draws = _draws(self.ours)
         ours, full, reuse = (_means(one, columns, draws) for one in (self.ours, self.full, self.reuse))
         all_shares = (won_back(*those, self.least) for those in zip(ours, full, reuse, strict=True))
         shares = [share for share in all_shares if share is not None]
         if not shares:
             return None
-        low, high = np.quantile(shares, [0.025, 0.975])
-        return float(low), float(high)
+        return _middle(shares)
+
+
+def _draws(outcome: Outcome) -> npt.NDArray[np.int64]:
+    number = len(outcome.scores)
+    return np.random.default_rng(0).integers(0, number, (RESAMPLES, number))
+
+
+def _middle(draws: Sequence[float]) -> tuple[float, float]:
+    low, high = np.quantile(draws, [0.025, 0.975])
+    return float(low), float(high)
 
 
 def _means(outcome: Outcome, columns: Sequence[int], draws: npt.NDArray[np.int64]) -> list[float]:

@@ -1,4 +1,4 @@
-"""Both benchmarks of answers from begin to end, with small random models: what they report is nonsense, but whole."""
+"""The benchmark of holes from begin to end, with a small random model: what it reports is nonsense, but whole."""
 
 import json
 import random
@@ -11,16 +11,12 @@ pytest.importorskip("vllm", reason="the benchmark serves with vLLM; `make setup`
 
 from benchmarks.holes import __main__ as holes
 from benchmarks.holes.figures import FIGURES, PHASES
-from benchmarks.quality import reader_run, report, text_run
-from benchmarks.quality.compared import SELECTORS
-from benchmarks.quality.rows import rows_of_reader, rows_of_texts
 from harness.engines.tiny_model import make_tiny_model
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 2, "num_key_value_heads": 1}
-COMPARED = [one for one in SELECTORS if one.label in ("combined", "first_k")]
 
 
 @pytest.fixture(scope="module")
@@ -38,32 +34,6 @@ def write_questions(file, questions):
         entries.append({"question": "Where ?", "answer": "Rome", "documents": [" ".join(text) for text in texts]})
     file.write_text(json.dumps(entries))
     return file
-
-
-def test_the_reader_is_asked_in_every_way(tmp_path):
-    checkpoint = make_tiny_model(tmp_path / "model", vocab_size=400, **SMALL)
-    outcomes = list(reader_run.run(checkpoint, reader_run.Size(2, 1, (0.15,)), COMPARED))
-    ways = {(one.selector, one.state, one.ratio) for one in outcomes}
-    assert {("full", "", 1.0), ("reuse", "", 0.0), ("oracle", "", 0.15), ("first_k", "", 0.15)} <= ways
-    assert {("combined", state, 0.15) for state in ("", "settled")} <= ways
-    assert {state for _, state, _ in ways} >= {f"hole {which}" for which in ("first", "middle", "last")}
-    by_way = {one.key: one for one in outcomes}
-    assert 0.14 < by_way["first_k", "", 0.15].recomputed[0] <= 0.16
-    assert all(sum(map(sum, one.asked)) == 14 for one in outcomes if not one.state.startswith("hole"))
-    found = reader_run.found(outcomes)
-    rows = rows_of_reader(found, ["first_k"])
-    assert {row.id for row in rows} >= {"recovered_15", "hole_15", "first_k_15", "full_plain"}
-    report.write(found, report.page(found), tmp_path)
-    assert all((tmp_path / name).stat().st_size > 1000 for name in ("by_compute.png", "by_time.png"))
-
-
-def test_any_model_and_file_of_questions_are_measured_alike(model, tmp_path):
-    data = write_questions(tmp_path / "data.json", 3)
-    found = text_run.found(list(text_run.run(model, data, None, True, COMPARED)))
-    assert [len(one.scores) for one in found.all.values()] == [3] * len(found.all)
-    assert 0 < sum(found.get("combined", 0.15).recomputed) / 3 <= 0.16
-    assert {"full_f1", "combined_15"} <= {row.id for row in rows_of_texts(found)}
-    assert "| combined |" in report.page(found)
 
 
 def test_a_hole_is_filled_in_the_first_pass_and_reused_in_the_second(model, tmp_path, monkeypatch):

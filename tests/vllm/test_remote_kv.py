@@ -24,7 +24,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import HubAddress, LoadJob, SaveJob
 from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import clipped
-from blendhub.vllm.worker.carrier import Carrier
+from blendhub.vllm.worker.remote_kv import RemoteKV
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import Model, NotingDevice, worker_of
 
@@ -58,18 +58,18 @@ def model():
     return model
 
 
-def carrier_of(model, n_slots):
+def remote_of(model, n_slots):
     device = CpuDevice(CpuOptions())
     device.attach([paged_layer(model, 0)], BLOCK, LAYOUT)
-    return Carrier(device, LAYOUT.shard_bytes, n_slots)
+    return RemoteKV(device, LAYOUT.shard_bytes, n_slots)
 
 
-def save(carrier, client, reserved, start, end):
-    """Save a part of the reserved span, in as many rounds as the carrier's memory makes of it."""
+def save(remote, client, reserved, start, end):
+    """Save a part of the reserved span, in as many rounds as staging memory makes of it."""
     slots = tuple(slot for slot in reserved.slots if len(clipped(Span(start, end), slot.span)))
     job = SaveJob("r", reserved.right, slots, Span(start, end), FROM)
     while job:
-        delivery = carrier.save(job, FROM)
+        delivery = remote.save(job, FROM)
         delivery.copy.wait()
         delivery.send(client)
         delivery.close()
@@ -81,68 +81,68 @@ def job_of(found):
     return LoadJob("r", Variant(), TOKENS, TO, Decision(0, 96, found.matches, 0.0), found.lease, 0, found.pieces)
 
 
-def load(carrier, client):
+def load(remote, client):
     found = client.lookup(TOKENS)
-    carrier.load(client, job_of(found), TO).wait()
+    remote.load(client, job_of(found), TO).wait()
     client.release(found.lease)
 
 
 @pytest.mark.parametrize("n_slots", [2, 8], ids=["in several rounds", "at once"])
 @pytest.mark.parametrize("ends", [(64, 96), (20, 40, 96)], ids=["whole slots", "parts of slots"])
 def test_what_is_saved_is_loaded_bit_for_bit(n_slots, ends, client, model):
-    carrier = carrier_of(model, n_slots)
+    remote = remote_of(model, n_slots)
     reserved, start = client.reserve(TOKENS, Span(0, 96)), 0
     for end in ends:
-        save(carrier, client, reserved, start, end)
+        save(remote, client, reserved, start, end)
         start = end
-    load(carrier, client)
+    load(remote, client)
     assert model.kv[TO].equal(model.kv[FROM])
     # Of every save the slots that it touched, and those that were loaded.
-    assert carrier.take_bytes() >= (3 + 3) * LAYOUT.shard_bytes
-    assert carrier.take_bytes() == 0
+    assert remote.take_bytes() >= (3 + 3) * LAYOUT.shard_bytes
+    assert remote.take_bytes() == 0
 
 
 def test_a_save_that_finds_no_room_waits_until_another_one_is_sent(client, model):
-    carrier = carrier_of(model, 2)
+    remote = remote_of(model, 2)
     reserved = client.reserve(TOKENS, Span(0, 96))
     job = SaveJob("r", reserved.right, reserved.slots, Span(0, 96), FROM)
-    delivery = carrier.save(job, FROM)
+    delivery = remote.save(job, FROM)
     assert delivery.job.span == Span(0, 64) and delivery.rest.span == Span(64, 96)
-    assert carrier.save(delivery.rest, FROM) is None
+    assert remote.save(delivery.rest, FROM) is None
     delivery.copy.wait()
     delivery.close()
-    assert carrier.save(delivery.rest, FROM).rest is None
+    assert remote.save(delivery.rest, FROM).rest is None
 
 
 def test_requests_that_fill_their_slots_over_many_steps_need_no_room_between_them(client, model):
-    carrier = carrier_of(model, 2)
+    remote = remote_of(model, 2)
     reserved = [client.reserve(np.roll(TOKENS, n), Span(0, 96)) for n in range(8)]
     for start in range(0, 96, 12):
         for one in reserved:
-            save(carrier, client, one, start, start + 12)
-    load(carrier, client)
+            save(remote, client, one, start, start + 12)
+    load(remote, client)
     assert model.kv[TO].equal(model.kv[FROM])
 
 
 def test_a_copy_that_cannot_begin_takes_no_room(client, model, monkeypatch):
-    carrier = carrier_of(model, 2)
+    remote = remote_of(model, 2)
     reserved = client.reserve(TOKENS, Span(0, 64))
 
     def fail(segments, blocks):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(carrier._device, "save", fail)
+    monkeypatch.setattr(remote._device, "save", fail)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="out of memory"):
-            save(carrier, client, reserved, 0, 64)
+            save(remote, client, reserved, 0, 64)
     monkeypatch.undo()
-    save(carrier, client, reserved, 0, 64)
+    save(remote, client, reserved, 0, 64)
 
 
 def test_a_hub_that_stops_answering_fails_the_load_at_once(client, model):
-    carrier = carrier_of(model, 8)
-    save(carrier, client, client.reserve(TOKENS, Span(0, 96)), 0, 96)
-    transfer = carrier.load(client, job_of(client.lookup(TOKENS)), TO)
+    remote = remote_of(model, 8)
+    save(remote, client, client.reserve(TOKENS, Span(0, 96)), 0, 96)
+    transfer = remote.load(client, job_of(client.lookup(TOKENS)), TO)
     transfer._reply = SimpleNamespace(done=lambda: False)  # as if the answer were lost
     assert not transfer.done()
     client._down.set()

@@ -40,7 +40,7 @@ class Reused(NamedTuple):
     moved: int
 
 
-class Played(NamedTuple):
+class Simulated(NamedTuple):
     """The result of playing one prompt."""
 
     reused: list[Reused]
@@ -49,7 +49,7 @@ class Played(NamedTuple):
     """The matches in the largest arena."""
 
 
-class PlayedChunk(Chunk):
+class SimulatedChunk(Chunk):
     """A chunk of the index, and which arenas it is in."""
 
     __slots__ = ("arenas",)
@@ -60,10 +60,10 @@ class PlayedChunk(Chunk):
         """A bit for each arena that holds the chunk."""
 
 
-class Piece(NamedTuple):
+class FoundChunk(NamedTuple):
     """The part of a prompt that one chunk holds, in tokens."""
 
-    chunk: PlayedChunk
+    chunk: SimulatedChunk
     exact: int
     moved: int
 
@@ -72,55 +72,55 @@ class LRU:
     """The order of vLLM's prefix cache: the least recently used chunk is evicted first."""
 
     def __init__(self) -> None:
-        self._longest_unused_first: OrderedDict[PlayedChunk, None] = OrderedDict()
-        self._held: set[PlayedChunk] = set()
+        self._longest_unused_first: OrderedDict[SimulatedChunk, None] = OrderedDict()
+        self._held: set[SimulatedChunk] = set()
 
-    def insert(self, key: PlayedChunk, content: int) -> None:
+    def insert(self, key: SimulatedChunk, content: int) -> None:
         self._longest_unused_first[key] = None
 
-    def touch(self, key: PlayedChunk) -> None:
+    def touch(self, key: SimulatedChunk) -> None:
         if key not in self._held:
             self._longest_unused_first.move_to_end(key)
 
-    def hold(self, key: PlayedChunk) -> None:
+    def hold(self, key: SimulatedChunk) -> None:
         del self._longest_unused_first[key]
         self._held.add(key)
 
-    def release(self, key: PlayedChunk) -> None:
+    def release(self, key: SimulatedChunk) -> None:
         self._held.remove(key)
         self._longest_unused_first[key] = None
 
-    def remove(self, key: PlayedChunk) -> None:
+    def remove(self, key: SimulatedChunk) -> None:
         if key in self._held:
             self._held.remove(key)
         else:
             del self._longest_unused_first[key]
 
-    def evict(self) -> PlayedChunk | None:
+    def evict(self) -> SimulatedChunk | None:
         return self._longest_unused_first.popitem(last=False)[0] if self._longest_unused_first else None
 
     def __len__(self) -> int:
         return len(self._longest_unused_first) + len(self._held)
 
-    def __contains__(self, key: PlayedChunk) -> bool:
+    def __contains__(self, key: SimulatedChunk) -> bool:
         return key in self._longest_unused_first or key in self._held
 
 
-class PlayedArena:
+class SimulatedArena:
     """An arena of one size: the chunks in it, and how much they were reused."""
 
-    def __init__(self, number: int, slots: int, policy: LRU | S3FIFO[PlayedChunk]) -> None:
+    def __init__(self, number: int, slots: int, policy: LRU | S3FIFO[SimulatedChunk]) -> None:
         self.slots = slots
         self.reused = Reused(0, 0)
         self.evictions = 0
         self._bit = 1 << number
         self._policy = policy
-        self._held: list[PlayedChunk] = []
+        self._held: list[SimulatedChunk] = []
 
-    def __contains__(self, chunk: PlayedChunk) -> bool:
+    def __contains__(self, chunk: SimulatedChunk) -> bool:
         return bool(chunk.arenas & self._bit)
 
-    def read(self, pieces: Iterable[Piece], only_beginning: bool) -> tuple[Reused, list[PlayedChunk]]:
+    def read(self, pieces: Iterable[FoundChunk], only_beginning: bool) -> tuple[Reused, list[SimulatedChunk]]:
         """Count what is held of a prompt; returns it and the chunks that are missing.
 
         The chunks that are held are not evicted until they are released. ``only_beginning``: what follows a missing
@@ -128,8 +128,8 @@ class PlayedArena:
         """
         # Most of the time of an analysis is spent here, and in ``store``.
         bit, hold, touch = self._bit, self._policy.hold, self._policy.touch
-        held: list[PlayedChunk] = []
-        missing: list[PlayedChunk] = []
+        held: list[SimulatedChunk] = []
+        missing: list[SimulatedChunk] = []
         exact = moved = 0
         for chunk, n_exact, n_moved in pieces:
             if chunk.arenas & bit:
@@ -150,7 +150,7 @@ class PlayedArena:
         """How many chunks more fit without an eviction."""
         return self.slots - len(self._policy)
 
-    def evict(self) -> PlayedChunk | None:
+    def evict(self) -> SimulatedChunk | None:
         """Evict a chunk and return it; None if all are held."""
         chunk = self._policy.evict()
         if chunk is not None:
@@ -158,7 +158,7 @@ class PlayedArena:
             self.evictions += 1
         return chunk
 
-    def store(self, chunks: Iterable[PlayedChunk]) -> None:
+    def store(self, chunks: Iterable[SimulatedChunk]) -> None:
         """Take these chunks in; those for which there is no room stay outside."""
         bit, insert, room = self._bit, self._policy.insert, self.room
         for chunk in chunks:
@@ -169,7 +169,7 @@ class PlayedArena:
             insert(chunk, chunk.content)
             chunk.arenas |= bit
 
-    def remove(self, chunk: PlayedChunk) -> None:
+    def remove(self, chunk: SimulatedChunk) -> None:
         """The index forgets the chunk."""
         if chunk in self:
             self._policy.remove(chunk)
@@ -184,7 +184,7 @@ class PlayedArena:
     def n_chunks(self) -> int:
         return len(self._policy)
 
-    def check_integrity(self, chunks: Collection[PlayedChunk]) -> None:
+    def check_integrity(self, chunks: Collection[SimulatedChunk]) -> None:
         """Assert that the arena holds no more than it can, and only some of these chunks."""
         assert self.n_chunks <= self.slots
         held = [chunk for chunk in chunks if chunk in self]
@@ -192,7 +192,7 @@ class PlayedArena:
         assert len(held) == self.n_chunks, "an arena holds what the index has not"
 
 
-class PlayedHub:
+class SimulatedHub:
     """One namespace of a hub. Prompts are played one after the other."""
 
     def __init__(
@@ -210,7 +210,7 @@ class PlayedHub:
         namespace = Namespace(model="played", layout=self._layout, matchers=matchers)
         self._index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0), keeps_settled=False)
         self.arenas = [
-            PlayedArena(number, size, LRU() if only_beginnings else S3FIFO())
+            SimulatedArena(number, size, LRU() if only_beginnings else S3FIFO())
             for number, size in enumerate(sorted(slots))
         ]
         self._only_beginnings = only_beginnings
@@ -218,7 +218,7 @@ class PlayedHub:
         """Where in the logs each run in the index was computed."""
         self._ids = itertools.count(1)
 
-    def play(self, tokens: Tokens, place: Place) -> Played:
+    def play(self, tokens: Tokens, place: Place) -> Simulated:
         """Look a prompt up as an engine would, and store what is new in it."""
         matches = self._index.match(tokens)
         pieces = self._pieces(matches, len(tokens) - 1)
@@ -233,9 +233,9 @@ class PlayedHub:
             arena.store([*missing, *stored])
         for arena in self.arenas:
             arena.release()
-        return Played([reused for reused, _ in read], matches)
+        return Simulated([reused for reused, _ in read], matches)
 
-    def _pieces(self, matches: Sequence[Match], end: int) -> list[Piece]:
+    def _pieces(self, matches: Sequence[Match], end: int) -> list[FoundChunk]:
         """The part of a prompt, whose last token is at ``end``, in each chunk. A prefix cache goes on up to a gap."""
         counted: dict[Chunk, list[int]] = {}
         reached = 0
@@ -246,29 +246,29 @@ class PlayedHub:
             # The engine computes the last token in any case: it needs the logits.
             tokens = (reached if reached < end else end) - found.start
             counted.setdefault(found.chunk, [0, 0])[not found.match.exact] += tokens
-        return [Piece(chunk, *tokens) for chunk, tokens in counted.items()]  # type: ignore[arg-type]
+        return [FoundChunk(chunk, *tokens) for chunk, tokens in counted.items()]  # type: ignore[arg-type]
 
     def check_integrity(self) -> None:
         """Assert that no arena holds more than it can, or holds a chunk that the index lacks."""
         self._index.check_integrity()
-        chunks = [chunk for chunk in self._index.chunks() if isinstance(chunk, PlayedChunk)]
+        chunks = [chunk for chunk in self._index.chunks() if isinstance(chunk, SimulatedChunk)]
         for arena in self.arenas:
             arena.check_integrity(chunks)
         assert self.arenas[-1].n_chunks == len(chunks), "the index holds other chunks than the largest arena"
         assert self.places.keys() == self._index.runs.keys()
 
-    def _store(self, tokens: Tokens, matches: Sequence[Match], place: Place) -> list[PlayedChunk]:
+    def _store(self, tokens: Tokens, matches: Sequence[Match], place: Place) -> list[SimulatedChunk]:
         """Store the parts of a prompt that are not stored, as an engine's plan does; returns the new chunks."""
         n = len(tokens)
         approximate = next((match.span.start for match in matches if not match.exact), n)
-        stored: list[PlayedChunk] = []
+        stored: list[SimulatedChunk] = []
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             exact = gap.end <= approximate
             if exact or gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
                 stored += self._store_run(tokens, gap, exact, place)
         return stored
 
-    def _store_run(self, tokens: Tokens, span: Span, exact: bool, place: Place) -> list[PlayedChunk]:
+    def _store_run(self, tokens: Tokens, span: Span, exact: bool, place: Place) -> list[SimulatedChunk]:
         largest, index = self.arenas[-1], self._index
         spans: list[Span] = []
         room = largest.room
@@ -283,13 +283,13 @@ class PlayedHub:
             return []
         id = next(self._ids)
         run = Run(id, index, span.start, Origin(exact), RunKey(index.digest, str(id)))
-        chunks = [PlayedChunk(run, part, content_of(index.digest, tokens, part)) for part in spans]
+        chunks = [SimulatedChunk(run, part, content_of(index.digest, tokens, part)) for part in spans]
         index.publish(run, tokens, [*chunks])
         largest.store(chunks)
         self.places[id] = place
         return chunks
 
-    def _forget(self, chunk: PlayedChunk) -> None:
+    def _forget(self, chunk: SimulatedChunk) -> None:
         """The largest arena has evicted the chunk."""
         for arena in self.arenas[:-1]:
             arena.remove(chunk)

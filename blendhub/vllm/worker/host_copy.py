@@ -1,4 +1,4 @@
-"""Numbers on their way from the model's device to the CPU."""
+"""Copies of tensors from the model's device to the CPU."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import numpy.typing as npt
 import torch
 
 
-class OnTheWay:
+class HostCopy:
     """A tensor that is copied to the CPU. Nothing here waits for the device."""
 
     def __init__(self, numbers: torch.Tensor) -> None:
@@ -18,7 +18,7 @@ class OnTheWay:
             self._arrival.record()
 
     def numbers(self) -> npt.NDArray[Any] | None:
-        """The numbers that have arrived; None while they are on their way."""
+        """The numbers that have arrived; None while the copy is under way."""
         if self._arrival and not self._arrival.query():
             return None
         return self._host.numpy()

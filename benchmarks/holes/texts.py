@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.quality.scores import MEASURES
+from benchmarks.holes.scores import f1, rouge_l
 from benchmarks.quality.workload import Case, Question, Scores, Tokens
 from blendhub.core.errors import InvalidInput
 from blendhub.tools.advice import questions
@@ -19,10 +19,9 @@ CONTENT = "\u241f"
 class Writer:
     """Writes prompts. Each document is tokenized by itself, so that it is the same tokens wherever it stands."""
 
-    def __init__(self, tokenizer: Any, measures: Sequence[str]) -> None:
-        """``tokenizer`` is one of transformers; ``measures`` are names of ``scores.MEASURES``, one column each."""
+    def __init__(self, tokenizer: Any) -> None:
+        """``tokenizer`` is one of transformers."""
         self._tokenizer = tokenizer
-        self._measures = [MEASURES[name] for name in measures]
         self._before, self._behind = "", ""
         if tokenizer.chat_template:
             said = [{"role": "user", "content": CONTENT}]
@@ -46,11 +45,10 @@ class Writer:
         if not read.answers or not all(isinstance(text, str) for text in (*read.documents, read.question)):
             raise InvalidInput(f"the question {read.question!r} should be text, and have an answer to compare with")
         asked = f"\n\nQuestion: {read.question}\nAnswer:{self._behind}"
-        score_text = partial(score, self.text, self._measures, read.answers)
         return Case(
             self.header,
             [self.tokens(f"{document}\n\n") for document in read.documents],
-            [Question(self.tokens(asked), score_text, tuple(read.answers))],
+            [Question(self.tokens(asked), partial(score, self.text, read.answers), tuple(read.answers))],
         )
 
     def tokens(self, text: str, add_special_tokens: bool = False) -> Tokens:
@@ -62,12 +60,7 @@ class Writer:
         return text
 
 
-def score(
-    text: Callable[[Tokens], str],
-    measures: Sequence[Callable[[str, Sequence[str]], float]],
-    right: Sequence[str],
-    answer: Tokens,
-) -> Scores:
-    """Of the answer's first line: models go on to further questions behind it."""
+def score(text: Callable[[Tokens], str], right: Sequence[str], answer: Tokens) -> Scores:
+    """The scores of the answer's first line: models go on to further questions behind it."""
     line = text(answer).strip().partition("\n")[0]
-    return [measure(line, right) for measure in measures]
+    return Scores(f1(line, right), rouge_l(line, right))

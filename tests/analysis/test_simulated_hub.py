@@ -11,7 +11,7 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.tools.analysis.analyzer import Analyzer, Sizes
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import Place
-from blendhub.tools.analysis.played_hub import MOST_SLOTS, PlayedHub
+from blendhub.tools.analysis.simulated_hub import MOST_SLOTS, SimulatedHub
 
 HOST = PluginHost.discover()
 WINDOW = 64
@@ -62,7 +62,7 @@ def common(one, other):
 
 
 def play(prompts, slots=(), matchers=DEFAULT_MATCHERS, **more):
-    hub = PlayedHub(HOST, matchers, [*slots, MOST_SLOTS], **more)
+    hub = SimulatedHub(HOST, matchers, [*slots, MOST_SLOTS], **more)
     return hub, [hub.play(prompt, Place("log", number)) for number, prompt in enumerate(prompts, 1)]
 
 
@@ -115,7 +115,7 @@ def test_one_pass_gives_the_curve_that_a_pass_for_each_size_gives(only_beginning
     sizes = (8, 16, 32, 64, 128)
     together, _ = play(prompts, sizes, only_beginnings=only_beginnings)
     for arena in together.arenas:
-        alone = PlayedHub(HOST, DEFAULT_MATCHERS, [arena.slots], only_beginnings)
+        alone = SimulatedHub(HOST, DEFAULT_MATCHERS, [arena.slots], only_beginnings)
         for number, prompt in enumerate(prompts, 1):
             alone.play(prompt, Place("log", number))
         (single,) = alone.arenas
@@ -125,7 +125,7 @@ def test_one_pass_gives_the_curve_that_a_pass_for_each_size_gives(only_beginning
 
 def test_no_arena_holds_more_than_it_can_and_the_index_forgets_what_the_largest_evicts():
     prompts = planted(7, n_documents=60, n_prompts=80, system=64, most_between=100)
-    hub = PlayedHub(HOST, DEFAULT_MATCHERS, [4, 16])
+    hub = SimulatedHub(HOST, DEFAULT_MATCHERS, [4, 16])
     for number, prompt in enumerate(prompts, 1):
         hub.play(prompt, Place("log", number))
         hub.check_integrity()
@@ -135,7 +135,7 @@ def test_no_arena_holds_more_than_it_can_and_the_index_forgets_what_the_largest_
 def test_a_prompt_larger_than_the_arena_is_played():
     random = np.random.default_rng(1)
     prompt = text(random, 5000)
-    hub = PlayedHub(HOST, DEFAULT_MATCHERS, [2, 4])
+    hub = SimulatedHub(HOST, DEFAULT_MATCHERS, [2, 4])
     for _ in range(3):
         hub.play(prompt, Place("log", 1))
         hub.check_integrity()

@@ -9,7 +9,7 @@ from hub_direct import CHUNK, HOST, MATCHERS
 from blendhub.client import wire
 from blendhub.core.spans import Span
 from blendhub.tools.analysis.lines import Place
-from blendhub.tools.analysis.played_hub import MIN_SAVED_TOKENS, PlayedHub
+from blendhub.tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import ReusePolicy
 
@@ -28,7 +28,7 @@ def prompts(seed, n):
 def test_a_real_hub_finds_and_evicts_the_same(make_hub, n_slots):
     real = make_hub(n_slots=n_slots)
     engine = real.join()
-    played = PlayedHub(HOST, MATCHERS, [n_slots], chunk_tokens=CHUNK)
+    played = SimulatedHub(HOST, MATCHERS, [n_slots], chunk_tokens=CHUNK)
     for number, prompt in enumerate(prompts(1, 60), 1):
         found = engine.lookup(prompt)
         _store(engine, prompt, found.matches)
