@@ -129,7 +129,7 @@ soak: setup ## Hubs among hostile, killed and frozen clients, alone and as a fle
 	$(BIN)/python -m benchmarks.soak
 	SOAKED_S=300 $(BIN)/python -m pytest plugins/mooncake/tests/test_two_hubs.py -k while_mooncake_evicts
 
-demo: setup ## Ask vLLM about documents seen before, in four ways; results go to build/demo
+demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
 
 fleet-demo: setup ## Two machines on this one: documents that one has served, asked on the other; results go to build/fleet-demo

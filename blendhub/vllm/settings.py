@@ -78,8 +78,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share,
         Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
     ] = 0.001
+    audit_tokens: Annotated[
+        int,
+        Meta(ge=1, le=256, description="most tokens of an answer that an audit compares; each takes an engine step"),
+    ] = 1
     expected_agreement: Annotated[
-        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
+        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")
     ] = 0.9
     hold_agreement: Annotated[
         Annotated[float, Meta(ge=0.5, lt=1)] | None,
