@@ -40,7 +40,7 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--model", required=True, help="as `vllm serve` takes it: a name or a path")
     parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="questions; shapes are below")
-    parser.add_argument("--agreement", type=float, default=0.95, metavar="SHARE", help="to hold (default 0.95)")
+    parser.add_argument("--agreement", type=float, default=0.9, metavar="SHARE", help="to hold (default 0.9)")
     parser.add_argument(
         "--tokens", type=int, default=ANSWER_TOKENS, metavar="N", help=f"of an answer (default {ANSWER_TOKENS})"
     )
