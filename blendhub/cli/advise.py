@@ -116,14 +116,16 @@ def _measured(jobs: Sequence[Job]) -> tuple[Served, list[Measured]]:
             for said in run_engine(job):
                 if isinstance(said, Served):
                     if not (how or said.has_template):
-                        progress.console.print(f"The tokenizer of {job.model} has no chat template: prompts have none.")
+                        progress.console.print(
+                            f"The tokenizer of {job.model} has no chat template: prompts have none.", soft_wrap=True
+                        )
                     how = said
                     continue
                 progress.update(task, description=job.selector, advance=said.prompts)
                 if said.outcome and full:
                     measured.append(Measured(said.outcome, full))
                     row = line(cells(measured[-1], None), list(columns.values()))
-                    progress.console.print(row, highlight=False)
+                    progress.console.print(row, highlight=False, soft_wrap=True)
                 full = full or said.outcome
     assert how  # an engine that does not come up raises
     return how, measured

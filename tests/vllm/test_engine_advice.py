@@ -41,7 +41,7 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     printed = capsys.readouterr().out
     assert "10 prompts, each answered in full, and with first_k at 0 0.05 1\n" in printed and "too few" not in printed
     rows = [one.split() for one in printed.splitlines() if one.startswith("first_k ") and "%" in one]
-    assert [(row[1], row[3]) for row in rows] == [("0", "10"), ("0.05", "10"), ("1", "10")], printed
+    assert [(row[1], row[3]) for row in rows[:3]] == [("0", "10"), ("0.05", "10"), ("1", "10")], printed
     assert [row[2] for row in (rows[0], rows[2])] == ["0%", "100%"] and rows[2][5] == "100.0%" != rows[1][5], printed
     said = "first_k with recompute_ratio 1 agreed on all 3 tokens of the answer in 10 of 10 prompts"
     assert code == 0 and said in printed

@@ -37,7 +37,9 @@ class Measured(msgspec.Struct, frozen=True):
     def lost(self) -> tuple[float, float, float]:
         """The mean nats that are lost on an answer of full prefill's, and the interval."""
         low, high = drawn_interval(self.ours, NATS)
-        return -float(accuracy(self.ours)[NATS]), -high, -low
+        mean = float(accuracy(self.ours)[NATS])
+        # Rounded here, and then added to 0: no figure is -0.00.
+        return 0.0 + round(-mean, 2), 0.0 + round(-high, 2), 0.0 + round(-low, 2)
 
 
 def head(tokens: int) -> dict[str, int]:
@@ -73,7 +75,7 @@ def cells(one: Measured, reuse: Outcome | None) -> list[str]:
         f"{agreement(one.ours):.1%} ({100 * low:.1f} to {100 * high:.1f})",
         f"{lost:.2f} ({least:.2f} to {most:.2f})",
         _won_back(one, reuse),
-        f"{-scores[KL]:.3f}",
+        f"{abs(scores[KL]):.3f}",
         f"{scores[RIGHT]:.0%}" if knows_right else "",
         f"{one.first_token_s:.3f}",
         f"{one.relative_time:.2f}",
