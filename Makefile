@@ -42,7 +42,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality gpu-check npu-check soak demo fleet-demo clean
+.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ bench: setup ## Run all benchmarks; results go to build/bench
 quality: setup ## What reuse costs a real model, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
 
+model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
+	$(BIN)/python -m benchmarks.quality.real.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
+
 gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py
 
@@ -129,7 +132,7 @@ soak: setup ## Hubs among hostile, killed and frozen clients, alone and as a fle
 	$(BIN)/python -m benchmarks.soak
 	SOAKED_S=300 $(BIN)/python -m pytest plugins/mooncake/tests/test_two_hubs.py -k while_mooncake_evicts
 
-demo: setup ## Ask vLLM about documents seen before, in four ways; results go to build/demo
+demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
 
 fleet-demo: setup ## Two machines on this one: documents that one has served, asked on the other; results go to build/fleet-demo

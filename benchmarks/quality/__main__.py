@@ -26,9 +26,10 @@ def main() -> None:
         outcomes = kept(real_run.run(questions), given.out)
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
-    found = figures.won_back(outcomes)
-    plot.draw(found, given.out / "by_compute.png", plot.COMPUTED)
-    plot.draw(found, given.out / "by_time.png", plot.SOONER)
+    found = figures.won_back(figures.of_real_model(outcomes))
+    plot.draw(found, given.out / "answers.png", plot.COMPUTED, found.panels[:1])
+    plot.draw(found, given.out / "by_compute.png", plot.COMPUTED, found.panels)
+    plot.draw(found, given.out / "by_time.png", plot.SOONER, found.panels)
     (given.out / "report.md").write_text(tables.page(outcomes))
     print(f"{given.out} has tables in report.md, and curves in by_compute.png and by_time.png.")
     finish("quality", figures.rows(outcomes, SELECTORS), PACKAGES, given.json or given.out / "report.json", outcomes)

@@ -1,7 +1,7 @@
 """The share won back against what it costs: one line a selector, one panel a column."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,10 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.quality.found import Found
+from blendhub.tools.advice.curve import COLOURS
 from blendhub.tools.advice.outcomes import Outcome
 
-# Okabe and Ito's colours, which people of every colour vision tell apart.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#000000", "#F0E442", "#882255")
 COLUMNS = 4
 
 
@@ -32,8 +31,7 @@ SOONER = Cost(
 )
 
 
-def draw(found: Found, file: Path, cost: Cost) -> None:
-    panels = found.panels
+def draw(found: Found, file: Path, cost: Cost, panels: Sequence[tuple[str, list[int]]]) -> None:
     across = min(COLUMNS, len(panels))
     rows = -(-len(panels) // across)
     figure = Figure(figsize=(3.6 * across, 3.0 * rows + 0.6), layout="constrained")
@@ -42,8 +40,8 @@ def draw(found: Found, file: Path, cost: Cost) -> None:
         _draw_panel(figure.add_subplot(rows, across, number + 1), found, title, columns, cost)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) or 1, frameon=False)
-    figure.supxlabel(cost.label)
-    figure.supylabel("share won back of what reuse loses")
+    figure.supxlabel(cost.label, fontsize="medium")
+    figure.supylabel("share won back of what reuse loses", fontsize="medium")
     figure.savefig(file, dpi=150)
 
 

@@ -78,9 +78,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share,
         Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
     ] = 0.001
+    audit_tokens: Annotated[
+        int,
+        Meta(ge=1, le=256, description="most tokens of an answer that an audit compares; each takes an engine step"),
+    ] = 1
     expected_agreement: Annotated[
-        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
+        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")
     ] = 0.9
+    model_card: Annotated[
+        str,
+        Meta(
+            description="what `blendhub advise` wrote of this model: text is blended only if the card shows "
+            "expected_agreement for its dtype, and for this selector and recompute_ratio; empty: no card is needed"
+        ),
+    ] = ""
     hold_agreement: Annotated[
         Annotated[float, Meta(ge=0.5, lt=1)] | None,
         Meta(description="the recomputed share follows the audits, so that so many agree; none: recompute_ratio stays"),

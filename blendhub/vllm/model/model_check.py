@@ -146,7 +146,7 @@ def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
         model.write(index, keys, values, slots)
         both = read_as_computed(model, layer, layout, slots)
         for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
-            same = torch.equal(given, found) if _dtype(layer) is dtype else _error(found, given) < COARSE
+            same = torch.equal(given, found) if _dtype(layer) is dtype else error_of(found, given) < COARSE
             if not same:
                 raise Unsupported(
                     f"{layer.name}: {what} are not where BlendHub expects them in pages of format {layer.format!r} "
@@ -170,7 +170,7 @@ def _rotation_errors(
     for index in range(len(layers)):
         keys = [keys[index] for keys, _ in seen]
         values = [values[index] for _, values in seen]
-        errors_of_values = max(_error(value, values[0]) for value in values)
+        errors_of_values = max(error_of(value, values[0]) for value in values)
         for number, rotation in enumerate(candidates):
             errors[index, number] = max(_worst_rotation_error(keys, places, rotation), errors_of_values)
     return errors
@@ -190,7 +190,7 @@ def _chosen_rotations(
     for layer, mine in zip(layers, errors[range(len(layers)), chosen].tolist(), strict=True):
         found = list(map(float, ranks.gather(str(mine))))
         worst = found.index(max(found))
-        if found[worst] > (allowed := _tolerance(layer)):
+        if found[worst] > (allowed := tolerance(layer)):
             raise Unsupported(
                 f"keys of {layer.name} cannot be moved: rotated to another position they are off by "
                 f"{found[worst]:.1%} (allowed {allowed:.1%}){ranks.named(worst)}"
@@ -212,7 +212,7 @@ def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation:
     if rotation is not None and places[-1] >= len(rotation.cos_sin):
         return float("inf")
     return max(
-        _error(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
+        error_of(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
         for first, old in zip(keys, places, strict=True)
         for second, new in zip(keys, places, strict=True)
         if old != new
@@ -274,7 +274,7 @@ def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLay
     seen: dict[str, Tensors] = {}
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
-        seen[layer.layer_name] = key.clone(), value.clone()
+        seen[layer.layer_name] = key.clone(), value[..., : layout.value_dim].clone()
         attention(layer, query, key, value, output)
 
     model.forward_apart(attention.chosen, list(probe.layers), attend)
@@ -291,11 +291,11 @@ def _trial_tokens(model: EngineModel) -> Tokens:
 
 def _compare(layer: PagedLayer, found: Tensors, expected: Tensors, complaint: str) -> None:
     for one, other in zip(found, expected, strict=True):
-        if _error(one, other) > _tolerance(layer):
-            raise Unsupported(f"{layer.name}: {complaint.format(f'{_error(one, other):.1%}')}")
+        if error_of(one, other) > tolerance(layer):
+            raise Unsupported(f"{layer.name}: {complaint.format(f'{error_of(one, other):.1%}')}")
 
 
-def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of(given: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest expected value."""
     if not given.numel():
         return 0.0
@@ -308,5 +308,5 @@ def _dtype(layer: PagedLayer) -> torch.dtype:
     return layer.tensors[0].dtype
 
 
-def _tolerance(layer: PagedLayer) -> float:
+def tolerance(layer: PagedLayer) -> float:
     return TOLERANCE.get(_dtype(layer), COARSE)

@@ -199,6 +199,8 @@ class LoadScheduler:
                 reading.epoch,
                 decision.pieces_of(reading.pieces),
                 state.terms.adapter,
+                self.audits.n_tokens(state.request, self._block_size),
+                state.stop_tokens,
             )
         )
         if decision.first_approximate is not None:

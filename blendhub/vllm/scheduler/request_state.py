@@ -210,6 +210,12 @@ class RequestState:
         """Whether tokens were generated before it was preempted."""
         return len(self.request.output_token_ids) > 0
 
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        params = self.request.sampling_params
+        return frozenset(params.all_stop_token_ids if params else ())
+
     def tokens(self) -> Tokens:
         """The prompt, and the tokens generated until now."""
         answer = self.request.output_token_ids

@@ -33,12 +33,14 @@ class Forwards:
         Requests wait for the scores of their probes, but no step does.
         """
         spent = 0
+        held: list[Blend] = []
         while True:
             self._go_on([blend for blend in blends if blend.is_waiting])
-            ready = [blend for blend in blends if blend.work]
+            ready = [blend for blend in blends if blend.work and blend not in held]
             if not ready or spent >= budget:
                 return spent
             spent += self._compute(ready, budget - spent)
+            held += [blend for blend in ready if blend.work and blend.work.in_next_step]
 
     def _go_on(self, waiting: Sequence[Blend]) -> None:
         """Continue the requests whose scores have arrived on all ranks."""
@@ -112,7 +114,7 @@ class Forwards:
 
     def _forward(self, taken: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
         blends = [blend for blend, _ in taken]
-        chosen = Chosen([Part(blend.job.tokens, blend.job.blocks, batch) for blend, batch in taken])
+        chosen = Chosen([Part(blend.tokens, blend.job.blocks, batch) for blend, batch in taken])
         hidden, scores, started = None, None, time.perf_counter()
         with self._failing(blends):
             if layer:
