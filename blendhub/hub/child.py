@@ -21,7 +21,7 @@ from blendhub.hub.process_tuning import tune_process
 from blendhub.system.processes import importing_the_same, python_module
 
 
-class Answer(msgspec.Struct, frozen=True):
+class StartReply(msgspec.Struct, frozen=True):
     """The hub's addresses, or why it did not start."""
 
     endpoint: str = ""
@@ -59,7 +59,7 @@ class ChildHub:
             self._process.kill()
             self._process.wait()
 
-    def _ask(self, config: HubConfig, private: PluginChoice, timeout_s: float) -> Answer:
+    def _ask(self, config: HubConfig, private: PluginChoice, timeout_s: float) -> StartReply:
         # ``config`` may have its owner's keys beside the hub's.
         fields = {name: getattr(config, name) for name in HubConfig.__struct_fields__}
         self._line.settimeout(timeout_s)
@@ -72,7 +72,7 @@ class ChildHub:
             reply = b""
         if not reply:
             raise HubError(f"the hub did not start: its process ended with exit code {self._process.wait(timeout_s)}")
-        answer = msgspec.json.decode(reply, type=Answer)
+        answer = msgspec.json.decode(reply, type=StartReply)
         if answer.error:
             raise HubError(f"the hub did not start: {answer.error}")
         return answer
@@ -84,7 +84,7 @@ async def _serve(line: socket.socket, config: HubConfig, private: PluginChoice) 
     # The owner sends nothing more, so its end is closed when there is something to read.
     loop.add_reader(line.fileno(), is_over.set)
     async with Hub(config, private=private) as hub:
-        line.sendall(msgspec.json.encode(Answer(hub.endpoints[0], hub.metrics_address)) + b"\n")
+        line.sendall(msgspec.json.encode(StartReply(hub.endpoints[0], hub.metrics_address)) + b"\n")
         await is_over.wait()
 
 
@@ -95,7 +95,7 @@ def main() -> None:
         try:
             asyncio.run(_serve(line, *given))
         except Exception as error:
-            line.sendall(msgspec.json.encode(Answer(error=str(error))) + b"\n")
+            line.sendall(msgspec.json.encode(StartReply(error=str(error))) + b"\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Has later prompts of an engine wait for a load however long this machine takes, so that a test of their order is not
 one of its speed."""
 
-from blendhub.vllm.scheduler import turns
+from blendhub.vllm.scheduler import load_scheduler
 
 
 def wait() -> None:
-    turns.LEAST_S = 60.0
+    load_scheduler.LEAST_S = 60.0

@@ -56,7 +56,7 @@ class StreamSuite(ABC):
     """The page formats that the device supports; the first is used where the format does not matter."""
 
     fields: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Fields of ``Setup`` that all tests have, for example widths that the device's fastest kernels take."""
+    """Fields of ``DeviceSetup`` that all tests have, for example widths that the device's fastest kernels take."""
 
     @abstractmethod
     def create(self, runtime: DeferredRuntime) -> StreamDevice:

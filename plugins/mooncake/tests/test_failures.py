@@ -189,8 +189,8 @@ OWNER = """
 import sys, time
 import msgspec
 from blendhub_mooncake.bytes import MooncakeBytes
-from blendhub_mooncake.frames import Setup
-place = MooncakeBytes(msgspec.json.decode(sys.argv[1], type=Setup), 2.0)
+from blendhub_mooncake.frames import ChildSetup
+place = MooncakeBytes(msgspec.json.decode(sys.argv[1], type=ChildSetup), 2.0)
 assert place.wait_until_ready(60)
 print(place.pid, flush=True)
 time.sleep(1e6)
