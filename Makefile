@@ -42,7 +42,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality gpu-check npu-check soak demo fleet-demo clean
+.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -118,6 +118,9 @@ bench: setup ## Run all benchmarks; results go to build/bench
 
 quality: setup ## What reuse costs a real model, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
+
+model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
+	$(BIN)/python -m benchmarks.quality.real.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
 
 gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py

@@ -8,8 +8,11 @@ from blendhub.cli import main
 from blendhub.cli.advise import sentence
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed, wilson
-from blendhub.tools.advice.choice import Advice, Measured, PromptAudit, advise, settings_for
+from blendhub.tools.advice.answering import end_of
+from blendhub.tools.advice.choice import Advice, advise, agreed, agreement, interval, settings_for
+from blendhub.tools.advice.judge import ANSWER
 from blendhub.tools.advice.measure import distinct_ratios
+from blendhub.tools.advice.outcomes import Outcome
 from blendhub.tools.advice.questions import Prompts, Question
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 
@@ -17,8 +20,13 @@ HOST = PluginHost.discover()
 CHAT = "{{ bos_token }} user : {{ messages[0]['content'] }} </s>{% if add_generation_prompt %} model :{% endif %}"
 
 
-def measured(selector: str, ratio: float, agreed: int, of: int) -> Measured:
-    return Measured(selector, ratio, tuple(PromptAudit(number < agreed, 0.1 * number, 100) for number in range(of)))
+def measured(selector: str, ratio: float, same: int, of: int) -> Outcome:
+    """One prompt more, of which nothing moved, counts nowhere."""
+    outcome = Outcome(selector, "", ratio)
+    for number in range(of):
+        outcome.note([[*[-0.1] * ANSWER, float(number < same), None]], ratio)
+    outcome.note([[None] * (ANSWER + 2)], 1.0)
+    return outcome
 
 
 CASES = st.lists(
@@ -36,12 +44,12 @@ CASES = st.lists(
 @given(CASES, st.floats(0.5, 1))
 def test_what_is_advised_recomputes_least_of_all_that_certainly_hold_the_target(cases, target):
     advice = advise(cases, target)
-    certain = [one.ratio for one in cases if one.audits and one.interval.low >= target]
+    certain = [one.ratio for one in cases if agreed(one)[1] and interval(one).low >= target]
     assert (advice.chosen is None) == (not certain)
     if advice.chosen:
-        assert advice.chosen.ratio == min(certain) and advice.chosen.interval.low >= target
+        assert advice.chosen.ratio == min(certain) and interval(advice.chosen).low >= target
     elif advice.promising:
-        assert advice.promising.agreement == max(one.agreement for one in cases) > target
+        assert agreement(advice.promising) == max(map(agreement, cases)) > target
 
 
 def test_of_equal_ratios_the_one_that_agrees_more_is_advised():
@@ -53,9 +61,9 @@ def test_a_few_audits_that_agree_are_no_ground_for_a_ratio():
     cases = [measured("a", 0.05, 8, 8), measured("b", 0.15, 8, 8)]
     assert advise(cases, 0.95) == Advice(None, cases[0])
     assert settings_for(advise(cases, 0.95), 0.95, {}) == {"mode": "exact"}
-    said = sentence(advise(cases, 0.95), cases, 0.95)
-    assert "a with recompute_ratio 0.05 agreed in 8 of 8 audits. That is too few to be sure of 95%" in said
-    assert "73 audits show it" in said
+    said = sentence(advise(cases, 0.95), cases, 0.95, 16, "")
+    agreed_on = "a with recompute_ratio 0.05 agreed on all 16 tokens of the answer in 8 of 8 prompts"
+    assert f"{agreed_on}. That is too few to be sure of 95%" in said and "73 prompts show it" in said
     assert advise([measured("a", 0.05, 7, 8)], 0.95) == Advice(None, None)
 
 
@@ -107,6 +115,8 @@ def test_the_settings_to_paste_keep_what_was_given():
         (["--settings", '{"selectr": 1}'], "has no option 'selectr'"),
         (["--engine", "["], "--engine '[' is not a JSON object"),
         (["--most", "0"], "--most 0 should be"),
+        (["--tokens", "0"], "--tokens 0 should be"),
+        (["--card", "/nowhere/card.md"], "--card /nowhere/card.md cannot be written"),
         ([], "has no questions"),
     ],
 )
@@ -132,3 +142,9 @@ def test_documents_and_questions_of_text_stand_in_the_chat_template(template, tm
 def test_token_ids_are_asked_as_they_are():
     prompts = Prompts(None, [Question([[5, 6], [7]], [8])])
     assert prompts.asked == [[5, 6, 7, 8]] and prompts.documents == [[7], [5, 6]]
+
+
+def test_a_right_answer_is_whole_words_of_what_was_said():
+    assert end_of("Rome", "She lives in rome, Italy") == len("She lives in rome")
+    assert end_of("Rome", "In Romeville.") == 0 and end_of("7", "17 or 7.") == len("17 or 7")
+    assert end_of(" $5 ", "It costs $5.") == len("It costs $5")

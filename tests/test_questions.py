@@ -91,3 +91,12 @@ def test_a_file_that_cannot_be_read_is_named(text, complaint, tmp_path):
     file.write_bytes(text)
     with pytest.raises(InvalidInput, match=f"{complaint}.*should have entries like"):
         read_questions(file)
+
+
+def test_answers_that_only_some_questions_have_are_a_mistake(tmp_path):
+    file = tmp_path / "data.jsonl"
+    unanswered = {key: value for key, value in PLAIN.items() if key != "answers"}
+    file.write_text("\n".join(map(json.dumps, [PLAIN, PLAIN, unanswered, unanswered])))
+    with pytest.raises(InvalidInput, match="2 of 4 questions have no answer, the first is question 3; give each an"):
+        read_questions(file)
+    assert len(read_questions(file, 2)) == 2

@@ -10,7 +10,7 @@ from benchmarks.holes.order import NAMES, Place, Prompt, before, make_prompts
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
 from benchmarks.holes.texts import Writer
 from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.serving import READER, Shape, usual_dtype
+from benchmarks.quality.serving import PLAIN, Shape, usual_dtype
 from benchmarks.quality.workload import Case
 from benchmarks.report import finish
 from blendhub.tools.advice.questions import SHAPES, read_questions
@@ -163,7 +163,7 @@ def _asked(given: argparse.Namespace) -> tuple[Writer, list[Case], dict[str, Any
     if given.model:
         cases = [writer.case(one) for one in read_questions(given.data, until)]
         return writer, cases, {"dtype": usual_dtype()}
-    return writer, reader_cases.make_cases(until or OF_READER), {**READER, "variables": ONE_THREAD}
+    return writer, reader_cases.make_cases(until or OF_READER), {**PLAIN, "variables": ONE_THREAD}
 
 
 def _capped(case: Case, most_tokens: int | None) -> Case:

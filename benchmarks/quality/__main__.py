@@ -26,7 +26,7 @@ def main() -> None:
         outcomes = kept(real_run.run(questions), given.out)
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
-    found = figures.won_back(outcomes)
+    found = figures.won_back(figures.of_real_model(outcomes))
     plot.draw(found, given.out / "answers.png", plot.COMPUTED, found.panels[:1])
     plot.draw(found, given.out / "by_compute.png", plot.COMPUTED, found.panels)
     plot.draw(found, given.out / "by_time.png", plot.SOONER, found.panels)

@@ -10,10 +10,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from benchmarks.quality.found import Found
+from blendhub.tools.advice.curve import COLOURS
 from blendhub.tools.advice.outcomes import Outcome
 
-# Okabe and Ito's colours, which people of every colour vision tell apart.
-COLOURS = ("#D55E00", "#0072B2", "#009E73", "#E69F00", "#CC79A7", "#56B4E9", "#999999", "#000000", "#F0E442", "#882255")
 COLUMNS = 4
 
 

@@ -10,7 +10,7 @@ from benchmarks.quality.compared import Compared
 from harness.engines import Engine
 
 ROOT = Path(__file__).parents[2]
-READER: dict[str, Any] = {"dtype": "float32", "block_size": 32}
+PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
 PATIENCE_S = 30.0
 
 
@@ -20,7 +20,8 @@ class Serving:
     def __init__(self, model: str, place: Path, stored_tokens: int, **options: Any) -> None:
         """``stored_tokens``: how much there must be room for. ``options`` are vLLM's."""
         shape = Shape(model)
-        self.layers, self.longest = shape.layers, int(options.get("max_model_len", shape.longest))
+        self.layers, self.vocabulary = shape.layers, shape.vocabulary
+        self.longest = int(options.get("max_model_len", shape.longest))
         self._model = model
         self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
         # Chunks of 256 tokens are not all full.
@@ -60,6 +61,7 @@ class Shape:
         heads = config.num_attention_heads
         self.layers = int(config.num_hidden_layers)
         self.longest = int(config.max_position_embeddings)
+        self.vocabulary = int(config.vocab_size)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         self._token_items = 2 * self.layers * kv_heads * width

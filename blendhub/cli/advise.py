@@ -1,4 +1,4 @@
-"""``blendhub advise``: which selector and which ratio hold an agreement on a person's own prompts."""
+"""``blendhub advise``: what reuse costs a person's own model and prompts, and which selector and ratio hold."""
 
 import argparse
 import json
@@ -10,8 +10,13 @@ from blendhub.cli.json_input import read_object
 from blendhub.core.errors import OptionError
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.agreement import audits_needed
-from blendhub.tools.advice.choice import Advice, Measured, PromptAudit, advise, settings_for
-from blendhub.tools.advice.measure import Job, distinct_ratios, measured_with, run_engine
+from blendhub.tools.advice.answering import Job, Served
+from blendhub.tools.advice.card import NO_CURVE, Measurement, check_place, write_card
+from blendhub.tools.advice.choice import Advice, advise, agreed, agreement, settings_for
+from blendhub.tools.advice.figures import Measured, cells, head, line
+from blendhub.tools.advice.judge import ANSWER_TOKENS
+from blendhub.tools.advice.measure import distinct_ratios, measured_with, run_engine
+from blendhub.tools.advice.outcomes import Outcome
 from blendhub.tools.advice.questions import SHAPES, read_questions
 from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
 from blendhub.vllm.transfer_config import FLAG
@@ -19,23 +24,33 @@ from blendhub.vllm.transfer_config import FLAG
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-RATIOS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
-HEADER = f"{'selector':<12} {'ratio':>5} {'audits':>6} {'agree':>6}  {'95% interval':<15} {'median KL':>9}"
+RATIOS = (0, 0.05, 0.15, 0.3, 0.5)
 
 
 def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "advise",
-        help="find the selector and the ratio that hold an agreement on your prompts",
-        description="Serve your prompts with your model in vLLM, audit each of them with every selector and ratio, and "
-        "print the configuration that recomputes least among those whose first tokens agree with full prefill often "
-        "enough, with 95% confidence. Exits with 1 if none does, or if the prompts are too few to tell.",
+        help="measure what reuse costs your model on your prompts, and find what holds an agreement",
+        description="Answer your prompts with your model in vLLM, in full and with every selector and ratio. Write a "
+        "model card with the figures and the curve, and print the configuration that recomputes least among those "
+        "whose answers agree with full prefill often enough, with 95% confidence. Exits with 1 if none does, or if the "
+        "prompts are too few to tell.",
         epilog=f"Shapes of --data, as a JSON list or a line each:\n{SHAPES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--model", required=True, help="as `vllm serve` takes it: a name or a path")
     parser.add_argument("--data", required=True, type=Path, metavar="FILE", help="questions; shapes are below")
-    parser.add_argument("--agreement", type=float, default=0.95, metavar="SHARE", help="to hold (default 0.95)")
+    parser.add_argument("--agreement", type=float, default=0.9, metavar="SHARE", help="to hold (default 0.9)")
+    parser.add_argument(
+        "--tokens", type=int, default=ANSWER_TOKENS, metavar="N", help=f"of an answer (default {ANSWER_TOKENS})"
+    )
+    parser.add_argument(
+        "--card",
+        type=Path,
+        default=Path("model-card.md"),
+        metavar="FILE",
+        help="default model-card.md; the curve: .png",
+    )
     parser.add_argument("--selectors", metavar="NAMES", help="with commas between; default: all that are installed")
     parser.add_argument("--ratios", default=",".join(map(str, RATIOS)), help=f"default {','.join(map(str, RATIOS))}")
     parser.add_argument("--most", type=int, default=200, metavar="N", help="prompts to read (default 200)")
@@ -46,49 +61,74 @@ def add_parser(commands: Any) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     host = PluginHost.discover()
-    target, ratios = arguments.agreement, _ratios(arguments.ratios)
+    target, ratios, tokens = arguments.agreement, _ratios(arguments.ratios), arguments.tokens
     if not 0 < target < 1:
         raise OptionError(f"--agreement {target} should be above 0 and below 1, such as 0.95")
-    if arguments.most < 1:
-        raise OptionError(f"--most {arguments.most} should be at least 1")
+    for name, number in (("--most", arguments.most), ("--tokens", tokens)):
+        if number < 1:
+            raise OptionError(f"{name} {number} should be at least 1")
     engine, settings = read_object("--engine", arguments.engine), read_object("--settings", arguments.settings)
     if mistakes := mistakes_in_settings({KEY: settings}, host, None):
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
+    check_place(arguments.card)
     names = arguments.selectors.split(",") if arguments.selectors else host.names("selector")
     served = {name: measured_with(settings, name) for name in names}
-    distinct = {name: distinct_ratios(host, served[name], ratios) for name in names}
+    distinct = _without_twins({name: distinct_ratios(host, served[name], ratios) for name in names})
     questions = read_questions(arguments.data, arguments.most)
-    print(f"{len(questions)} prompts, each audited with " + _listed(distinct))
+    print(f"{len(questions)} prompts, each answered in full, and with " + _listed(distinct))
     if len(questions) < (needed := audits_needed(1, target) or 0):
         print(f"These are too few to be sure of {target:.0%}, even if all agree: give at least {needed}.")
-    jobs = [Job(arguments.model, engine, served[name], name, distinct[name], questions) for name in names]
-    print(HEADER, flush=True)
-    measured = _measured(jobs)
-    advice = advise(measured, target)
-    print(f"\n{sentence(advice, measured, target)}")
-    print(f"\n{_flag(settings_for(advice, target, settings))}")
+    jobs = [
+        Job(arguments.model, engine, served[name], name, distinct[name], questions, tokens)
+        for name in names
+        if distinct[name]
+    ]
+    how, measured = _measured(jobs)
+    advice = advise([one.ours for one in measured], target)
+    said = sentence(advice, [one.ours for one in measured], target, tokens, how.unmoved)
+    flag = _flag(settings_for(advice, target, settings))
+    print(f"\n{said}\n\n{flag}\n")
+    made = Measurement(
+        model=arguments.model,
+        data=arguments.data,
+        has_answers=bool(questions[0].answers),
+        tokens=tokens,
+        settings=settings,
+        served=how,
+        measured=measured,
+    )
+    has_curve = write_card(arguments.card, made, f"{said}\n\n```sh\n{flag}\n```")
+    print(f"The model card is {arguments.card}." + ("" if has_curve else f" {NO_CURVE}"))
     return 0 if advice.chosen else 1
 
 
-def _measured(jobs: Sequence[Job]) -> list[Measured]:
-    """Run an engine for each selector, print a row for each ratio when all prompts were audited."""
-    measured = []
+def _measured(jobs: Sequence[Job]) -> tuple[Served, list[Measured]]:
+    """Run an engine for each selector, print a row for each ratio when all prompts were asked."""
+    columns = head(jobs[0].tokens)
+    print(line(list(columns), list(columns.values())), flush=True)
+    how: Served | None = None
+    measured: list[Measured] = []
     with _progress() as progress:
-        n_audits = sum(len(job.ratios) * len(job.questions) for job in jobs)
-        task = progress.add_task("", total=n_audits)
+        task = progress.add_task("", total=sum((1 + len(job.ratios)) * len(job.questions) for job in jobs))
         for job in jobs:
             progress.update(task, description=f"{job.selector}: starting vLLM")
-            audits: list[PromptAudit] = []
-            asked = 0
-            for part in run_engine(job):
-                audits += part.audits
-                asked += part.prompts
-                progress.update(task, description=f"{job.selector} at {part.ratio:g}", advance=part.prompts)
-                if asked == len(job.questions):
-                    measured.append(Measured(job.selector, part.ratio, tuple(audits)))
-                    progress.console.print(_row(measured[-1]), highlight=False)
-                    audits, asked = [], 0
-    return measured
+            full: Outcome | None = None
+            for said in run_engine(job):
+                if isinstance(said, Served):
+                    if not (how or said.has_template):
+                        progress.console.print(
+                            f"The tokenizer of {job.model} has no chat template: prompts have none.", soft_wrap=True
+                        )
+                    how = said
+                    continue
+                progress.update(task, description=job.selector, advance=said.prompts)
+                if said.outcome and full:
+                    measured.append(Measured(said.outcome, full))
+                    row = line(cells(measured[-1], None), list(columns.values()))
+                    progress.console.print(row, highlight=False, soft_wrap=True)
+                full = full or said.outcome
+    assert how  # an engine that does not come up raises
+    return how, measured
 
 
 def _progress() -> "Progress":
@@ -113,34 +153,34 @@ def _ratios(text: str) -> tuple[float, ...]:
     return ratios
 
 
-def _row(one: Measured) -> str:
-    low, high = one.interval
-    interval = f"{low:.1%} to {high:.1%}"
+def _without_twins(distinct: dict[str, tuple[float, ...]]) -> dict[str, tuple[float, ...]]:
+    """At a ratio of 0 no selector picks anything: one measures it."""
+    first, *others = distinct
+    return {first: distinct[first]} | {name: tuple(filter(None, distinct[name])) for name in others}
+
+
+def sentence(advice: Advice, measured: Sequence[Outcome], target: float, tokens: int, unmoved: str) -> str:
+    if not any(agreed(one)[1] for one in measured):
+        why = unmoved or "only exact reuse was seen, which loses nothing"
+        return f"No text of these prompts was moved: {why}."
+    if advice.chosen:
+        return f"{_agreed(advice.chosen, tokens)}, and with 95% confidence in more than {target:.0%} of such prompts."
+    if advice.promising:
+        needed = audits_needed(agreement(advice.promising), target)
+        return (
+            f"{_agreed(advice.promising, tokens)}. That is too few to be sure of {target:.0%}: if as many of the "
+            f"others agree, {needed:,} prompts show it (--data, --most). Until then, exact reuse is safe:"
+        )
     return (
-        f"{one.selector:<12} {one.ratio:>5g} {len(one.audits):>6} {one.agreement:>6.1%}  {interval:<15} "
-        f"{one.divergence:>9.4f}"
+        f"Nothing that was measured holds {target:.0%} with {tokens} tokens; exact reuse does, or more of --ratios and "
+        "--selectors."
     )
 
 
-def sentence(advice: Advice, measured: Sequence[Measured], target: float) -> str:
-    if not any(one.audits for one in measured):
-        return "No text of these prompts was moved: only exact reuse was seen, which needs no audit."
-    if advice.chosen:
-        return (
-            f"{_agreed(advice.chosen)}, and with 95% confidence in more than {target:.0%} of such prompts; "
-            f"agreement is that of the first token."
-        )
-    if advice.promising:
-        return (
-            f"{_agreed(advice.promising)}. That is too few to be sure of {target:.0%}: if as many of the others agree, "
-            f"{audits_needed(advice.promising.agreement, target):,} audits show it (--data, --most). Until then, exact "
-            "reuse is safe:"
-        )
-    return f"Nothing that was measured holds {target:.0%}; exact reuse does, or more of --ratios and --selectors."
-
-
-def _agreed(one: Measured) -> str:
-    return f"{one.selector} with recompute_ratio {one.ratio:g} agreed in {one.agreed} of {len(one.audits)} audits"
+def _agreed(one: Outcome, tokens: int) -> str:
+    same, answers = agreed(one)
+    all_tokens = f"all {tokens} tokens of the answer" if tokens > 1 else "the first token of the answer"
+    return f"{one.selector} with recompute_ratio {one.ratio:g} agreed on {all_tokens} in {same} of {answers} prompts"
 
 
 def _flag(settings: dict[str, Any]) -> str:

@@ -31,10 +31,11 @@ from blendhub.framework.observers import Observers
 from blendhub.hub.embedded import EmbeddedHub, embedded_hub
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
+from blendhub.vllm.model_card import permitted
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
@@ -147,6 +148,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         worst = next((support for support in supports if not support.layout), None) or next(
             (support for support in supports if not support.blends), supports[0]
         )
+        worst = permitted(worst, self._settings, self._vllm_config.model_config)
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
         if worst.layout is None:

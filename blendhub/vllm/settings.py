@@ -85,6 +85,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     expected_agreement: Annotated[
         Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")
     ] = 0.9
+    model_card: Annotated[
+        str,
+        Meta(
+            description="what `blendhub advise` wrote of this model: text is blended only if the card shows "
+            "expected_agreement for its dtype, and for this selector and recompute_ratio; empty: no card is needed"
+        ),
+    ] = ""
     hold_agreement: Annotated[
         Annotated[float, Meta(ge=0.5, lt=1)] | None,
         Meta(description="the recomputed share follows the audits, so that so many agree; none: recompute_ratio stays"),

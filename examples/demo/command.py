@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks.quality.serving import READER
+from benchmarks.quality.serving import PLAIN
 from examples.demo import report
 from examples.demo.experiment import Measured
 from examples.demo.workload import LONGEST, Workload
@@ -59,7 +59,7 @@ def run(module: str, description: str, out: Path, measure: Callable[[Workload, P
 def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engine:
     lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
     # An audited request would be answered from exact KV.
-    return Engine(make_real_model(), blendhub | {"audit_share": 0}, arrange=arrange, **lengths, **READER)
+    return Engine(make_real_model(), blendhub | {"audit_share": 0}, arrange=arrange, **lengths, **PLAIN)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import pytest
 from benchmarks.quality.reader import CHECKPOINT
 from benchmarks.quality.reader import words as w
 from benchmarks.quality.reader.task import headers, make_prompt
-from benchmarks.quality.serving import READER
+from benchmarks.quality.serving import PLAIN
 from benchmarks.quality.workload import Case, make_visits
 from harness.engines import Engine
 
@@ -25,7 +25,7 @@ def test_what_depends_on_other_documents_is_lost_by_reuse_and_won_back_by_recomp
         for stratum in ("plain", "cross")
         for question in [one for one in prompt.questions if one.stratum == stratum][:6]
     ]
-    with Engine(CHECKPOINT, {"hub": {"arena_gib": 1.0, "metrics": ""}}, **READER) as engine:
+    with Engine(CHECKPOINT, {"hub": {"arena_gib": 1.0, "metrics": ""}}, **PLAIN) as engine:
         for visit in make_visits(cases, headers(), 2048):
             engine.one(visit, mode="exact")
 

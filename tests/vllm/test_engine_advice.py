@@ -3,12 +3,13 @@
 import json
 import random
 import shutil
+import struct
 
 import pytest
 
 from blendhub.cli import main
-from blendhub.vllm.settings import read_settings
-from harness.engines.engine import ENVIRONMENT
+from blendhub.vllm.settings import OWNER, read_settings
+from harness.engines.engine import ENVIRONMENT, Engine
 from tests.benchmarks.word_model import WORDS, make_tokenizer
 from tests.vllm.test_settings import HOST
 
@@ -26,7 +27,7 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     chatting = tmp_path / "model"
     shutil.copytree(model, chatting)
     make_tokenizer(chatting, chat_template="{{ bos_token }} user : {{ messages[0]['content'] }} </s> model :")
-    data = tmp_path / "data.jsonl"
+    data, card = tmp_path / "data.jsonl", tmp_path / "card.md"
     words = random.Random(1)
     documents = [" ".join(words.choices(SPOKEN, k=150)) for _ in range(4)]
     prompts = [[documents[n % 4], documents[(n + 1) % 4], documents[(n + 2) % 4]] for n in range(10)]
@@ -34,26 +35,57 @@ def test_what_holds_an_agreement_is_found_and_its_configuration_is_one_that_vllm
     data.write_text("\n".join(map(json.dumps, questions)))
     engine = {"dtype": "float32", "enforce_eager": True, "max_model_len": 1024, "distributed_executor_backend": "uni"}
     settings = {"hub": {"arena_gib": 0.25}, "selector": {"name": "first_k", "options": {"k": 4}}}
-    measured = ["--selectors", "first_k", "--ratios", "0.05,0.1,1", "--agreement", "0.7"]
-    with_ = ["--engine", json.dumps(engine), "--settings", json.dumps(settings)]
+    measured = ["--selectors", "first_k", "--ratios", "0,0.05,0.1,1", "--agreement", "0.7", "--tokens", "3"]
+    with_ = ["--engine", json.dumps(engine), "--settings", json.dumps(settings), "--card", str(card)]
     code = main(["advise", "--model", str(chatting), "--data", str(data), *measured, *with_])
     printed = capsys.readouterr().out
-    assert "10 prompts, each audited with first_k at 0.05 1\n" in printed and "too few" not in printed
-    rows = [line.split() for line in printed.splitlines() if line.startswith("first_k ") and "%" in line]
-    assert [(row[1], row[2]) for row in rows[:2]] == [("0.05", "10"), ("1", "10")], printed
-    assert rows[1][3] == "100.0%" and rows[0][3] != "100.0%", printed
-    assert code == 0 and "first_k with recompute_ratio 1 agreed in 10 of 10 audits" in printed
-    (flag,) = [line for line in printed.splitlines() if line.startswith("--kv-transfer-config")]
+    assert "10 prompts, each answered in full, and with first_k at 0 0.05 1\n" in printed and "too few" not in printed
+    rows = [one.split() for one in printed.splitlines() if one.startswith("first_k ") and "%" in one]
+    assert [(row[1], row[3]) for row in rows[:3]] == [("0", "10"), ("0.05", "10"), ("1", "10")], printed
+    assert [row[2] for row in (rows[0], rows[2])] == ["0%", "100%"] and rows[2][5] == "100.0%" != rows[1][5], printed
+    said = "first_k with recompute_ratio 1 agreed on all 3 tokens of the answer in 10 of 10 prompts"
+    assert code == 0 and said in printed
+    (flag,) = [one for one in printed.splitlines() if one.startswith("--kv-transfer-config")]
     config = json.loads(flag.removeprefix("--kv-transfer-config '").removesuffix("'"))
-    settings = read_settings(config["kv_connector_extra_config"], HOST, "cpu")
-    assert (settings.selector.options, settings.recompute_ratio) == ({"k": 4}, 1.0)
-    assert settings.hub.arena_gib == 0.25 and settings.policy.max_recompute_share == 0.8
+    chosen = read_settings(config["kv_connector_extra_config"], HOST, "cpu")
+    assert (chosen.selector.options, chosen.recompute_ratio) == ({"k": 4}, 1.0)
+    assert chosen.hub.arena_gib == 0.25 and chosen.policy.max_recompute_share == 0.8
+    page = card.read_text()
+    assert said in page and flag in page and "| first_k | 1 | 100% | 10 | 100.0% | 100.0%" in page
+    assert card.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["card.md", "card.png", "data.jsonl", "model"]
+    for ratio, blends in ((1, True), (0.05, False)):
+        gated = settings | {"recompute_ratio": ratio, "expected_agreement": 0.7, "model_card": str(card)}
+        with Engine(chatting, gated, max_model_len=1024) as served:
+            start = "text is reused anywhere" if blends else "exact prefixes are reused; "
+            assert f"BlendHub: {start}" in served.log
+            refusal = f"only exact prefixes are reused: {OWNER}.model_card, {card}, says that"
+            assert (refusal in served.log) != blends
+
+
+@pytest.mark.parametrize(
+    ("shape", "kept", "complaint"),
+    [(8, 0.5, "model.safetensors is cut short or damaged"), (2**40, 1, "GiB of memory: measure on a larger machine")],
+    ids=["cut short", "too large"],
+)
+def test_a_model_whose_files_cannot_be_served_is_one_line_and_no_card(shape, kept, complaint, tmp_path, capfd):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [shape], "data_offsets": [0, 4 * shape]}}).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(file.tell() + int(4 * shape * kept))  # a hole: it takes no place
+    (tmp_path / "data.jsonl").write_text(json.dumps({"documents": [[1]], "question": [2]}))
+    flags = ["--model", str(tmp_path), "--data", str(tmp_path / "data.jsonl"), "--selectors", "first_k"]
+    assert main(["advise", *flags, "--card", str(tmp_path / "card.md")]) == 2
+    error = capfd.readouterr().err
+    assert error.startswith("blendhub: ") and complaint in error and error.count("\n") == 1
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["data.jsonl", "model.safetensors"]
 
 
 def test_a_model_that_vllm_cannot_serve_ends_with_vllm_s_words(tmp_path, capfd):
     (tmp_path / "config.json").write_text('{"model_type": "abacus"}')
     (tmp_path / "data.jsonl").write_text(json.dumps({"documents": [[1]], "question": [2]}))
     flags = ["--model", str(tmp_path), "--data", str(tmp_path / "data.jsonl"), "--selectors", "first_k"]
-    assert main(["advise", *flags]) == 2
+    assert main(["advise", *flags, "--card", str(tmp_path / "card.md")]) == 2
     error = capfd.readouterr().err
     assert "vLLM failed with the selector first_k" in error and "abacus" in error
+    assert not (tmp_path / "card.md").exists()

@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.found import Found
+from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.rows import row, rows_of_selectors
 from benchmarks.report import Row
 from blendhub.tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
@@ -38,7 +39,12 @@ def won_back(outcomes: Sequence[Outcome]) -> Found:
     return by_workload(outcomes, KL, relative=True)
 
 
-def rows(outcomes: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row]:
+def of_real_model(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [one for one in outcomes if one.workload != READER]
+
+
+def rows(measured: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row]:
+    outcomes = of_real_model(measured)
     found = won_back(outcomes)
     return [
         *_of_reuse(outcomes),
@@ -48,6 +54,7 @@ def rows(outcomes: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row
         *_settled(outcomes, found.default),
         *rows_of_selectors(found, "real_"),
         *_by_workload(found),
+        *_of_the_reader([one for one in measured if one.workload == READER], found.default),
     ]
 
 
@@ -129,6 +136,15 @@ def _by_workload(found: Found) -> Iterator[Row]:
                 id += f"_{one.state}" if one.state else ""
                 what = f"{f'{one.selector} {one.state}'.strip()}: share won back of the KL, {found.columns[column]}"
                 yield row(id, what, compared.share([column]), spread=compared.interval([column]))
+
+
+def _of_the_reader(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
+    if outcomes:
+        found = won_back(outcomes)
+        what = "a small model that was trained for this repository: share won back of the KL at 0.15, {}"
+        shares = {name: _share(found, name, 0.15, 0) for name in found.selectors}
+        for name, share in shares.items():
+            yield row(f"reader_{name}_15", what.format(name), share, shares.get("first_k") if name == default else None)
 
 
 def _share(found: Found, label: str, ratio: float, column: int) -> float | None:

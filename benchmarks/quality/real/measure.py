@@ -14,9 +14,10 @@ from harness.engines import Answer, Engine
 class Workload:
     """The cases of one workload, and full prefill's answers to their questions."""
 
-    def __init__(self, name: str, cases: Sequence[RealCase]) -> None:
+    def __init__(self, name: str, cases: Sequence[RealCase], logprobs: int = LOGPROBS) -> None:
         self.name = name
         self.cases = cases
+        self._logprobs = logprobs
         self._full: list[list[Answer]] = []
 
     def measure(self, engine: Engine, asked: Asked) -> Outcome:
@@ -37,7 +38,7 @@ class Workload:
         return outcome
 
     def _ask(self, engine: Engine, asked: Asked, number: int, case: RealCase) -> list[Answer]:
-        request = {"mode": asked.mode, "recompute_ratio": asked.ratio, "store": False, "logprobs": LOGPROBS}
+        request = {"mode": asked.mode, "recompute_ratio": asked.ratio, "store": False, "logprobs": self._logprobs}
         each: list[dict[str, Any]] = [dict(request) for _ in case.questions]
         if len(self._full) > number:
             for one, full in zip(each, self._full[number], strict=True):

@@ -55,17 +55,21 @@ def earlier(cases: list[RealCase]) -> list[Tokens]:
 
 
 def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[RealCase]:
+    for documents, asked in biographies(half, across):
+        yield _case(chat, "You answer questions about the documents with one word.", documents, asked)
+
+
+def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], list[Asked]]]:
+    """Documents, and questions to one of them each, or ``across`` two."""
     rng = random.Random(f"facts {half} {across}")
     everyone = people(rng, half)
-    system = "You answer questions about the documents with one word."
     while True:
         documents = list(islice(everyone, rng.randint(6, 12)))
         if across:
             asked = [older(*pair) for pair in rng.sample(list(combinations(documents, 2)), QUESTIONS)]
         else:
             asked = [rng.choice(one.questions) for one in rng.sample(documents, QUESTIONS)]
-        texts = [f"Document: {one.text}\n\n" for one in documents]
-        yield _case(chat, system, texts, asked)
+        yield [f"Document: {one.text}\n\n" for one in documents], asked
 
 
 def across(chat: Chat, half: Half) -> Iterator[RealCase]:

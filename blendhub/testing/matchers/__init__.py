@@ -1,7 +1,6 @@
 """The conformance suite of matchers: every sentence of :mod:`blendhub.contracts.matcher`, tested."""
 
-from blendhub.testing.matchers.exactness import ExactnessTests
-from blendhub.testing.matchers.finding import FindingTests
+from blendhub.testing.matchers.finding import ExactnessTests, FindingTests
 from blendhub.testing.matchers.machine import MatcherHistoryTests
 from blendhub.testing.matchers.refusing import MatcherRefusingTests
 from blendhub.testing.matchers.sharing import MatcherSharingTests

@@ -1,8 +1,9 @@
-"""What is picked is in order, inside of what moved, and within the budget."""
+"""What is picked is in order, inside of what moved, within the budget, and the same on every rank."""
 
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from blendhub.contracts import Selection, Selector
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
+from blendhub.testing.run_in_subprocess import run_in_subprocess
 from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, prompt_around, tokens_of
 from blendhub.testing.sentences import holds
 
@@ -151,3 +153,31 @@ class PickingTests(SelectorTests):
             assert suite.picks(selector, moved, low, block_tokens, scores, prompt) == few
 
         check()
+
+
+@holds("the same input gives the same answer in every object with the same options,")
+class AgreeingTests(SelectorTests):
+    """The same question gets the same answer from every object in every process, whatever was asked before."""
+
+    def test_two_instances_agree(self) -> None:
+        assert self.answers() == self.answers()
+
+    def test_what_was_asked_before_does_not_matter(self, selector: Selector) -> None:
+        questions = [(moved, ratio) for moved in MOVED.values() for ratio in (0.1, 0.5)]
+        forwards = [self.picks(selector, *question) for question in questions]
+        backwards = [self.picks(selector, *question) for question in reversed(questions)]
+        assert forwards == backwards[::-1]
+
+    def test_a_process_with_another_hash_seed_agrees(self) -> None:
+        assert run_in_subprocess(self, hash_seed="4242") == self.answers()
+
+    def answers(self) -> list[Any]:
+        """Answers to a list of questions, some of them with many ties to decide."""
+        selector = self.create()
+        answers = []
+        for moved in MOVED.values():
+            for block_tokens in BLOCKS:
+                scores = self.scores(selector, moved)
+                for rounded in (scores, None if scores is None else scores.round()):
+                    answers.append(msgspec.to_builtins(self.picks(selector, moved, 0.3, block_tokens, rounded)))
+        return answers

@@ -1,69 +1,58 @@
 """Turns measured agreement into advice; pure functions."""
 
-import statistics
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from blendhub.outcome.agreement import Interval, wilson
+from blendhub.tools.advice.judge import ANSWER
+from blendhub.tools.advice.outcomes import Outcome
 
 
-class PromptAudit(msgspec.Struct, frozen=True):
-    """The audit of one prompt."""
-
-    agrees: bool
-    kl: float
-    moved_tokens: int
+def agreed(one: Outcome, column: int = ANSWER) -> tuple[int, int]:
+    """How many answers are full prefill's own, and of how many."""
+    return round(sum(case[column] for case in one.scores)), sum(case[column] for case in one.asked)
 
 
-class Measured(msgspec.Struct, frozen=True):
-    """The audits of all prompts with one selector and one ratio."""
+def agreement(one: Outcome) -> float:
+    same, of = agreed(one)
+    return same / of if of else 0.0
 
-    selector: str
-    ratio: float
-    audits: tuple[PromptAudit, ...]
-    """The audits of the prompts in which text was moved."""
 
-    @property
-    def agreed(self) -> int:
-        return sum(one.agrees for one in self.audits)
-
-    @property
-    def agreement(self) -> float:
-        return self.agreed / len(self.audits) if self.audits else 0.0
-
-    @property
-    def interval(self) -> Interval:
-        return wilson(self.agreed, len(self.audits))
-
-    @property
-    def divergence(self) -> float:
-        """The median divergence of the audits."""
-        return statistics.median([one.kl for one in self.audits]) if self.audits else 0.0
+def interval(one: Outcome, column: int = ANSWER) -> Interval:
+    return wilson(*agreed(one, column))
 
 
 class Advice(msgspec.Struct, frozen=True):
-    chosen: Measured | None
+    chosen: Outcome | None
     """The measurement to choose; None: no measurement holds the agreement with 95% confidence."""
-    promising: Measured | None = None
-    """Without a choice: what agreed most, where that was above the target, but in too few audits."""
+    promising: Outcome | None = None
+    """Without a choice: what agreed most, where that was above the target, but in too few answers."""
 
 
-def advise(measured: Sequence[Measured], target: float) -> Advice:
+def advise(measured: Sequence[Outcome], target: float) -> Advice:
     """The measurement that recomputes least among those whose whole interval of agreement lies above the target."""
-    audited = [one for one in measured if one.audits]
-    if enough := [one for one in audited if one.interval.low >= target]:
-        return Advice(min(enough, key=lambda one: (one.ratio, -one.agreement)))
-    above = [one for one in audited if one.agreement > target]
-    return Advice(None, max(above, key=lambda one: (one.agreement, -one.ratio), default=None))
+    moved = [one for one in measured if agreed(one)[1]]
+    if enough := [one for one in moved if interval(one).low >= target]:
+        return Advice(min(enough, key=lambda one: (one.ratio, -agreement(one))))
+    above = [one for one in moved if agreement(one) > target]
+    return Advice(None, max(above, key=lambda one: (agreement(one), -one.ratio), default=None))
 
 
 def settings_for(advice: Advice, target: float, given: dict[str, Any]) -> dict[str, Any]:
     """The settings to paste: the given ones, changed as advised."""
     if advice.chosen is None:
         return {**given, "mode": "exact"}
-    options = given.get("selector", {}).get("options", {})
-    is_given = given.get("selector", {}).get("name") == advice.chosen.selector
-    selector = {"name": advice.chosen.selector} | ({"options": options} if options and is_given else {})
-    return {**given, "selector": selector, "recompute_ratio": advice.chosen.ratio, "expected_agreement": target}
+    return {
+        **given,
+        "selector": selector_of(advice.chosen.selector, given),
+        "recompute_ratio": advice.chosen.ratio,
+        "expected_agreement": target,
+    }
+
+
+def selector_of(name: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The selector of this name as the given settings have it."""
+    chosen: dict[str, Any] = given.get("selector", {})
+    return chosen if chosen.get("name") == name else {"name": name}

@@ -1,7 +1,7 @@
-"""Runs vLLM engines that audit every prompt at every ratio, each in a separate process.
+"""Runs vLLM engines that answer every prompt in full and at every ratio, each in a separate process.
 
-That process, ``python -m blendhub.tools.advice.measure``, reads a ``Job`` from standard input, and writes a ``Part``
-for every few prompts to the file descriptor that is its argument, a line of JSON each, apart from vLLM's own output.
+That process, ``python -m blendhub.tools.advice.measure``, reads a ``Job`` from standard input, and writes what becomes
+of it to the file descriptor that is its argument, a line of JSON each, apart from vLLM's own output.
 """
 
 import contextlib
@@ -10,93 +10,24 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
 from blendhub.contracts import Selection, Selector
-from blendhub.core.errors import BlendHubError
+from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
-from blendhub.tools.advice.choice import PromptAudit
-from blendhub.tools.advice.questions import Prompts, Question
-
-STORED_WITHIN_S = 30.0
-"""How long the last document may take to be found. Documents too short for every matcher never are."""
-
-PART = 16
-"""Prompts that are given to vLLM at a time: enough to keep it busy, few enough to see how it gets on."""
+from blendhub.tools.advice.answering import Engine, Job, Part, Served
+from blendhub.tools.advice.choice import selector_of
+from blendhub.tools.advice.model_files import check_model
 
 
-class Job(msgspec.Struct, frozen=True):
-    model: str
-    engine: dict[str, Any]
-    """Arguments of vLLM's ``LLM``."""
-    settings: dict[str, Any]
-    """BlendHub's settings, with the selector."""
-    selector: str
-    ratios: tuple[float, ...]
-    questions: list[Question]
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served here."""
 
-
-class AuditBatch(msgspec.Struct, frozen=True):
-    """The audits of some prompts at one ratio."""
-
-    ratio: float
-    prompts: int
-    audits: tuple[PromptAudit, ...]
-    """The audits of those prompts in which text was moved."""
-
-
-class AuditedEngine:
-    """vLLM with BlendHub. Documents are stored one by one, as other prompts would have left them."""
-
-    def __init__(self, job: Job) -> None:
-        from vllm import LLM
-
-        transfer = {
-            "kv_connector": "BlendHubConnector",
-            "kv_role": "kv_both",
-            "kv_connector_extra_config": {"blendhub": job.settings},
-        }
-        self._engine = LLM(job.model, kv_transfer_config=transfer, **job.engine)
-        is_text = not job.engine.get("skip_tokenizer_init")
-        self._prompts = Prompts(self._engine.get_tokenizer() if is_text else None, job.questions)
-
-    def store(self) -> None:
-        """Compute each document alone, and wait until the longest, which comes last, is found at another place."""
-        self._ask(self._prompts.documents, {"mode": "off"})
-        until = time.monotonic() + STORED_WITHIN_S
-        while time.monotonic() < until:
-            (report,) = self._ask([2 * self._prompts.documents[-1]], {"store": False})
-            if report.get("moved_tokens"):
-                break
-            time.sleep(0.1)
-        self._engine.reset_prefix_cache()
-
-    def audits(self, ratio: float) -> Iterator[AuditBatch]:
-        for at in range(0, len(self._prompts.asked), PART):
-            prompts = self._prompts.asked[at : at + PART]
-            reports = self._ask(prompts, {"audit": True, "recompute_ratio": ratio, "store": False})
-            audited = [one for one in reports if "audit" in one]
-            audits = (PromptAudit(one["audit"]["agrees"], one["audit"]["kl"], one["moved_tokens"]) for one in audited)
-            yield AuditBatch(ratio, len(prompts), tuple(audits))
-
-    def _ask(self, prompts: Sequence[Sequence[int]], asked: dict[str, Any]) -> list[dict[str, Any]]:
-        """The reports of prompts that all give BlendHub the same settings."""
-        from vllm import SamplingParams
-
-        sampling = SamplingParams(
-            max_tokens=1,
-            temperature=0,
-            detokenize=False,
-            extra_args={"kv_transfer_params": {"blendhub": asked}},
-        )
-        given: Any = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
-        answers = self._engine.generate(given, sampling, use_tqdm=False)
-        return [(answer.kv_transfer_params or {}).get("blendhub", {}) for answer in answers]
+    reason: str
 
 
 def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[float, ...]) -> tuple[float, ...]:
@@ -114,13 +45,12 @@ def distinct_ratios(host: PluginHost, settings: dict[str, Any], ratios: tuple[fl
 
 def measured_with(settings: dict[str, Any], selector: str) -> dict[str, Any]:
     """The person's settings with this selector, without limits that would refuse to blend."""
+    free = {"audit_share": 0, "hold_agreement": None, "mode": "blend", "model_card": ""}
     policy = {**settings.get("policy", {}), "max_recompute_share": 1.0}
-    given = settings.get("selector", {})
-    chosen = given if given.get("name") == selector else {"name": selector}
-    return {**settings, "selector": chosen, "policy": policy, "audit_share": 0, "hold_agreement": None, "mode": "blend"}
+    return {**settings, **free, "selector": selector_of(selector, settings), "policy": policy}
 
 
-def run_engine(job: Job) -> Iterator[AuditBatch]:
+def run_engine(job: Job) -> Iterator[Served | Part]:
     """Run an engine, and yield its measurements as they arrive. vLLM's output is shown only if the engine fails."""
     read, write = os.pipe()
     with tempfile.TemporaryFile() as log, open(read, "rb") as lines:
@@ -138,7 +68,11 @@ def run_engine(job: Job) -> Iterator[AuditBatch]:
             assert child.stdin
             with child.stdin as given:
                 given.write(msgspec.json.encode(job))
-            yield from (msgspec.json.decode(line, type=AuditBatch) for line in lines)
+            for line in lines:
+                said = msgspec.json.decode(line, type=Served | Part | Refused)
+                if isinstance(said, Refused):
+                    raise InvalidInput(said.reason)
+                yield said
             code = child.wait()
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -154,11 +88,22 @@ def run_engine(job: Job) -> Iterator[AuditBatch]:
 
 def main(out: int) -> None:
     job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
-    engine = AuditedEngine(job)
+    for said in _measured(job):
+        os.write(out, msgspec.json.encode(said) + b"\n")
+
+
+def _measured(job: Job) -> Iterator[Served | Part | Refused]:
+    try:
+        check_model(job.model, job.engine)
+    except InvalidInput as error:
+        yield Refused(str(error))
+        return
+    engine = Engine(job)
     engine.store()
+    yield engine.served
+    yield from engine.in_full()
     for ratio in job.ratios:
-        for part in engine.audits(ratio):
-            os.write(out, msgspec.json.encode(part) + b"\n")
+        yield from engine.blended(ratio)
 
 
 if __name__ == "__main__":

@@ -40,6 +40,12 @@ def read_questions(file: Path, most: int | None = None) -> list[Question]:
     questions = [_question(where, entry) for where, entry in islice(_entries(file, text), most)]
     if not questions:
         raise InvalidInput(f"{file} has no questions; {EXPECTED}")
+    unanswered = [number for number, one in enumerate(questions, 1) if not one.answers]
+    if 0 < len(unanswered) < len(questions):
+        raise InvalidInput(
+            f"{file}: {len(unanswered)} of {len(questions)} questions have no answer, the first is question "
+            f"{unanswered[0]}; give each an answer, or none"
+        )
     return questions
 
 
@@ -109,6 +115,8 @@ class Prompts:
         """The tokenizer may be None if there are token ids only; these get no template."""
         self._tokenizer = tokenizer
         is_text = any(isinstance(text, str) for one in questions for text in (*one.documents, one.question))
+        self.has_template = bool(getattr(tokenizer, "chat_template", None)) or not is_text
+        """Whether the template's place is filled: token ids stand as they are given."""
         begin, end = self._frame() if is_text else ([], [])
         self.asked = [[*begin, *self._body(one), *end] for one in questions]
         documents = {tuple(self._tokens(text, BETWEEN)): None for one in questions for text in one.documents}
@@ -117,7 +125,7 @@ class Prompts:
 
     def _frame(self) -> tuple[list[int], list[int]]:
         """The tokens that the chat template puts before and behind the words of a user."""
-        if getattr(self._tokenizer, "chat_template", None):
+        if self.has_template:
             message = [{"role": "user", "content": CONTENT}]
             chat: str = self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
             begin, _, end = chat.partition(CONTENT)

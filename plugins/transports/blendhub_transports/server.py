@@ -11,19 +11,18 @@ import zmq
 from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
 from blendhub.core.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
-from blendhub_transports.accept_gate import AcceptGate
-from blendhub_transports.admission import ConnectionLimit
+from blendhub_transports.admission import AcceptGate, ConnectionLimit
 from blendhub_transports.dispatcher import Dispatcher, service_failure
 from blendhub_transports.endpoints import parse_endpoint
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
-from blendhub_transports.receiver import Receiver
 from blendhub_transports.sockets import (
     ACCEPT_FAILED,
     ACCEPTED,
     DISCONNECTED,
     HANDSHAKE_REFUSED,
+    Receiver,
     pid_of_peer,
     read_monitor_event,
     readable,

@@ -1,9 +1,8 @@
-"""Finds blended blocks in vLLM's own prefix cache for later requests with the same whole prefix.
+"""vLLM's blocks: which ones a request has, what the prefix cache holds, and blended blocks for later requests.
 
-Blended blocks are cached under salted hashes, which no request has by itself, so that no other request finds its
-blended KV unasked. Here the
-salted hashes are remembered by the *own* ones: those that follow from the tokens, the LoRA adapter and the cache salt
-of everything up to a block's end. A request with the same own hashes may take the salted ones.
+Blended blocks are cached under salted hashes, which no request has by itself, so that no request finds blended KV
+unasked. The salted hashes are remembered by the *own* ones: those that follow from the tokens, the LoRA adapter and
+the cache salt of everything up to a block's end. A request with the same own hashes may take the salted ones.
 """
 
 import secrets
@@ -12,12 +11,61 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
-
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 
 if TYPE_CHECKING:
     from blendhub.vllm.scheduler.request_state import RequestState
+if TYPE_CHECKING:
+    from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+
+class RequestBlocks:
+    """The blocks as vLLM's manager knows them, or, of a vLLM that connectors cannot ask, as the scheduler's calls tell.
+
+    Called by the scheduler's thread. What is followed misses blocks that vLLM takes back from a running request: it
+    does that with models whose every layer has an attention window, which are refused (see ``model_check``).
+    """
+
+    def __init__(self) -> None:
+        self._manager: KVCacheManager | None = None
+        self._followed: dict[str, list[int]] = {}
+        """The blocks by request; empty if there is a manager."""
+
+    def ask(self, manager: "KVCacheManager") -> None:
+        """Ask this manager from now on. Called before the first request, if ever."""
+        self._manager = manager
+
+    def of(self, request: str) -> list[int]:
+        """The blocks of a running request, in the order of its tokens."""
+        return self._manager.get_block_ids(request)[0] if self._manager else self._followed[request]
+
+    def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
+        """How many tokens vLLM's prefix cache has under these hashes, at most so many; None: that cannot be asked."""
+        return self._manager.coordinator.find_longest_cache_hit(list(hashes), most)[1] if self._manager else None
+
+    def allocated(self, request: str, blocks: list[int]) -> None:
+        """Note that vLLM has allocated blocks to a request that waited: these are all its blocks."""
+        if not self._manager:
+            self._followed[request] = list(blocks)
+
+    def scheduled(self, step: SchedulerOutput) -> None:
+        """Note that vLLM has scheduled a step. Running requests may have got further blocks for it."""
+        if self._manager:
+            return
+        cached = step.scheduled_cached_reqs
+        for request, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if groups is None:
+                continue
+            if request in cached.resumed_req_ids:
+                self._followed[request] = list(groups[0])
+            else:
+                self._followed[request] += groups[0]
+
+    def ended(self, request: str) -> None:
+        """Note that the request needs its blocks no more."""
+        self._followed.pop(request, None)
+
 
 MOST_BLOCKS = 2**16
 """Blended blocks whose hashes are remembered: about 25 MB. With one more, the one used longest ago is forgotten."""
