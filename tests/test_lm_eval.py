@@ -59,4 +59,4 @@ def test_lm_eval_measures_answers_with_reuse_and_without(tmp_path):
         moved = moved_tokens(server.port)
         full = evaluated(server.port, tmp_path / "full", *FULL_PREFILL)
         assert moved_tokens(server.port) == moved > 1000
-    assert full >= 0.5 and blended >= full - 0.25
+    assert full > 0.3 and abs(blended - full) <= 0.25
