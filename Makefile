@@ -116,7 +116,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
 	done
 
-quality: setup ## What reuse costs a small reader and a real model, and what selectors win back; results go to build/quality
+quality: setup ## What reuse costs a real model, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
 
 model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
@@ -132,7 +132,7 @@ soak: setup ## Hubs among hostile, killed and frozen clients, alone and as a fle
 	$(BIN)/python -m benchmarks.soak
 	SOAKED_S=300 $(BIN)/python -m pytest plugins/mooncake/tests/test_two_hubs.py -k while_mooncake_evicts
 
-demo: setup ## Ask vLLM about documents seen before, in four ways; results go to build/demo
+demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
 
 fleet-demo: setup ## Two machines on this one: documents that one has served, asked on the other; results go to build/fleet-demo

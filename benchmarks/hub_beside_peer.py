@@ -97,8 +97,7 @@ class _Worker:
         self._client.commit(right, len(text))
 
     def retrieve(self, text: Tokens) -> None:
-        found = self._client.lookup(text, acquire=False)
-        with self._client.reading(self._client.acquire(found.matches)) as pieces:
+        with self._client.reading(self._client.lookup(text)) as pieces:
             segments = [Segment(one.span, one.shard, one.row, one.source_start) for one in pieces]
             assert sum(len(one.span) for one in segments) == TOKENS
             self._device.load(segments, self._brought_to).wait()
@@ -111,8 +110,7 @@ class _Worker:
         self._client.commit(right, len(text))
 
     def retrieve_bytes(self, text: Tokens) -> None:
-        found = self._client.lookup(text, acquire=False)
-        with self._client.reading(self._client.acquire(found.matches)) as pieces:
+        with self._client.reading(self._client.lookup(text)) as pieces:
             assert len(pieces) == CHUNKS
             for piece in pieces:
                 np.copyto(self._bytes[1], self._client.shard(piece.shard))

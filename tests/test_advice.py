@@ -84,7 +84,7 @@ def test_the_number_of_audits_needed_is_the_least_that_shows_the_target(agreed, 
         ("first_k", {}, (0.1,)),
         ("first_k", {"k": 0}, (0.1, 0.5)),
         ("hkvd", {}, (0.1, 0.1001, 0.5)),
-        ("combined", {}, (0.1, 0.1001, 0.5)),
+        ("attended", {}, (0.1, 0.1001, 0.5)),
     ],
 )
 def test_a_selector_that_ignores_the_ratio_is_measured_once(name, options, distinct):

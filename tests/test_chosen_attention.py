@@ -10,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from blendhub.contracts import AttentionRules
 from blendhub.devices import chosen_attention
-from blendhub.devices.chosen_attention import AttentionRules, Keys, attend
+from blendhub.devices.chosen_attention import Keys, attend
 
 WIDTH, VALUE_WIDTH = 4, 6
 
@@ -24,8 +25,9 @@ def by_hand(queries, positions, keys, rules):
         for head in range(heads):
             weights = {}
             for number, at in enumerate(keys.positions.tolist()):
-                behind = int(positions[token]) - at
-                if behind >= 0 and (rules.window is None or behind < rules.window):
+                own = int(positions[token])
+                in_chunk = rules.chunk is None or at // rules.chunk == own // rules.chunk
+                if at <= own and in_chunk and (rules.window is None or own - at < rules.window):
                     product = float(queries[token, head].double() @ keys.keys[number, head // group].double())
                     product *= rules.scale
                     if rules.soft_cap:
@@ -52,7 +54,8 @@ def cases(draw):
     # Each token attends to one key at least: its own.
     positions = at[torch.randint(n_keys, (n,), generator=generator)]
     sinks = numbers(heads * group) if draw(st.booleans()) else None
-    rules = AttentionRules(0.7, draw(st.sampled_from([None, 1, 3, 50])), draw(st.sampled_from([0.0, 1.5])), sinks)
+    window, chunk = draw(st.sampled_from([(None, None), (1, None), (3, None), (50, None), (None, 4), (3, 8)]))
+    rules = AttentionRules(heads * group, 0.7, window, chunk, draw(st.sampled_from([0.0, 1.5])), sinks)
     return numbers(n, heads * group, WIDTH), positions, keys, rules
 
 
@@ -74,4 +77,4 @@ def test_attention_is_what_a_loop_computes(slice_bytes, case):
 def test_numbers_of_half_precision_are_multiplied_in_float32():
     queries, keys = (torch.full((1, 1, 64), 40.0, dtype=torch.float16) for _ in range(2))
     values = torch.ones(1, 1, 64, dtype=torch.float16)
-    assert attend(queries, torch.zeros(1), Keys(torch.zeros(1), keys, values), AttentionRules(1.0)).isfinite().all()
+    assert attend(queries, torch.zeros(1), Keys(torch.zeros(1), keys, values), AttentionRules(1, 1.0)).isfinite().all()

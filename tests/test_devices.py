@@ -7,12 +7,12 @@ import pytest
 from blendhub.contracts import PagedLayer, Rotation, Segment
 from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.spans import Span
-from blendhub.testing.devices.device_harness import Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
 
 torch = pytest.importorskip("torch", reason="pages are tensors: pip install torch")
 devices = pytest.importorskip("blendhub.devices", reason="pages are tensors: pip install torch")
 
-SETUP = Setup()
+SETUP = DeviceSetup()
 
 
 def layer(**changes):

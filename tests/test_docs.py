@@ -208,7 +208,7 @@ def test_every_field_of_the_report_is_documented():
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
     state = RequestState(request, Terms(space, "off", 0.0, stores=False))
     state.refuse(Refusal(Why.OFF, "mode is off"))
-    state.audit = AuditOutcome(agrees=True, kl=0.0)
+    state.audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
     facts = msgspec.to_builtins(state.outcome().report(explains=False))
     report = {name: fact for name, fact in facts.items() if name not in ("request", "prompt_tokens")}
     documented = [row.split("`")[1] for row in table_under("## The report in the response")]

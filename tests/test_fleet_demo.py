@@ -9,6 +9,7 @@ import pytest
 from blendhub_mooncake import probe
 
 from harness.servers.redis_server import needs_redis
+from tests.test_demo import skip_without_real_model
 
 ROOT = Path(__file__).parent.parent
 
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parent.parent
 def test_a_machine_reuses_documents_that_only_another_has_seen(tmp_path):
     if missing := probe():
         pytest.skip(f"{missing.reason}: {missing.command}")
-    pytest.importorskip("vllm", reason="the demo needs vLLM; `make setup` installs it")
+    skip_without_real_model()
     sizes = ["--prompts", "2", "--questions", "3"]
     command = [sys.executable, "-m", "examples.fleet_demo", *sizes, "--out", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

@@ -168,7 +168,7 @@ def test_what_the_contract_lets_a_method_raise_goes_through_as_it_is(host):
 
 
 def test_the_traceback_is_logged_once(host, caplog, monkeypatch):
-    monkeypatch.setattr("blendhub.contracts.guarded._logged", set())
+    monkeypatch.setattr("blendhub.contracts.plugin_errors._logged", set())
     selector = host.create("selector", "faulty")
     with caplog.at_level(logging.ERROR, logger="blendhub"):
         for _ in range(3):

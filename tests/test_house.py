@@ -92,8 +92,9 @@ def test_rooms_of_the_hub_import_each_other_without_circles():
         pytest.fail(" -> ".join(error.args[1]))
 
 
-def test_rooms_hold_about_a_dozen_modules_and_say_what_belongs_there():
-    folders = {file.parent for name, file in MODULES.items() if is_in(name, "blendhub.hub")}
+@pytest.mark.parametrize("house", ["blendhub.hub", "blendhub.vllm"])
+def test_rooms_hold_about_a_dozen_modules_and_say_what_belongs_there(house):
+    folders = {file.parent for name, file in MODULES.items() if is_in(name, house)}
     for folder in folders:
         assert len([file for file in folder.glob("*.py") if file.name != "__init__.py"]) <= MOST_MODULES
         docstring = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""

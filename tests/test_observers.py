@@ -89,7 +89,7 @@ def test_an_observer_implements_only_the_hooks_and_arguments_that_it_wants(site)
 
 
 def test_an_observer_s_error_is_named_and_counted_and_harms_no_other(site, seeing, caplog, monkeypatch):
-    monkeypatch.setattr("blendhub.contracts.guarded._logged", set())
+    monkeypatch.setattr("blendhub.contracts.plugin_errors._logged", set())
     site.install("failing-one", FAILING, version="0.7")
     observers = Observers(site.host().observers())
     with caplog.at_level(logging.ERROR, logger="blendhub"):

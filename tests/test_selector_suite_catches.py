@@ -71,7 +71,8 @@ class SoundByAttention(Sound):
     deviation = Selector.deviation
 
     def pick(self, selection: Selection) -> list[Span]:
-        question = Question(selection.moved, selection.ratio, selection.block_tokens, selection.attended)
+        numbers = np.zeros(len(selection.tokens)) if selection.attended is None else selection.attended
+        question = Question(selection.moved, selection.ratio, selection.block_tokens, numbers)
         return [Span(at, at + 1) for at in sorted(self.ranked(question)[: self.limit(question)])]
 
 
@@ -86,13 +87,16 @@ class TakesBrokenAttentionForNone(SoundByAttention):
         return super().ranked(question)
 
 
-class NeedsNoAttention(SoundByAttention):
-    def _check_measured(self, name: str, numbers: object, selection: Selection, is_asked_for: bool) -> None:
-        pass
+class NeedsAttention(SoundByAttention):
+    def pick(self, selection: Selection) -> list[Span]:
+        assert selection.attended is not None
+        return super().pick(selection)
 
+
+class PicksAllWithoutAttention(SoundByAttention):
     def pick(self, selection: Selection) -> list[Span]:
         known = selection.attended is not None
-        return super().pick(selection) if known else list(selection.moved[:1])
+        return super().pick(selection) if known or not selection.ratio else list(selection.moved)
 
 
 class AsksALayerBelowTheLast(SoundByAttention):
@@ -275,7 +279,8 @@ FAULTS = [
     (TakesAnyScores, "test_bad_arguments_are_refused"),
     (NeglectsWhatIsAttended, "test_more_is_picked_where_scores_are_high"),
     (TakesBrokenAttentionForNone, "test_scores_that_are_not_finite_are_all_the_same"),
-    (NeedsNoAttention, "test_bad_arguments_are_refused"),
+    (NeedsAttention, "test_it_decides_without_attention_that_cannot_be_measured"),
+    (PicksAllWithoutAttention, "test_it_decides_without_attention_that_cannot_be_measured"),
     (AsksALayerBelowTheLast, "test_the_layers_whose_attention_is_measured_are_fractions"),
     (HasNobodyAsk, "test_at_least_one_token_asks"),
     (AveragesHeads, "test_ranks_may_add_up_their_scores"),

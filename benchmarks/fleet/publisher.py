@@ -5,7 +5,7 @@ import time
 
 import msgspec
 import numpy as np
-from blendhub_fleet.catalogue import Catalogue
+from blendhub_fleet.catalogue import SharedCatalogue
 from blendhub_fleet.options import FleetOptions
 from blendhub_fleet.records import Record, encode_record
 
@@ -21,7 +21,7 @@ class Publisher:
     """Each run is of 32 chunks with random tokens."""
 
     def __init__(self, url: str, group: str) -> None:
-        self._catalogue = Catalogue(FleetOptions(catalogue=url, group=group, capacity_gib=2**20, deadline_s=30.0))
+        self._catalogue = SharedCatalogue(FleetOptions(catalogue=url, group=group, capacity_gib=2**20, deadline_s=30.0))
         self._catalogue.begin()
         self._random = np.random.default_rng()
         self._about = msgspec.msgpack.encode(RunDescription(NAMESPACE, True))

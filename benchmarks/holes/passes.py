@@ -1,19 +1,19 @@
 """The procedure: documents are computed, vLLM's own cache is emptied, one pass fills the holes, the next only reuse."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from benchmarks.holes.figures import PHASES, Found, Measured, Query
 from benchmarks.holes.order import Prompt, before
-from benchmarks.quality.measure import Answering, reported
+from benchmarks.quality.measure import reported
 from benchmarks.quality.workload import Tokens
+from benchmarks.timing import progress
 from harness.engines import Answer, Engine
 
 Method: TypeAlias = Literal["blend", "reuse", "full", "contiguous"]
-Steps: TypeAlias = Callable[[Sequence[Any], str], Iterator[Any]]
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -44,33 +44,37 @@ def ways_of(methods: Sequence[Method], ratios: Sequence[float]) -> list[Way]:
 
 class Procedure(msgspec.Struct, frozen=True):
     ways: Sequence[Way]
-    answering: Answering
+    answer_tokens: int
+    """The most tokens of an answer."""
+    stop: tuple[int, ...]
+    """Tokens that end an answer."""
     text: Callable[[Tokens], str]
     """The text of an answer."""
     passes: int = 2
 
 
-def run(engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, steps: Steps) -> Found:
+def run(engine: Engine, prompts: Sequence[Prompt], procedure: Procedure) -> Found:
     """All ways in turn, each with nothing stored at its begin."""
     found: Found = {}
     for way in procedure.ways:
         asked = way.asked()
         # A full prefill reads nothing that was stored.
         units = [] if way.method == "full" else before(prompts)
-        for unit in steps(units, f"{way.label}: what is computed before"):
+        for unit in progress(units, f"{way.label}: what is computed before"):
             engine.one(unit, mode="exact", cache_salt=asked["cache_salt"])
         found[way.label] = []
         for number in range(1, procedure.passes + 1):
             engine.forget()
-            found[way.label].append(_pass(engine, prompts, procedure, asked, steps, f"{way.label}: pass {number}"))
+            found[way.label].append(_pass(engine, prompts, procedure, asked, f"{way.label}: pass {number}"))
     return found
 
 
 def _pass(
-    engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, asked: dict[str, Any], steps: Steps, what: str
+    engine: Engine, prompts: Sequence[Prompt], procedure: Procedure, asked: dict[str, Any], what: str
 ) -> Measured:
+    request = {"tokens": procedure.answer_tokens, "stop_token_ids": list(procedure.stop), **asked}
     counted = engine.call("counts")
-    answers = [procedure.answering.one(engine, prompt.tokens, asked) for prompt in steps(prompts, what)]
+    answers = [engine.one(prompt.tokens, **request) for prompt in progress(prompts, what)]
     spent = Counter(engine.call("counts"))
     spent.subtract(counted)
     return Measured(
@@ -82,10 +86,8 @@ def _pass(
 
 def query_of(prompt: Prompt, answer: Answer, text: Callable[[Tokens], str]) -> Query:
     report = reported(answer)
-    f1, rouge_l = prompt.question.score(answer.tokens)
     return Query(
-        f1 or 0.0,
-        rouge_l or 0.0,
+        *prompt.question.score(answer.tokens),
         len(prompt.tokens),
         report["engine_tokens"] + report["exact_tokens"] + report["moved_tokens"],
         report["recomputed_tokens"],

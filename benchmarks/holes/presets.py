@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 from benchmarks.holes.order import NAMES, Place
 
 Options: TypeAlias = dict[str, Any]
-"""The options by their names on the command line, with ``_`` for ``-``."""
+"""The options by their names in the parsed arguments."""
 
 
 def _holes(ids: Sequence[Place], positions: Sequence[Place]) -> Options:

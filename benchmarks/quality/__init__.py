@@ -1,1 +1,1 @@
-"""``make quality``: what reuse costs in right answers, and what each selector wins back of that, in real vLLM."""
+"""``make quality``: what reuse changes in a real model's answers, and what each selector wins back, in vLLM."""

@@ -1,7 +1,7 @@
 """The share won back against what it costs: one line a selector, one panel a column."""
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,8 +31,7 @@ SOONER = Cost(
 )
 
 
-def draw(found: Found, file: Path, cost: Cost) -> None:
-    panels = found.panels
+def draw(found: Found, file: Path, cost: Cost, panels: Sequence[tuple[str, list[int]]]) -> None:
     across = min(COLUMNS, len(panels))
     rows = -(-len(panels) // across)
     figure = Figure(figsize=(3.6 * across, 3.0 * rows + 0.6), layout="constrained")
@@ -41,8 +40,8 @@ def draw(found: Found, file: Path, cost: Cost) -> None:
         _draw_panel(figure.add_subplot(rows, across, number + 1), found, title, columns, cost)
     handles, labels = figure.axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=len(labels) or 1, frameon=False)
-    figure.supxlabel(cost.label)
-    figure.supylabel("share won back of what reuse loses")
+    figure.supxlabel(cost.label, fontsize="medium")
+    figure.supylabel("share won back of what reuse loses", fontsize="medium")
     figure.savefig(file, dpi=150)
 
 
@@ -54,7 +53,7 @@ def _draw_panel(axes: Axes, found: Found, title: str, columns: list[int], cost: 
     axes.spines[["top", "right"]].set_visible(False)
     if found.compared(found.full).share(columns) is None:
         axes.text(0.5, 0.5, "reuse loses next to nothing", ha="center", transform=axes.transAxes)
-    for colour, label in zip(COLOURS, found.labels, strict=False):
+    for colour, label in zip(COLOURS, found.selectors, strict=False):
         points = [(cost.of(found, one), found.compared(one).share(columns)) for one in found.curve(label)]
         shown = [(x, y) for x, y in points if y is not None]
         width = 2.4 if label == found.default else 1.2

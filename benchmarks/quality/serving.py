@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality import plugin
 from benchmarks.quality.compared import Compared
 from harness.engines import Engine
 
 ROOT = Path(__file__).parents[2]
-READER: dict[str, Any] = {"dtype": "float32", "block_size": 32}
+PLAIN: dict[str, Any] = {"dtype": "float32", "block_size": 32}
 PATIENCE_S = 30.0
 
 
@@ -21,12 +20,10 @@ class Serving:
     def __init__(self, model: str, place: Path, stored_tokens: int, **options: Any) -> None:
         """``stored_tokens``: how much there must be room for. ``options`` are vLLM's."""
         shape = Shape(model)
-        self.layers, self.longest = shape.layers, int(options.get("max_model_len", shape.longest))
+        self.layers, self.vocabulary = shape.layers, shape.vocabulary
+        self.longest = int(options.get("max_model_len", shape.longest))
         self._model = model
         self._options = options | {"max_model_len": self.longest, "max_num_batched_tokens": max(4096, self.longest)}
-        self._site = place / "site"
-        self._site.mkdir()
-        plugin.install(self._site)
         # Chunks of 256 tokens are not all full.
         self._arena_gib = max(0.25, 2 * stored_tokens * shape.token_bytes(str(options.get("dtype"))) / 2**30)
         self._endpoint = f"ipc://{place}/hub.sock"
@@ -48,7 +45,7 @@ class Serving:
         with Engine(
             self._model,
             settings,
-            variables={"PYTHONPATH": f"{self._site}:{ROOT}"},
+            variables={"PYTHONPATH": str(ROOT)},
             **self._options,
         ) as engine:
             yield engine
@@ -64,6 +61,7 @@ class Shape:
         heads = config.num_attention_heads
         self.layers = int(config.num_hidden_layers)
         self.longest = int(config.max_position_embeddings)
+        self.vocabulary = int(config.vocab_size)
         width = getattr(config, "head_dim", None) or config.hidden_size // heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         self._token_items = 2 * self.layers * kv_heads * width

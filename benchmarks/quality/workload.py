@@ -3,13 +3,16 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
-
-from blendhub.tools.advice.judge import Scores
+from typing import NamedTuple, TypeAlias
 
 Tokens: TypeAlias = list[int]
-Hole: TypeAlias = Literal["first", "middle", "last"]
-HOLES: tuple[Hole, ...] = ("first", "middle", "last")
+
+
+class Scores(NamedTuple):
+    """The scores of an answer as text."""
+
+    f1: float
+    rouge_l: float
 
 
 @dataclass(frozen=True)
@@ -18,7 +21,7 @@ class Question:
     score: Callable[[Tokens], Scores]
     """The scores of an answer."""
     right: tuple[str, ...] = ()
-    """The right answers, where they are text."""
+    """The right answers."""
 
 
 @dataclass(frozen=True)
@@ -34,23 +37,9 @@ class Case:
         """The tokens before the question."""
         return [*self.header, *(token for document in self.documents for token in document)]
 
-    def stored_tokens(self, hole: Hole | None = None) -> int:
-        """How many tokens of documents are stored, if all but that one are."""
-        return sum(map(len, self.documents)) - (len(self.documents[self.hole(hole)]) if hole else 0)
 
-    def hole(self, which: Hole) -> int:
-        """The number of the document that stands there."""
-        last = len(self.documents) - 1
-        return {"first": 0, "middle": last // 2, "last": last}[which]
-
-
-def make_visits(
-    cases: Sequence[Case], headers: Iterator[Tokens], longest: int, hole: Hole | None = None
-) -> list[Tokens]:
-    """Prompts in which every document stands once, among those of other cases, each prompt behind one of ``headers``.
-
-    ``hole``: the documents there are left out.
-    """
+def make_visits(cases: Sequence[Case], headers: Iterator[Tokens], longest: int) -> list[Tokens]:
+    """Prompts, each behind one of ``headers``, in which every document stands once, among those of other cases."""
     rng = random.Random("visits")
     slots = max(len(case.documents) for case in cases)
     # A document goes so many cases further: neighbours part, and each finds those of other cases at its new place.
@@ -59,8 +48,7 @@ def make_visits(
     together: list[list[Tokens]] = [[] for _ in cases]
     for home, case in enumerate(cases):
         for number, document in enumerate(case.documents):
-            if hole is None or number != case.hole(hole):
-                together[(home + further[number]) % len(cases)].append(document)
+            together[(home + further[number]) % len(cases)].append(document)
     visits: list[Tokens] = []
     for documents in together:
         rng.shuffle(documents)

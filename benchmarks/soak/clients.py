@@ -72,12 +72,12 @@ def read(client: HubClient, prompt: Array, counted: Counter[str]) -> float:
     Returns the seconds that the lookup took.
     """
     begun = time.perf_counter()
-    found = client.lookup(prompt, acquire=False)
+    found = client.lookup(prompt)
     seconds = time.perf_counter() - begun
     counted["lookups"] += 1
     copies: list[tuple[Span, Array]] = []
     try:
-        with client.reading(client.acquire(found.matches)) as pieces:
+        with client.reading(found) as pieces:
             for piece in pieces:
                 rows = _rows(client, piece.shard)
                 copies.append((piece.span, rows[:, piece.row : piece.row + len(piece.span)].copy()))

@@ -16,7 +16,7 @@ import numpy as np
 from blendhub.client import wire
 from blendhub.core.layout import KVLayout, Namespace, Variant
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Span
 from blendhub.system.processes import ProcessId
 
 Message = msgspec.Struct
@@ -62,8 +62,7 @@ class Hostile:
         """The next messages."""
         self._makers: list[tuple[int, Callable[[], Request]]] = [
             (6, self._register),
-            (25, self._lookup),
-            (15, self._acquire),
+            (40, self._lookup),
             (20, self._reserve),
             (15, self._commit),
             (5, self._abort),
@@ -170,20 +169,6 @@ class Hostile:
             settled=self.chance.choice((None, 0.0, 0.5)),
         )
         return message, self._tokens()
-
-    def _matches(self) -> tuple[Match, ...]:
-        matches, at = [], 0
-        for _ in range(self.chance.choice((0, 1, 2, 50, 4096))):
-            at += self.chance.choice((0, 0, 0, 1, 1000))
-            length = self.chance.choice((1, 32, 33, 5000))
-            # One beyond what a message may say would hide the others.
-            source = min(self._position(), POSITIONS[-1])
-            matches.append(Match(Span(at, at + length), self._id(self.runs), source, self.chance.random() < 0.5))
-            at += length if self.chance.random() < 0.999 else 0
-        return tuple(matches)
-
-    def _acquire(self) -> Request:
-        return wire.Lookup(**self._ids(), variant=self._variant(), matches=self._matches()), []
 
     def _reserve(self) -> Request:
         span = Span(0, self.chance.choice(LENGTHS)) if self.chance.random() < 0.6 else self._span()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from blendhub.core.errors import BlendHubError, InvalidInput, OptionError
+from blendhub.core.errors import InvalidInput, OptionError
 from blendhub.framework.host import PluginHost
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ def add_parser(commands: Any) -> None:
         "analyze",
         help="find out from your request logs how much could be reused",
         description="Play the prompts of your logs through the hub's matchers and its eviction policy, and say how "
-        "much of them could be reused, with how large an arena. Needs neither vLLM nor a GPU. Writes a page too.",
+        "much of them could be reused, with how large an arena. Needs neither vLLM nor a GPU.",
     )
     add = parser.add_argument
     add("files", nargs="+", metavar="FILE", help="logs, compressed or not; - for standard input")
@@ -42,7 +42,6 @@ def add_parser(commands: Any) -> None:
     add("--vllm-cache-tokens", type=int, metavar="N", help="of vLLM's own cache, as its log says; default: the largest")
     add("--token-costs", metavar="E,M", help="of exact and moved tokens on your server, relative to a computed one")
     add("--show-text", action="store_true", help="show how reused texts and system prompts begin")
-    add("--report", type=Path, metavar="FILE", help="the page (default report.html; with --json none)")
     add("--json", action="store_true", help="print what was found for programs")
     parser.set_defaults(run=run)
 
@@ -53,8 +52,8 @@ def run(arguments: argparse.Namespace) -> int:
     from blendhub.tools.analysis.analyzer import Analyzer, Seconds, Sizes, play
     from blendhub.tools.analysis.findings import About, collect
     from blendhub.tools.analysis.logs import Logs
-    from blendhub.tools.analysis.played_hub import CHUNK_TOKENS
-    from blendhub.tools.analysis.report import as_page, as_text
+    from blendhub.tools.analysis.report import as_text
+    from blendhub.tools.analysis.simulated_hub import CHUNK_TOKENS
     from blendhub.tools.analysis.tokenizing import USUAL
 
     logs = Logs(arguments.files, arguments.format)
@@ -83,11 +82,8 @@ def run(arguments: argparse.Namespace) -> int:
         seconds=seconds,
     )
     found = collect(analyzer, logs.broken, about, encoder.decode if arguments.show_text else None)
-    page = arguments.report or (None if arguments.json else Path("report.html"))
-    if page:
-        _write(page, as_page(found))
     as_json = msgspec.json.format(msgspec.json.encode(found)).decode()
-    print(as_json if arguments.json else f"{as_text(found)}\n\nthe same with plots: {page}", flush=True)
+    print(as_json if arguments.json else as_text(found), flush=True)
     return INTERRUPTED if interrupted else 0
 
 
@@ -103,10 +99,10 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _encoder(arguments: argparse.Namespace) -> "Encoder":
-    from blendhub.tools.analysis.tokenizing import Bytes, IdsOnly, Pretrained
+    from blendhub.tools.analysis.tokenizing import ByteEncoder, IdsOnly, Pretrained
 
     if arguments.bytes:
-        return Bytes()
+        return ByteEncoder()
     if not arguments.tokenizer:
         return IdsOnly()
     template = arguments.chat_template
@@ -148,13 +144,6 @@ def _nothing(logs: "Logs", interrupted: bool) -> str:
         return f"{names}: no prompts, expected one a line: JSON of a request or of token ids, or text"
     place, reason = logs.broken.named[0]
     return f"{names}: none of {len(logs.broken):,} lines can be played; the first one, {place}, {reason}"
-
-
-def _write(file: Path, page: str) -> None:
-    try:
-        file.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise BlendHubError(f"cannot write {file}: {error.strerror}; name another file with --report") from None
 
 
 @contextlib.contextmanager

@@ -9,17 +9,16 @@ import msgspec
 import numpy as np
 
 from blendhub.cli.json_input import read_object
-from blendhub.cli.response_body import report_in_body
 from blendhub.cli.strip_view import show_not_reused, show_sources, show_strip
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import Previewed
 from blendhub.core.errors import BlendHubError, OptionError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Span, gaps
+from blendhub.core.spans import Position, Span, gaps
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import NotReused, Why
-from blendhub.outcome.report import Outcome, PromptReport, ReusedSpans
+from blendhub.outcome.report import Outcome, PromptReport, RequestReport, ReusedSpans
 from blendhub.system.default_paths import default_endpoint
 
 TIMEOUT_S = 5.0
@@ -166,3 +165,39 @@ def _text(file: str) -> str:
         return Path(file).read_text(encoding="utf-8")
     except OSError as error:
         raise OptionError(f"cannot read {file}: {error.strerror}") from None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: Position
+
+
+class _Params(msgspec.Struct):
+    blendhub: dict[str, Any]
+
+
+class _Body(msgspec.Struct):
+    id: str
+    usage: _Usage
+    kv_transfer_params: _Params
+
+
+def report_in_body(text: str) -> PromptReport:
+    """The report; without a strip if the response says how many tokens were reused, but not which."""
+    try:
+        body = msgspec.json.decode(text, type=_Body)
+        facts = {"request": body.id, "prompt_tokens": body.usage.prompt_tokens, **body.kv_transfer_params.blendhub}
+        found = msgspec.convert(facts, RequestReport)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise OptionError(
+            f"standard input is not a response with a report of BlendHub: {error}; pipe in the whole body of a "
+            "response that is not streamed"
+        ) from None
+    report = Outcome(
+        request=found.request,
+        prompt_tokens=found.prompt_tokens,
+        engine_tokens=found.engine_tokens,
+        spans=found.spans or ReusedSpans(),
+        reason=found.reason,
+    ).note()
+    was_reused = found.exact_tokens or found.settled_tokens or found.moved_tokens or found.hole_tokens
+    return msgspec.structs.replace(report, strip=()) if was_reused and not found.spans else report

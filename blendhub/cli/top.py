@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(
             f"--interval {arguments.interval} should be {SHORTEST_S} to {LONGEST_S:.0f} seconds; leave it out for 1"
         )
-    hub = Watched(arguments.endpoint or default_endpoint(), read_object("--options", arguments.options))
+    hub = SampledHub(arguments.endpoint or default_endpoint(), read_object("--options", arguments.options))
     if arguments.once:
         print(View(hub.sample()))
         return 0
@@ -178,7 +178,7 @@ class View:
         return "\n".join(f"{name:<10} {text}" for name, text in rows)
 
 
-class Watched:
+class SampledHub:
     """A hub whose numbers are sampled, over a new connection each time: the hub may have restarted in between."""
 
     def __init__(self, endpoint: str, options: dict[str, Any]) -> None:
@@ -196,7 +196,7 @@ class Watched:
                 raise HubError(f"no hub at {self.endpoint}: {error}") from error
 
 
-def _views(hub: Watched, interval: float, interrupted: socket.socket) -> Iterator[View | HubError]:
+def _views(hub: SampledHub, interval: float, interrupted: socket.socket) -> Iterator[View | HubError]:
     """A view or, where no hub answered, an error, once an interval until the user interrupts."""
     before: Sample | None = None
     wait = 0.0

@@ -16,7 +16,7 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import BlendHubError, Busy, HubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, PromptReport
 
@@ -25,7 +25,7 @@ BASE = Variant()
 
 BUSY_PAUSE_S = 0.01
 
-Bytes = npt.NDArray[np.uint8]
+ByteArray = npt.NDArray[np.uint8]
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -79,11 +79,6 @@ class HubClient(HubSession):
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
 
-    def acquire(self, matches: Sequence[Match], variant: Variant = BASE, *, skip_prefix: int = 0) -> wire.Found:
-        """A read lease on matches that a lookup found; evicted chunks are left out."""
-        message = wire.Lookup(**self._ids(), variant=variant, matches=tuple(matches), skip_prefix_n_tokens=skip_prefix)
-        return self._call(wire.Found, message)
-
     def release(self, lease: int) -> None:
         """End a read lease. Raises LeaseError if it had ended before: then what was read must not be used."""
         self.submit_release(lease).result()
@@ -110,7 +105,7 @@ class HubClient(HubSession):
             raise
         self.release(found.lease)
 
-    def shard(self, slot: int) -> Bytes:
+    def shard(self, slot: int) -> ByteArray:
         """This rank's part of a slot, in place."""
         if self.arena is None:
             raise HubError("the hub's arena is on another machine; use submit_fetch and put")
@@ -122,9 +117,9 @@ class HubClient(HubSession):
 
     def submit_fetch(
         self, lease: int, slots: Sequence[int], *, timeout: float | None = None
-    ) -> PendingReply[wire.Bytes]:
+    ) -> PendingReply[wire.Shards]:
         """Ask for this rank's shards of slots of a lease, as payloads of the reply; for hubs on other machines."""
-        return self._submit(wire.Bytes, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
+        return self._submit(wire.Shards, wire.Fetch(**self._ids(), lease=lease, slots=tuple(slots)), (), timeout)
 
     # Writing.
 

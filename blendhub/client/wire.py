@@ -97,8 +97,7 @@ class Mapped(FromSession, frozen=True):
 class Lookup(InNamespace, frozen=True):
     """Find what is stored of these tokens. With ``acquire``, take a read lease on what is in the arena.
 
-    What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``. A lookup that names
-    ``matches``, which an earlier one found, brings no tokens: it leases what is still in the arena of them.
+    What only the store has is fetched into the arena; the reply waits for that up to ``wait_s``.
     """
 
     acquire: bool = True
@@ -106,7 +105,6 @@ class Lookup(InNamespace, frozen=True):
     wait_s: Seconds = 0.0
     settled: Ratio | None = None
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
-    matches: Annotated[tuple[Match, ...], Meta(max_length=MOST_MATCHES)] | None = None
 
 
 class Release(FromSession, frozen=True):
@@ -307,11 +305,11 @@ class HubStats(Message, frozen=True):
     namespaces: dict[str, dict[str, float]]
 
 
-class Bytes(Message, frozen=True):
+class Shards(Message, frozen=True):
     """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Bytes
+Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Shards
 
 
 def hub_codec() -> Codec:

@@ -1,5 +1,6 @@
 """What each kind of plugin must do; the docstrings are the specification."""
 
+from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.contracts.matcher import Matcher, TrackedMatcher
 from blendhub.contracts.selection import Selection
@@ -10,7 +11,10 @@ from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, S
 
 __all__ = [
     "ArenaFile",
+    "AttentionRules",
     "Changes",
+    "ChosenAttention",
+    "ChosenTokens",
     "Codec",
     "Connection",
     "Device",

@@ -8,7 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.attention import AttentionRules, ChosenAttention
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.core.spans import Position, Span
 
@@ -158,6 +159,14 @@ class Device(Guarded, ABC):
     @abstractmethod
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
         """Copy from pages to the arena. Keys are not rotated, and ``source_start`` is ignored."""
+
+    def attention(self, rules: Sequence[AttentionRules], dtype: "torch.dtype") -> ChosenAttention | None:
+        """Attention over the attached pages by the rules of each layer, for queries of this dtype. None: the device has
+        none, and the engine's own serves.
+
+        Raises Unsupported for rules that it cannot follow. Kernels of every kind are compiled before it returns.
+        """
+        return None
 
     @abstractmethod
     def close(self) -> None:

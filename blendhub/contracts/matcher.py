@@ -4,7 +4,7 @@ import threading
 from abc import ABC, abstractmethod
 from typing import Literal
 
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import InvalidInput
 from blendhub.core.run_table import RunTable
 from blendhub.core.spans import Match, Span

@@ -35,7 +35,7 @@ class Selection:
     Outside of ``moved`` scores mean nothing."""
     attended: Scores | None = None
     """How much the end of the prompt attends to each position: as ``scores``, of another kind. None if
-    ``attended_layers`` is empty."""
+    ``attended_layers`` is empty, or if the attention of the loaded model cannot be measured."""
     holes: Sequence[Span] = ()
     """What nothing stored covers and is computed in any case: disjoint, ascending, no span empty, none of it moved."""
     question: Span = NOTHING

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.contracts.selection import Selection, described
 from blendhub.core.errors import BrokenContract, InvalidInput, Unsupported
 from blendhub.core.spans import Span, join_spans
@@ -45,7 +45,8 @@ class Selector(Guarded, ABC):
 
     attended_layers: tuple[float, ...] = ()
     """The layers whose attention is measured, as fractions of the model's depth, from 0 to below 1. Empty: none. The
-    tokens that ask are computed up to the last of these layers, over the stored KV as it is."""
+    tokens that ask are computed up to the last of these layers, over the stored KV as it is. Some models have attention
+    that cannot be measured; then ``pick`` decides without it."""
 
     attending_tokens: int = 32
     """How many tokens ask, at least 1: the last ones of the question; of all that nothing stored covers if there is
@@ -73,13 +74,14 @@ class Selector(Guarded, ABC):
     def select(self, selection: Selection) -> list[Span]:
         """What ``pick`` answers, with spans that touch made one.
 
-        ``scores`` are given if and only if ``probe_layer`` is not 0, and ``attended`` if and only if
-        ``attended_layers`` is not empty. Bad input raises InvalidInput. A result that is not what ``pick`` promises
-        raises BrokenContract.
+        ``scores`` are given if and only if ``probe_layer`` is not 0, and ``attended`` only if ``attended_layers`` is
+        not empty. Bad input raises InvalidInput. A result that is not what ``pick`` promises raises BrokenContract.
         """
         sound = selection.checked()
         self._check_measured("scores", sound.scores, sound, bool(self.probe_layer))
-        self._check_measured("attended", sound.attended, sound, bool(self.attended_layers))
+        may_be_given = bool(self.attended_layers)
+        if sound.attended is not None or not may_be_given:
+            self._check_measured("attended", sound.attended, sound, may_be_given)
         return _checked_picks(self.pick(sound), sound.moved)
 
     def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":

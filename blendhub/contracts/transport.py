@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import InvalidInput, ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview

@@ -9,7 +9,7 @@ from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span, gaps
 
 
-class Run:
+class MatcherRun:
     """The stored parts of one run, and the position at which it may grow."""
 
     def __init__(self, start: int) -> None:
@@ -21,7 +21,7 @@ class RunTable:
     """All runs of a matcher. Every check comes before the first change, so an error leaves all as it was."""
 
     def __init__(self) -> None:
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, MatcherRun] = {}
         self.tokens = 0
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ class RunTable:
             raise InvalidInput(f"run {run} grows at its end only, at {known.end}, not at {span.start}")
 
     def add(self, run: int, span: Span) -> None:
-        known = self._runs.setdefault(run, Run(span.start))
+        known = self._runs.setdefault(run, MatcherRun(span.start))
         if known.parts and known.parts[-1].end == span.start:
             known.parts[-1] = Span(known.parts[-1].start, span.end)
         else:
@@ -66,5 +66,5 @@ class RunTable:
         return at >= 0 and span.end <= known.parts[at].end
 
     @staticmethod
-    def _part(known: Run, position: int) -> int:
+    def _part(known: MatcherRun, position: int) -> int:
         return bisect_right(known.parts, position, key=lambda part: part.start) - 1

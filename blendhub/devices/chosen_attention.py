@@ -1,27 +1,16 @@
 """Attention of chosen tokens over the keys of their prompt, in plain torch: the reference for all other ways.
 
-A token at position p attends to the keys of its prompt at positions <= p, and with a window w only to those > p - w. It
-does not matter in which order tokens and keys are given.
+It does not matter in which order tokens and keys are given.
 """
 
 from typing import NamedTuple
 
 import torch
 
+from blendhub.contracts import AttentionRules
+
 SLICE_BYTES = 2**26
 """The most memory for the weights that are computed at a time."""
-
-
-class AttentionRules(NamedTuple):
-    """The properties of a layer that decide how its tokens attend."""
-
-    scale: float
-    window: int | None = None
-    """How many of the last keys a token attends to, its own included; None: all."""
-    soft_cap: float = 0.0
-    """Products of queries and keys are bent so that they stay below it; 0: they are not."""
-    sinks: torch.Tensor | None = None
-    """One number for each head: a key without a value, which every token attends to."""
 
 
 class Keys(NamedTuple):
@@ -44,9 +33,9 @@ def attend(
 ) -> torch.Tensor:
     """What tokens ``[n, heads, width]`` at these positions take from the values: ``[n, heads, width of a value]``.
 
-    A head of keys serves as many neighbouring heads of queries as there are more of these. ``received``: float32
-    ``[keys]``, to which the weight of each key is added, summed over tokens and heads. Computed in float32. Nothing
-    waits for the device.
+    Keys and values are as the model computed them, so scales mean nothing here. ``received``: float32 ``[keys]``, to
+    which the weight of each key is added, summed over tokens and heads. Computed in float32. Nothing waits for the
+    device.
     """
     n, heads, width = queries.shape
     group = heads // keys.keys.shape[1]
@@ -59,7 +48,7 @@ def attend(
         for start in range(0, n, step):
             rows = slice(start, start + step)
             products = queries[rows, mine].float().reshape(-1, width) @ of_keys.T * rules.scale
-            hidden = ~_visible(positions[rows], keys.positions, rules.window)
+            hidden = ~_visible(positions[rows], keys.positions, rules)
             weights = _weights(products.view(-1, group, len(of_keys)), hidden[:, None], rules.soft_cap, sinks)
             result[rows, mine] = weights @ of_values
             if received is not None:
@@ -67,10 +56,15 @@ def attend(
     return result
 
 
-def _visible(positions: torch.Tensor, keys: torch.Tensor, window: int | None) -> torch.Tensor:
+def _visible(positions: torch.Tensor, keys: torch.Tensor, rules: AttentionRules) -> torch.Tensor:
     """Which keys each token attends to: ``[tokens, keys]``."""
-    behind = positions[:, None] - keys
-    return behind >= 0 if window is None else (behind >= 0) & (behind < window)
+    at = positions[:, None]
+    visible = keys <= at
+    if rules.window is not None:
+        visible &= keys > at - rules.window
+    if rules.chunk is not None:
+        visible &= keys >= at // rules.chunk * rules.chunk
+    return visible
 
 
 def _weights(products: torch.Tensor, hidden: torch.Tensor, soft_cap: float, sinks: torch.Tensor | None) -> torch.Tensor:

@@ -171,7 +171,7 @@ class TransferQueue(ABC):
         """Do the host's part of the stream's last batch."""
 
 
-class LoadQueue(TransferQueue):
+class LoadTransferQueue(TransferQueue):
     _step_begins: Any = None
 
     def begin_step(self) -> None:
@@ -195,7 +195,7 @@ class LoadQueue(TransferQueue):
         self._runtime.launch(stream.handle, self._mover.rows_to_pages, memory, table, batch)
 
 
-class SaveQueue(TransferQueue):
+class SaveTransferQueue(TransferQueue):
     def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
         self._finish_batch(stream)
         memory = stream.staging if batch.slices else arena.tensor

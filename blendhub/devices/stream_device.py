@@ -15,7 +15,7 @@ from blendhub.devices.batches import Batch, BatchPlanner
 from blendhub.devices.bounds import Bounds, check_arena, check_writable
 from blendhub.devices.host_arena import HostArena, PinningThread
 from blendhub.devices.pages import Pages, read_pages
-from blendhub.devices.queues import LoadQueue, Mover, SaveQueue
+from blendhub.devices.queues import LoadTransferQueue, Mover, SaveTransferQueue
 from blendhub.devices.runtime import Runtime
 
 ACCESS_BYTES = 16
@@ -27,11 +27,12 @@ MAX_SLOTS = 2**31
 class _Attached(NamedTuple):
     """The state that ``attach`` creates and ``close`` drops."""
 
+    pages: Pages
     runtime: Runtime
     bounds: Bounds
     planner: BatchPlanner
-    loads: LoadQueue
-    saves: SaveQueue
+    loads: LoadTransferQueue
+    saves: SaveTransferQueue
     pinning: PinningThread
 
 
@@ -127,11 +128,12 @@ class StreamDevice(Device):
         mover = self._mover(pages, planner.layout, block_size)
         queue = self.streams_per_queue, runtime, mover, planner
         return _Attached(
+            pages,
             runtime,
             Bounds(planner.layout, block_size, pages),
             planner,
-            LoadQueue(f"{self.name}-loads", *queue),
-            SaveQueue(f"{self.name}-saves", *queue),
+            LoadTransferQueue(f"{self.name}-loads", *queue),
+            SaveTransferQueue(f"{self.name}-saves", *queue),
             PinningThread(self.name),
         )
 
@@ -172,6 +174,11 @@ class StreamDevice(Device):
             for work in (self._attached.loads.drain, self._attached.saves.drain, self._arena.unpin):
                 self._attached.pinning.run_later(work)
         self._arena = self._arena_bytes = None
+
+    def _attached_pages(self) -> tuple[Pages, KVLayout]:
+        if self._attached is None:
+            raise InvalidInput(f"device {self.name!r} needs attach before it can compute attention")
+        return self._attached.pages, self._attached.planner.layout
 
     def _ready(self) -> tuple[_Attached, HostArena]:
         if self._attached is None or self._arena is None:

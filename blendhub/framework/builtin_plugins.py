@@ -13,7 +13,6 @@ HOMES: Mapping[tuple[str, str], str] = MappingProxyType(
         ("matcher", "rolling_hash"): "matchers",
         ("matcher", "separator"): "matchers",
         ("selector", "attended"): "selectors",
-        ("selector", "combined"): "selectors",
         ("selector", "first_k"): "selectors",
         ("selector", "hkvd"): "selectors",
         ("store", "disk"): "stores",

@@ -11,7 +11,7 @@ import msgspec
 import pluggy
 
 from blendhub.contracts import Device, Matcher, Selector, Store, Transport
-from blendhub.contracts.guarded import Guarded
+from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import PluginError
 from blendhub.framework import hookspecs
 from blendhub.framework.builtin_plugins import install_command, owner_of, same_distribution

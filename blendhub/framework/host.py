@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from blendhub.contracts.guarded import blame
+from blendhub.contracts.plugin_errors import blame
 from blendhub.core.errors import BlendHubError, PluginError
 from blendhub.framework.builtin_plugins import install_command
 from blendhub.framework.discovery import (

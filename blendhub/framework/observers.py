@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queue import SimpleQueue
 from typing import Any
 
-from blendhub.contracts.guarded import named_error
+from blendhub.contracts.plugin_errors import named_error
 from blendhub.framework.discovery import FOREIGN_ERRORS, OBSERVER_HOOKS, Offer
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.outcome.report import RequestReport

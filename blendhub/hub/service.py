@@ -18,7 +18,7 @@ from blendhub.hub.handlers.sessions import SessionHandlers
 from blendhub.hub.handlers.writes import WriteHandlers
 from blendhub.hub.http.stats import collect_stats
 from blendhub.hub.leases.sessions import ProcessWatcher, check_process
-from blendhub.hub.leases.table import Shares
+from blendhub.hub.leases.table import FairShares
 from blendhub.hub.limits import MOST_WAITING_BYTES, WAITING_REQUEST_BYTES
 from blendhub.hub.reports import ReportTable
 from blendhub.hub.state import HubState
@@ -51,7 +51,7 @@ class HubService(Service):
         self._follower = follower
         self._clock = clock
         self._watch = ProcessWatcher(state.process_died)
-        self._waiting = Shares()
+        self._waiting = FairShares()
         """The bytes of the payloads of requests that wait for an answer, by connection."""
         self._pids: dict[Peer, int] = {}
         """The pids, as the kernel gives them, of peers that are processes of this machine."""
@@ -73,8 +73,6 @@ class HubService(Service):
     def handle(self, peer: Peer, request: Envelope) -> Envelope | Awaitable[Envelope]:
         started = self._clock()
         kind = KINDS[type(request.message)]
-        if isinstance(request.message, wire.Lookup) and request.message.matches is not None:
-            kind = "lease"  # the hit rate is of other lookups
         n_bytes = sum(memoryview(part).nbytes for part in request.payload)
         cost = max(n_bytes, WAITING_REQUEST_BYTES) if n_bytes else 0
         try:

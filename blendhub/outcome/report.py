@@ -39,12 +39,16 @@ class ReusedSpans(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class AuditOutcome(msgspec.Struct, frozen=True):
-    """The first token of an answer, predicted from blended KV and from exact KV. The answer goes on from exact KV."""
+    """An answer's beginning, predicted from blended KV and from exact KV. The answer goes on from exact KV."""
 
     agrees: bool
-    """Whether the most likely token is the same."""
+    """Whether all compared tokens are the same, each the most likely one."""
     kl: float
-    """The Kullback-Leibler divergence of the prediction from blended KV from the exact one, in nats."""
+    """The Kullback-Leibler divergence of the first token's prediction from blended KV from the exact one, in nats."""
+    tokens: int
+    """The number of compared tokens."""
+    agreed_tokens: int
+    """How many of them come before the first difference."""
 
 
 class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

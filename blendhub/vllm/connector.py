@@ -35,7 +35,7 @@ from blendhub.vllm.model_card import permitted
 from blendhub.vllm.model_support import unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats

@@ -74,6 +74,10 @@ class LoadJob(msgspec.Struct, frozen=True):
     """What to load of the decision's matches, chunk by chunk, with the places of rank 0's shards."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
+    audit_tokens: int = 1
+    """The most tokens that an audit compares. There is room for their KV behind the prompt, in its last block."""
+    stop_tokens: frozenset[int] = frozenset()
+    """The tokens that end an answer."""
 
     @property
     def end(self) -> int:

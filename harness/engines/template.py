@@ -29,7 +29,7 @@ IMPORTED = (
     "blendhub_cpu.device",
     "blendhub_matchers.rolling_hash",
     "blendhub_matchers.prefix",
-    "blendhub_selectors.combined",
+    "blendhub_selectors.attended",
     "blendhub_transports.zmq_transport",
 )
 """The modules that engines of this repository import at their start. Absent packages are left out."""

@@ -9,7 +9,7 @@ import pytest
 from blendhub.core.spans import Match, Span
 from blendhub.tools.analysis import tallies
 from blendhub.tools.analysis.lines import MOST_NAMED, MOST_REASONS, BrokenLines, Place
-from blendhub.tools.analysis.tallies import Groups, Share, Texts
+from blendhub.tools.analysis.tallies import Groups, ReusedTokens, Texts
 from blendhub.tools.analysis.tokenizing import kv_bytes_of
 
 TOKENS = np.arange(10_000, dtype=np.uint32)
@@ -23,10 +23,10 @@ def match(run, source, start, length):
 def test_of_too_many_groups_the_largest_stay_and_the_rest_is_summed():
     groups = Groups(most=10)
     for number in range(100):
-        groups.add("large", Share(1, 1000, 1, 2, 3), SEEN, TOKENS)
-        groups.add(f"small {number}", Share(1, 10, 0, 0, 1), SEEN, TOKENS)
+        groups.add("large", ReusedTokens(1, 1000, 1, 2, 3), SEEN, TOKENS)
+        groups.add(f"small {number}", ReusedTokens(1, 10, 0, 0, 1), SEEN, TOKENS)
     assert len(groups.by_name) <= 10
-    assert groups.by_name["large"].share == Share(100, 100_000, 100, 200, 300)
+    assert groups.by_name["large"].share == ReusedTokens(100, 100_000, 100, 200, 300)
     rest = [group.share for name, group in groups.by_name.items() if name != "large"] + [groups.others]
     assert sum(share.tokens for share in rest) == 1000 and sum(share.requests for share in rest) == 100
 

@@ -10,10 +10,10 @@ from benchmarks.holes.figures import PHASES, Measured, Query, rows
 from benchmarks.holes.order import before, make_prompts
 from benchmarks.holes.passes import Way, query_of, ways_of
 from benchmarks.holes.presets import OWN, PRESETS, PUBLISHED
-from benchmarks.quality.reader_cases import make_text_cases
-from benchmarks.quality.workload import Case, Question
+from benchmarks.holes.reader_cases import make_cases
+from benchmarks.quality.workload import Case, Question, Scores
 
-QUESTION = Question([9], lambda answer: [float(answer == [5]), 0.5], ("five",))
+QUESTION = Question([9], lambda answer: Scores(float(answer == [5]), 0.5), ("five",))
 DOCS = Path(__file__).parents[2] / "docs"
 
 
@@ -74,7 +74,7 @@ def test_documents_of_other_queries_make_the_prompt_longer():
 
 def test_no_hole_of_any_query_is_computed_before():
     """Documents that were borrowed were holes of other queries, and phase 1 filled all of them."""
-    prompts = make_prompts(make_text_cases(150), [0], [0], inflate=20)
+    prompts = make_prompts(make_cases(150), [0], [0], inflate=20)
     computed = {tuple(unit) for unit in before(prompts)}
     assert len(prompts) == 150 and all(len(prompt.documents) >= 28 for prompt in prompts)
     assert not any(prompt.missing & computed for prompt in prompts)
@@ -174,7 +174,7 @@ def test_what_cannot_be_asked_is_refused(capsys, said, complaint):
 def test_presets_are_options_that_can_be_asked(name):
     _, given = parsed(["--preset", name])
     assert all(getattr(given, option) == value for option, value in PRESETS[name].items())
-    assert make_prompts(make_text_cases(30), given.hole_ids, given.hole_positions, given.inflate)
+    assert make_prompts(make_cases(30), given.hole_ids, given.hole_positions, given.inflate)
 
 
 def test_every_preset_is_documented():

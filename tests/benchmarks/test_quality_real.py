@@ -7,6 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from benchmarks.quality.compared import SELECTORS
+from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.real import figures
 from benchmarks.quality.real.chat import Chat
 from benchmarks.quality.real.people import people
@@ -136,12 +138,19 @@ def test_what_is_won_back_is_the_mean_of_workloads_that_lose_unlike_amounts():
         for selector, ratio, share in (
             ("full", 1.0, 0),
             ("reuse", 0.0, 1),
-            ("combined", 0.15, left),
+            ("attended", 0.15, left),
             ("hkvd", 0.15, 0.3),
         )
     ]
     found = figures.won_back(outcomes)
-    compared = found.compared(found.all["combined", "", 0.15])
+    compared = found.compared(found.all["attended", "", 0.15])
     assert [compared.share([column]) for column in (0, 1)] == pytest.approx([0.8, 0.6])
     assert compared.share(found.main) == pytest.approx(0.7)
+    reader = [
+        outcome(READER, name, ratio, kl)
+        for name, ratio, kl in (("full", 1, 0), ("reuse", 0, 1), ("attended", 0.15, 0.5), ("first_k", 0.15, 0.6))
+    ]
+    values = {row.id: (row.value, row.bar) for row in figures.rows([*outcomes, *reader], SELECTORS)}
+    assert values["real_recovered_15"] == pytest.approx((0.7, 0.7))
+    assert values["reader_attended_15"] == pytest.approx((0.5, 0.4)) and values["reader_first_k_15"][0] == 0.4
     assert compared.interval(found.main) == pytest.approx((0.7, 0.7), abs=0.01)

@@ -131,20 +131,20 @@ class Member:
         assert run is not None
         return run
 
-    def check(self, acquired: wire.Found, prompt: Tokens) -> None:
+    def check(self, found: wire.Found, prompt: Tokens) -> None:
         """Every piece holds the bytes that were written for these tokens at the positions it names."""
-        for piece in acquired.pieces:
+        for piece in found.pieces:
             rows = self.shard(piece.shard).view(np.uint32)[piece.row : piece.row + len(piece.span)]
             expected = prompt[piece.span.start : piece.span.end] ^ np.uint32(self.rank + 1)
             assert np.array_equal(rows, expected), "a piece holds other tokens' KV"
 
 
-def spans_of(acquired: wire.Found) -> list[tuple[int, int, bool]]:
+def spans_of(found: wire.Found) -> list[tuple[int, int, bool]]:
     """The pieces that were found, and whether each is exact."""
-    exact = [match.span for match in acquired.matches if match.exact]
+    exact = [match.span for match in found.matches if match.exact]
     return [
         (piece.span.start, piece.span.end, any(span.start <= piece.span.start < span.end for span in exact))
-        for piece in acquired.pieces
+        for piece in found.pieces
     ]
 
 

@@ -46,7 +46,7 @@ class Job:
 class Read(NamedTuple):
     """A lease on what was found of a prompt."""
 
-    acquired: wire.Found
+    found: wire.Found
     prompt: np.ndarray
     variant: Variant
 

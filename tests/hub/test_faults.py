@@ -305,6 +305,6 @@ def test_a_lease_that_ran_out_is_told_at_the_end_of_reading(tmp_path):
     with embedded_hub(config) as hub, hub.connect() as client:
         client.register("e", namespace(), rank=0)
         store(client, tokens(1, 96))
-        acquired = client.acquire(client.lookup(tokens(1, 96), acquire=False).matches)
-        with pytest.raises(LeaseError, match="must not be used"), client.reading(acquired):
+        found = client.lookup(tokens(1, 96))
+        with pytest.raises(LeaseError, match="must not be used"), client.reading(found):
             time.sleep(0.8)

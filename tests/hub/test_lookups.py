@@ -1,4 +1,4 @@
-"""Lookups, acquires and clears of a hub's service, called directly."""
+"""Lookups and clears of a hub's service, called directly."""
 
 import numpy as np
 import pytest

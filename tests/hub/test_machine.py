@@ -17,7 +17,6 @@ from machine_writing import WritingRules
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span
 
 
 class HubMachine(WritingRules):
@@ -83,9 +82,6 @@ class HubMachine(WritingRules):
     def nonsense(self, garbage: int) -> None:
         for engine in self.engines[:1]:
             client = engine.workers[0].client
-            nothing = [Match(Span(0, 8), garbage, 0, True)]
-            with contextlib.suppress(BlendHubError):
-                assert not client.acquire(nothing).pieces
             with pytest.raises(BlendHubError):
                 client.release(garbage)
             with pytest.raises(BlendHubError):

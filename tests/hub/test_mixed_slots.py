@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hub_direct import CHUNK, LAYOUT, namespace, tokens
 
-from blendhub.client import wire
 from blendhub.core.errors import ArenaFull
 
 SMALL = 4096
@@ -46,23 +45,20 @@ def test_chunks_that_are_read_are_left_where_they_are(full_hub):
     """With every hundredth chunk under a lease, only few places have room."""
     small = full_hub.join("other small")
     text = tokens(1, SMALL * CHUNK)
-    matches = small.lookup(text, acquire=False).matches
-    part = matches[0].part
-    leased = [part(at * CHUNK, (at + 1) * CHUNK) for at in range(0, SMALL, 100)]
-    acquired = small.ask(wire.Lookup, matches=leased)
+    leased = [small.lookup(text[at * CHUNK : (at + 1) * CHUNK]) for at in range(0, SMALL, 100)]
     large = full_hub.join("large", namespace=namespace("large", layout=LARGE_LAYOUT))
     for seed in range(2, 30):
         large.store(tokens(seed, LARGE * CHUNK))
     full_hub.state.check_integrity()
-    small.check(acquired, text)
+    for at, found in zip(range(0, SMALL, 100), leased, strict=True):
+        small.check(found, text[at * CHUNK :])
 
 
 def test_room_that_is_not_there_is_looked_for_once(full_hub, monkeypatch):
     """Beginning anew at each of the chunks that are tried, the search would look at each extent dozens of times."""
     small = full_hub.join("other small")
-    (match,) = small.lookup(tokens(1, SMALL * CHUNK), acquire=False).matches
     middle = SMALL // 2 * CHUNK
-    small.ask(wire.Lookup, matches=[match.part(middle, middle + CHUNK)])
+    assert small.lookup(tokens(1, SMALL * CHUNK)[middle : middle + CHUNK]).lease is not None
     layout = msgspec.structs.replace(LAYOUT, layers=LAYOUT.layers * (SMALL // 2 + 2))
     large = full_hub.join("large", namespace=namespace("large", layout=layout))
     extents, looked_at = full_hub.arena.extents, []

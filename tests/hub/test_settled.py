@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from hub_direct import CHUNK, namespace, tokens
 
-from blendhub.client import wire
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.hub.memory.eviction import BLENDED_SHARE
@@ -37,7 +36,7 @@ def test_behind_the_whole_prefix_it_is_settled_at_the_positions_where_it_was(hub
     found = member.lookup(np.concatenate([PROMPT, tokens(2, 20)]), settled=0.15)
     assert kinds(found) == [(0, 40, "exact"), (40, 100, "settled"), (100, 160, "settled")]
     assert all(match.source_start == match.span.start for match in found.matches)
-    member.check(member.ask(wire.Lookup, matches=found.matches), PROMPT)
+    member.check(found, PROMPT)
     assert hub.service.counters.totals["tokens_settled"] == 120
     hub.state.check_integrity()
 

@@ -47,9 +47,9 @@ def store(seed):
     return len(reserved.slots)
 
 def read(seed):
-    acquired = client.acquire(client.lookup(text(seed), acquire=False).matches)
-    with client.reading(acquired) as pieces:
-        parts = client.submit_fetch(acquired.lease, [piece.shard for piece in pieces]).payload()
+    found = client.lookup(text(seed))
+    with client.reading(found) as pieces:
+        parts = client.submit_fetch(found.lease, [piece.shard for piece in pieces]).payload()
     assert len(parts) == len(pieces)
     for piece, part in zip(pieces, parts):
         assert bytes(part) == shard(seed, piece.source_start).tobytes(), "other bytes than were stored"

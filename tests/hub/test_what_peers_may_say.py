@@ -19,7 +19,6 @@ from blendhub.system.processes import ProcessId
 
 HUGE = 2**63
 TEXT = tokens(1, CHUNK).tobytes()
-LATE = [[0, HUGE], 1, 0, False]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def numbers_of(kind: Any, at: str, seen: set[type]) -> Iterator[tuple[str, int |
 
 def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
     found = list(numbers_of(msgspec.inspect.type_info(wire.Request), "", set()))
-    assert {"Span.end", "Match.run", "Register.rank", "ProcessId.pid"} <= {at for at, *_ in found}
+    assert {"Span.end", "Fetch.lease", "Register.rank", "ProcessId.pid"} <= {at for at, *_ in found}
     assert [one for one in found if None in one] == []
 
 
@@ -55,8 +54,7 @@ def test_every_number_of_a_request_has_a_least_and_a_greatest_value():
     [
         ({"is": "Reserve", "span": [0, HUGE]}, [TEXT]),
         ({"is": "Reserve", "span": [HUGE, HUGE]}, [TEXT]),
-        ({"is": "Lookup", "matches": [LATE]}, []),
-        ({"is": "Lookup", "matches": [[[0, 1], HUGE, HUGE, True]]}, []),
+        ({"is": "Fetch", "lease": HUGE, "slots": []}, []),
         ({"is": "Lookup", "variant": ["", "s" * 1025]}, [TEXT]),
         ({"is": "Register", "engine": "f", "rank": 0, "namespace": namespace(), "client": 1,
           "process": msgspec.structs.replace(ProcessId.mine(), pid=HUGE)}, []),

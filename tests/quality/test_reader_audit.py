@@ -5,9 +5,8 @@ import random
 import pytest
 
 from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.reader.task import Shape, make_prompt
-from benchmarks.quality.reader_cases import headers
-from benchmarks.quality.serving import READER
+from benchmarks.quality.reader.task import Shape, headers, make_prompt
+from benchmarks.quality.serving import PLAIN
 from benchmarks.quality.workload import Case, make_visits
 from harness.engines import Engine
 
@@ -61,7 +60,7 @@ def agreement(outcomes: list[tuple[float, bool]]) -> float:
 def test_traffic_that_begins_to_depend_on_context_is_noticed_and_agreement_comes_back():
     easy, plain = questions("plain", 1000, 64)
     hard, cross = questions("cross", 5000, 280)
-    with Engine(CHECKPOINT, SETTINGS, **READER) as engine:
+    with Engine(CHECKPOINT, SETTINGS, **PLAIN) as engine:
         for visit in make_visits([*easy, *hard], headers(), 2048):
             engine.one(visit, mode="exact")
         assert agreement(asked(engine, plain)) >= TARGET

@@ -33,7 +33,7 @@ from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
 

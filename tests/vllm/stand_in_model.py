@@ -36,6 +36,7 @@ class StandInModel:
     device = torch.device("cpu")
     frees_blocks_early = False
     adapters = None
+    dtype = torch.float32
 
     def __init__(self, together: Any = lambda tensor: tensor, base: float = 10000.0, n_layers: int = 2) -> None:
         self.layer_names = [f"layers.{number}.attn" for number in range(n_layers)]
@@ -55,6 +56,9 @@ class StandInModel:
             speculative_config=None,
             cache_config=SimpleNamespace(cache_dtype="auto"),
         )
+
+    def rules(self):
+        return []
 
     def layer(self, name):
         return self._layers[name]

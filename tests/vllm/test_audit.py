@@ -38,7 +38,7 @@ class SummingModel:
     block_size, max_tokens, max_spans = BLOCK, 4096, 64
 
     def __init__(self, n: int, says: bool = True) -> None:
-        self.kv = np.zeros(n)
+        self.kv = np.zeros(-(-n // BLOCK) * BLOCK)
         self.batches: list[list[Span]] = []
         self._says = says
 
@@ -53,13 +53,13 @@ class SummingModel:
         return torch.stack([hidden[:, 0] % 7, hidden[:, 0] % 5], 1) if self._says else None
 
 
-def blended(model, decision, n, budget=1000) -> tuple[Blend, list[int]]:
+def blended(model, decision, n, budget=1000, **audit) -> tuple[Blend, list[int]]:
     """The load of a request that was blended and audited, and the cost of each of its steps."""
     context = BlendContext(
         model, [], LAYOUT, SimpleNamespace(block_tokens=1), HOST.create("selector", "first_k"), ALONE
     )
     tokens = np.arange(1, n + 1, dtype=np.uint32)
-    blend = Blend(context, LoadJob("r", "space", tokens, np.arange(-(-n // BLOCK)), decision))
+    blend = Blend(context, LoadJob("r", "space", tokens, np.arange(-(-n // BLOCK)), decision, **audit))
     return blend, to_the_end(context, [blend], budget)
 
 
@@ -76,13 +76,44 @@ def test_an_audit_predicts_from_blended_kv_and_leaves_exact_kv(budget):
     model.kv[10:40] = -1.0  # moved: computed in another context
     decision = Decision(0, 40, (Match(Span(0, 10), 1, 0, True), moved(10, 40)), 0.0, audit=True)
     blend, costs = blended(model, decision, n, budget=budget)
-    assert np.array_equal(model.kv, expected)
+    assert np.array_equal(model.kv[:n], expected)
     # Nothing was recomputed, so the tail is a sum that begins at the last moved token.
     stale = -1.0 + sum(range(41, n + 1))
     given_, truth = (torch.tensor([[s % 7, s % 5]]) for s in (stale, float(expected[-1])))
     assert blend.result.audit == compare(given_, truth)
     assert blend.result.recomputed == () and blend.result.holes == 0
     assert sum(costs) == (n - 40) + (n - 10) and max(costs) <= budget
+
+
+@pytest.mark.parametrize("budget", [1000, 7, 1])
+@pytest.mark.parametrize("stale", range(-9, -1))
+def test_an_audit_of_several_tokens_follows_blended_kv_and_asks_exact_kv_about_each(stale, budget):
+    n, model = 60, SummingModel(60)
+    exact = np.cumsum(np.arange(1, n + 1))
+    model.kv[:40] = stale
+    decision = Decision(0, 40, (moved(0, 40),), 0.0, audit=True)
+    blend, costs = blended(model, decision, n, budget, audit_tokens=5)
+    assert np.array_equal(model.kv[:n], exact)
+    sums = {"given": stale + sum(range(41, n + 1)), "truth": exact[-1]}
+    said = []
+    for _ in range(5):
+        likely = {name: int(total % 5 > total % 7) for name, total in sums.items()}
+        said.append(likely)
+        sums = {name: total + likely["given"] for name, total in sums.items()}
+    alike = [one["given"] == one["truth"] for one in said]
+    agreed = [*alike, False].index(False)
+    found = blend.result.audit
+    assert (found.tokens, found.agreed_tokens, found.agrees) == (5, agreed, all(alike))
+    # Four of the answer's tokens are computed twice; the first time each in a step.
+    assert sum(costs) == (n - 40) + 4 + (n + 4) and max(costs) <= budget
+    assert len(costs) >= 4
+
+
+def test_an_audit_compares_nothing_behind_a_token_that_ends_the_answer():
+    decision = Decision(0, 40, (moved(0, 40),), 0.0, audit=True)
+    for stop_tokens, compared in (({0, 1}, 1), ({7}, 5)):
+        blend, _ = blended(SummingModel(60), decision, 60, audit_tokens=5, stop_tokens=frozenset(stop_tokens))
+        assert blend.result.audit.tokens == compared
 
 
 def test_without_an_audit_the_rest_of_the_prompt_is_left_to_vllm():
@@ -93,7 +124,7 @@ def test_without_an_audit_the_rest_of_the_prompt_is_left_to_vllm():
 
 def test_with_everything_recomputed_both_predictions_agree():
     blend, _ = blended(SummingModel(60), Decision(0, 40, (moved(0, 40),), 1.0, audit=True), 60)
-    assert blend.result.audit == AuditOutcome(agrees=True, kl=0.0)
+    assert blend.result.audit == AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
 
 
 def test_a_rank_without_predictions_computes_the_same_and_reports_no_outcome():

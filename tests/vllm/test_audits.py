@@ -18,7 +18,7 @@ from blendhub.vllm.settings import Settings
 from blendhub.vllm.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
-AGREES, DIFFERS = AuditOutcome(True, 0.25), AuditOutcome(False, 3.0)
+AGREES, DIFFERS = AuditOutcome(True, 0.25, 1, 1), AuditOutcome(False, 3.0, 4, 2)
 
 
 class Clock:
@@ -195,11 +195,30 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
         assert job.decision.audit and job.end == len(prompt) > job.decision.end == 128
         assert len(job.blocks) * 16 >= len(prompt)
         _, response = engine.side.ended(request, list(job.blocks))
-        assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0}
+        assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0, "tokens": 4, "agreed_tokens": 2}
         assert response["blendhub"]["hole_tokens"] == 0, "the rest of the prompt is no hole"
         assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0)]
         engine.step()
         assert engine.client.stats().namespaces[NAMESPACE.digest]["audit_disagreements"] == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "max_tokens", "compared"),
+    [(16 * 11 + 9, 100, 8), (16 * 11 + 9, 5, 5), (16 * 11 + 13, 100, 4), (16 * 12, 100, 1)],
+    ids=["as set", "all of the answer", "room for three", "no room"],
+)
+def test_as_many_tokens_are_compared_as_are_set_asked_for_and_have_room_in_the_last_block(length, max_tokens, compared):
+    with played_engine(settings=msgspec.structs.replace(ALL, audit_tokens=8), audits=True) as engine:
+        engine.serve("stored", text(0, 96))
+        prompt = text(1, 32) + text(0, 96) + text(2, length - 128)
+        request = engine.request("audited", prompt)
+        request.max_tokens = max_tokens
+        request.sampling_params.all_stop_token_ids.add(7)
+        engine.side.arrived(request)
+        engine.load(request, outcome=DIFFERS)
+        (job,) = engine.loads
+        assert job.audit_tokens == compared and job.stop_tokens == {7}
+        assert len(prompt) + job.audit_tokens - 1 <= len(job.blocks) * 16
 
 
 def test_an_audited_request_s_blocks_stay_its_own():

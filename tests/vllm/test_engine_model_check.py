@@ -64,6 +64,17 @@ DEEPSEEK = COMMON | {
     "hidden_act": "silu",
     "rope_theta": 10000.0,
 }
+LLAMA4 = LLAMA | {
+    "architectures": ["Llama4ForCausalLM"],
+    "model_type": "llama4_text",
+    "intermediate_size_mlp": 256,
+    "num_hidden_layers": 4,
+    "num_local_experts": 2,
+    "num_experts_per_tok": 1,
+    "interleave_moe_layer_step": 5,
+    "attention_chunk_size": 64,
+    "rope_scaling": None,
+}
 LFM2 = COMMON | {
     "architectures": ["Lfm2ForCausalLM"],
     "model_type": "lfm2",

@@ -118,7 +118,7 @@ def test_an_observer_sees_every_request(engine, environment, texts):
     [
         (
             {"selector": {"name": "edge"}},
-            "no selector 'edge' (did you mean 'edges'?); installed: attended, combined, edges, first_k",
+            "no selector 'edge' (did you mean 'edges'?); installed: attended, edges, first_k",
         ),
         (
             {"recompute_ration": 0.2},

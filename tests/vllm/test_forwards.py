@@ -19,7 +19,7 @@ from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
@@ -55,7 +55,7 @@ class Model(StandInModel):
         return super().forward_until(layer, chosen)
 
 
-def context_of(selector="combined", ranks=ALONE, model=None):
+def context_of(selector="first_k", ranks=ALONE, model=None):
     model = model or Model()
     layers = [paged_layer(model, index) for index in range(LAYERS)]
     chooser = HOST.create("selector", selector, {}) if isinstance(selector, str) else selector
@@ -99,7 +99,7 @@ def test_one_forward_computes_all_requests_each_in_its_own_blocks():
             assert torch.equal(ours[block, :, place], theirs[block, :, place])
 
 
-@pytest.mark.parametrize("selector", ["combined", "hkvd"])
+@pytest.mark.parametrize("selector", ["first_k", "hkvd"])
 @pytest.mark.parametrize("budget", [1000, 40, 3, 1])
 def test_what_is_chosen_of_a_request_is_what_it_would_be_alone(selector, budget):
     context = context_of(selector)
@@ -127,14 +127,14 @@ def test_a_long_request_does_not_hold_up_those_behind_it():
 
 
 def test_the_limits_of_a_forward_hold_for_all_requests_together():
-    context = context_of("combined")
+    context = context_of("first_k")
     context.model.max_tokens, context.model.max_spans = 50, 4
     to_the_end(context, blends_of(context, ratio=0.4))
     together = [list(chain.from_iterable(parts)) for _, parts in context.model.forwards]
     assert max(map(total, together)) <= 50 and max(map(len, together)) == 4
 
 
-class Late(OnTheWay):
+class Late(HostCopy):
     """Numbers that arrive when the test says so."""
 
     have_arrived = False
@@ -144,7 +144,7 @@ class Late(OnTheWay):
 
 
 def test_no_step_waits_for_scores_and_others_go_on_meanwhile(monkeypatch):
-    monkeypatch.setattr(forwards, "OnTheWay", Late)
+    monkeypatch.setattr(forwards, "HostCopy", Late)
     monkeypatch.setattr(Late, "have_arrived", False)
     context = context_of("hkvd")
     probing, certain = blends_of(context, [0], ratio=0.4), blends_of(context, [1], ratio=1.0)
@@ -163,7 +163,7 @@ def test_ranks_go_on_together_when_the_last_of_them_has_the_scores(monkeypatch):
     """A rank that selected alone would begin a forward, and wait in it for the others."""
 
     def work(ranks):
-        monkeypatch.setattr(forwards, "OnTheWay", Late)
+        monkeypatch.setattr(forwards, "HostCopy", Late)
         context = context_of("hkvd", ranks, Model(forward_together))
         blends = blends_of(context, ratio=0.4)
         steps, costs = Forwards(context), []

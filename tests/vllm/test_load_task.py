@@ -18,7 +18,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.worker.load_task import Arrival, LoadTask
+from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from tests.vllm.standing_still import standing_still
 
 HOST = PluginHost.discover()
@@ -54,7 +54,7 @@ class Rank:
         self.copies.append(client)
         return self.copy
 
-    def until(self, arrival: Arrival) -> None:
+    def until(self, arrival: LoadProgress) -> None:
         """Poll as an engine's steps do; no poll may take long."""
         until = time.monotonic() + 5
         while self.loading.arrival is not arrival and time.monotonic() < until:
@@ -110,13 +110,13 @@ def test_one_lease_serves_both_ranks_and_is_released_after_the_last_copy(scene):
     scene.begin()
     assert [(piece.span, piece.row) for piece in scene.job.pieces] == [(Span(40, 64), 8), (Span(64, 96), 0)]
     first.copy.ended.set_result(None)
-    first.until(Arrival.COPIED)
+    first.until(LoadProgress.COPIED)
     assert scene.leases() == 1, "the other rank still copies"
     second.copy.ended.set_result(None)
-    second.until(Arrival.PROVEN)
+    second.until(LoadProgress.PROVEN)
     for rank in scene.ranks:
         rank.loading.release()
-    first.until(Arrival.PROVEN)
+    first.until(LoadProgress.PROVEN)
     assert scene.leases() == 0
 
 
@@ -134,8 +134,8 @@ def test_a_session_that_is_not_open_yet_is_waited_for_but_not_for_ever(scene):
     first.loading.advance()
     first.client = scene.clients[0]
     first.copy.ended.set_result(None)
-    first.until(Arrival.COPIED)
-    second.until(Arrival.FAILED)
+    first.until(LoadProgress.COPIED)
+    second.until(LoadProgress.FAILED)
     assert isinstance(second.loading.error, DeadlineExceeded)
 
 
@@ -144,10 +144,10 @@ def test_a_hub_that_stands_still_after_the_copy_fails_the_load_in_time(scene):
     with standing_still(scene.hub):
         first.copy.ended.set_result(None)
         started = time.monotonic()
-        first.until(Arrival.COPIED)
+        first.until(LoadProgress.COPIED)
         assert 0 < first.loading.seconds < PATIENCE_S
         first.loading.release()
-        first.until(Arrival.FAILED)
+        first.until(LoadProgress.FAILED)
         assert time.monotonic() - started < PATIENCE_S
     assert isinstance(first.loading.error, DeadlineExceeded | PeerGone)
 
@@ -160,9 +160,9 @@ def test_a_load_that_fails_keeps_its_blocks_until_its_copy_has_ended_and_then_en
     else:
         first.loading.cancel()
         first.loading.advance()
-        assert first.loading.arrival is Arrival.PENDING and first.loading.is_cancelled
+        assert first.loading.arrival is LoadProgress.PENDING and first.loading.is_cancelled
         first.copy.ended.set_result(None)
-    first.until(Arrival.FAILED)
+    first.until(LoadProgress.FAILED)
     assert isinstance(first.loading.error, type(error) if error else HubError)
     first.loading.release()
     assert scene.leases() == 0

@@ -90,6 +90,13 @@ def test_ranks_of_a_model_that_blends_choose_the_same_rotations():
         assert (has_layout, blends, reasons, n_rotations) == (True, True, (), 2)
 
 
+def test_a_selector_that_asks_what_is_attended_to_picks_without_it_where_a_rank_cannot_measure_it(monkeypatch):
+    monkeypatch.setattr(PROBING, "attended_layers", (0.5,))
+    for has_layout, blends, (reason,), n_rotations in on_two_ranks(on_rank_1(StandInModel)):
+        assert (has_layout, blends, n_rotations) == (True, True, 2)
+        assert "picks without knowing what the end of a prompt attends to" in reason
+
+
 def test_ranks_with_different_rotary_embeddings_move_no_keys():
     for _, blends, (reason,), _ in on_two_ranks(on_rank_1(OtherRotary)):
         assert not blends and "rotary embeddings" in reason and reason.endswith(REUSED)

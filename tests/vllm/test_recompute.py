@@ -11,7 +11,7 @@ import torch
 
 from blendhub import PluginHost, Span
 from blendhub.contracts import PagedLayer
-from blendhub.contracts.guarded import blame
+from blendhub.contracts.plugin_errors import blame
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision

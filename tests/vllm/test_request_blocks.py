@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 
 
 def step(resumed=(), **blocks):

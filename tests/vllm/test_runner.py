@@ -40,7 +40,7 @@ def test_both_keep_adapters_where_they_are_looked_for():
 
 
 def made(**changes):
-    groups = SimpleNamespace(kv_cache_groups=["group"])
+    groups = SimpleNamespace(kv_cache_groups=["group"], num_blocks=9)
     settings = SimpleNamespace(enable_prompt_embeds=False)
     every = {name: name for name in NEEDED} | {"get_model": lambda: "module", "kv_cache_config": groups}
     return SimpleNamespace(**(every | {"supports_mm_inputs": False, "model_config": settings} | changes))

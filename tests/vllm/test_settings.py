@@ -110,7 +110,7 @@ def test_a_wrong_key_is_named_at_every_depth_with_those_that_are_right(given, wr
     [
         (
             {"selector": {"name": "hkv"}},
-            "no selector 'hkv' (did you mean 'hkvd'?); installed: attended, combined, first_k",
+            "no selector 'hkv' (did you mean 'hkvd'?); installed: attended, first_k",
         ),
         ({"transport": {"name": "tcp"}}, "no transport 'tcp'; installed: inproc, zmq"),
         ({"device": {"name": "abacus"}}, "no device 'abacus'; installed: cpu"),

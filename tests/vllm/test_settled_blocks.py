@@ -12,8 +12,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request
 
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
-from blendhub.vllm.scheduler.settled_blocks import RequestHashes, SettledBlocks, salt_block_hashes
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, RequestHashes, SettledBlocks, salt_block_hashes
 
 BLOCK = 4
 init_none_hash(sha256)

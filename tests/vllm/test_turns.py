@@ -13,7 +13,7 @@ from vllm import SamplingParams
 from vllm.v1.request import Request
 
 from blendhub.vllm.scheduler.decide import Pace
-from blendhub.vllm.scheduler.turns import LEAST_S, SPARE_STEPS, Turns
+from blendhub.vllm.scheduler.load_scheduler import LEAST_S, SPARE_STEPS, Turns
 from blendhub.vllm.settings import Settings
 
 ENGINE = 100
@@ -27,7 +27,7 @@ def request(number, priority=0):
 
 @pytest.fixture
 def turns(monkeypatch, begun):
-    monkeypatch.setattr("blendhub.vllm.scheduler.turns.LEAST_S", 0.0)
+    monkeypatch.setattr("blendhub.vllm.scheduler.load_scheduler.LEAST_S", 0.0)
     return Turns(SETTINGS, ENGINE, begun)
 
 

@@ -37,6 +37,9 @@ class Device:
         if error := self._fails(len(self._attached)):
             raise error
 
+    def attention(self, rules, dtype):
+        return None
+
     def close(self):
         self.is_closed = True
 

@@ -15,13 +15,17 @@ A token *depends* if what it means is settled by text outside its document.
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import count
 from typing import Literal
 
 from benchmarks.quality.reader import words as w
 
 Split = Literal["train", "test"]
 STRATA = ("plain", "local", "cross", "split", "chained", "alias", "counting")
+OTHERS = 1_000_000
+"""Seeds from here on make prompts of which only the headers are used."""
 MOST_FACTS = len(w.NUMBER)
 """The most facts of one entity, which a question for a number can be answered with."""
 
@@ -72,8 +76,6 @@ class Prompt:
     dependent: list[set[int]] = field(default_factory=list)
     """For each document the positions in it of tokens that depend on text outside it."""
     facts: list[Fact] = field(default_factory=list)
-    meant: list[dict[int, int]] = field(default_factory=list)
-    """For each document, which entity each of its references means."""
 
 
 def make_prompt(seed: int, split: Split, shape: Shape = Shape()) -> Prompt:
@@ -88,9 +90,9 @@ def make_prompt(seed: int, split: Split, shape: Shape = Shape()) -> Prompt:
             return prompt
 
 
-def split_of(prompt: Prompt) -> Split:
-    """Which split a prompt is of: its first topic and partner say so."""
-    return _split_of(prompt.header[-2], prompt.header[-5])
+def headers() -> Iterator[list[int]]:
+    """Headers of no prompt of the test half."""
+    return (make_prompt(OTHERS + number, "train").header for number in count())
 
 
 def _split_of(topic: int, partner: int) -> Split:
@@ -102,7 +104,6 @@ class _Sentence:
     tokens: list[int]
     facts: list[tuple[int, Fact]] = field(default_factory=list)
     """The facts, each with the place of the value in the sentence."""
-    meant: dict[int, int] = field(default_factory=dict)
     depends: bool = False
 
 
@@ -150,20 +151,18 @@ class _Writer:
         fixed = 1 + sum(len(one.tokens) for one in (*sentences, tail, begun and begun[0]) if one)
         for filler in self._fillers(max(0, rng.randint(*shape.document_tokens) - fixed)):
             sentences.insert(rng.randint(0, len(sentences)), filler)
-        tokens, dependent, meant = [w.DOCUMENT], set[int](), dict[int, int]()
+        tokens, dependent = [w.DOCUMENT], set[int]()
         for one in (tail, *sentences, begun and begun[0]):
             if one is None:
                 continue
             here = len(tokens)
             if one.depends:
                 dependent |= set(range(here, here + len(one.tokens)))
-            meant |= {here + place: entity for place, entity in one.meant.items()}
             for place, fact in one.facts:
-                self._made.facts.append(_placed(fact, here + place))
+                self._made.facts.append(replace(fact, position=here + place))
             tokens += one.tokens
         self._made.documents.append(tokens)
         self._made.dependent.append(dependent)
-        self._made.meant.append(meant)
         return begun and begun[1]
 
     def _sentences(self, number: int) -> list[_Sentence]:
@@ -194,7 +193,7 @@ class _Writer:
             return _Sentence([w.ABOUT, self._topic.entity, w.STOP])
         if kind == "them":
             self._topic = _Topic(self._partner, number, chained=True)
-            return _Sentence([w.ABOUT, w.THEM, w.STOP], meant={1: self._partner}, depends=True)
+            return _Sentence([w.ABOUT, w.THEM, w.STOP], depends=True)
         if kind == "plain":
             entity = self._rng.choice(self._names[:16] if self._rng.random() < 0.8 else [*w.NAME])
             return self._fact(entity, entity, self._rng.randrange(len(w.RELATION)), "plain", number)
@@ -220,8 +219,7 @@ class _Writer:
         if rng.random() < 0.7:
             tokens.append(w.STOP)
         fact = Fact(entity, relation, synonym, value, stratum, number, 0)
-        meant = {tokens.index(w.IT): entity} if subject == w.IT else {}
-        return _Sentence(tokens, [(3 + gaps[0] + gaps[1] - 1, fact)], meant, depends=stratum not in ("plain", "local"))
+        return _Sentence(tokens, [(3 + gaps[0] + gaps[1] - 1, fact)], depends=stratum not in ("plain", "local"))
 
     def _broken(self, number: int) -> tuple[_Sentence, _Sentence] | None:
         """A fact's begin, and its end with the value, which depends on the begin."""
@@ -263,7 +261,3 @@ class _Writer:
             if number == 1 and self._rng.random() < 0.7:
                 continue  # Most entities have one fact; so many easy questions would hide how well it counts.
             asked.append(Question([w.QUESTION, w.COUNT, entity], w.NUMBER[number - 1], "counting"))
-
-
-def _placed(fact: Fact, position: int) -> Fact:
-    return Fact(fact.subject, fact.relation, fact.synonym, fact.value, fact.stratum, fact.document, position)

@@ -7,6 +7,7 @@ import numpy as np
 
 from benchmarks.quality.compared import Compared
 from benchmarks.quality.found import Found
+from benchmarks.quality.reader.cases import READER
 from benchmarks.quality.rows import row, rows_of_selectors
 from benchmarks.report import Row
 from blendhub.tools.advice.judge import FIRST, KL, RIGHT, SURE_FIRST
@@ -30,7 +31,7 @@ def by_workload(outcomes: Sequence[Outcome], measure: int, relative: bool = Fals
     ]
     asked = np.sum(merged[0].asked, 0)
     main = [number for number in range(len(workloads)) if asked[number]]
-    return Found(merged, workloads, main, "mean of all", Settings().selector.name)
+    return Found(merged, workloads, main, Settings().selector.name)
 
 
 def won_back(outcomes: Sequence[Outcome]) -> Found:
@@ -38,17 +39,22 @@ def won_back(outcomes: Sequence[Outcome]) -> Found:
     return by_workload(outcomes, KL, relative=True)
 
 
-def rows(outcomes: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row]:
+def of_real_model(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return [one for one in outcomes if one.workload != READER]
+
+
+def rows(measured: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row]:
+    outcomes = of_real_model(measured)
     found = won_back(outcomes)
-    shipped = [one.label for one in selectors if one.ships]
     return [
         *_of_reuse(outcomes),
         *_of_the_default(found),
         *_agreement(outcomes, found.default),
-        _lead(found, shipped),
+        _lead(found, [one.name for one in selectors]),
         *_settled(outcomes, found.default),
         *rows_of_selectors(found, "real_"),
         *_by_workload(found),
+        *_of_the_reader([one for one in measured if one.workload == READER], found.default),
     ]
 
 
@@ -96,17 +102,17 @@ def _agreement(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
         yield row(id, f"{default} at 0.15: {what}", value, 0.97)
 
 
-def _lead(found: Found, shipped: Sequence[str]) -> Row:
+def _lead(found: Found, selectors: Sequence[str]) -> Row:
     leads = [
         theirs - ours
         for ratio in BARS
-        for label in shipped
+        for name in selectors
         for column in found.main
-        if label != found.default
+        if name != found.default
         and (ours := _share(found, found.default, ratio, column)) is not None
-        and (theirs := _share(found, label, ratio, column)) is not None
+        and (theirs := _share(found, name, ratio, column)) is not None
     ]
-    what = f"by how much another shipped selector wins back more than {found.default} on any workload: the most"
+    what = f"by how much another selector wins back more than {found.default} on any workload: the most"
     return row("real_default_wins", what, max(leads, default=None), 0.03, "lower")
 
 
@@ -126,12 +132,19 @@ def _by_workload(found: Found) -> Iterator[Row]:
         if one.selector not in ("full", "reuse"):
             for column in found.main:
                 compared = found.compared(one)
-                id = "_".join(
-                    ["real", found.columns[column], one.selector.replace(" ", "_"), f"{one.ratio * 100:02.0f}"]
-                )
+                id = "_".join(["real", found.columns[column], one.selector, f"{one.ratio * 100:02.0f}"])
                 id += f"_{one.state}" if one.state else ""
                 what = f"{f'{one.selector} {one.state}'.strip()}: share won back of the KL, {found.columns[column]}"
                 yield row(id, what, compared.share([column]), spread=compared.interval([column]))
+
+
+def _of_the_reader(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
+    if outcomes:
+        found = won_back(outcomes)
+        what = "a small model that was trained for this repository: share won back of the KL at 0.15, {}"
+        shares = {name: _share(found, name, 0.15, 0) for name in found.selectors}
+        for name, share in shares.items():
+            yield row(f"reader_{name}_15", what.format(name), share, shares.get("first_k") if name == default else None)
 
 
 def _share(found: Found, label: str, ratio: float, column: int) -> float | None:

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.quality.measure import Asked, Steps, reported
+from benchmarks.quality.measure import Asked, reported
 from benchmarks.quality.real.workloads import RealCase
+from benchmarks.timing import progress
 from blendhub.tools.advice.judge import ANSWER_TOKENS, LOGPROBS, judge
 from blendhub.tools.advice.outcomes import Outcome
 from harness.engines import Answer, Engine
@@ -13,17 +14,17 @@ from harness.engines import Answer, Engine
 class Workload:
     """The cases of one workload, and full prefill's answers to their questions."""
 
-    def __init__(self, name: str, cases: Sequence[RealCase], steps: Steps) -> None:
+    def __init__(self, name: str, cases: Sequence[RealCase], logprobs: int = LOGPROBS) -> None:
         self.name = name
         self.cases = cases
-        self._steps = steps
+        self._logprobs = logprobs
         self._full: list[list[Answer]] = []
 
     def measure(self, engine: Engine, asked: Asked) -> Outcome:
         """Measure full prefill first. Of each case the first question is asked alone, so that its time can be taken."""
         outcome = Outcome(asked.selector, asked.state, asked.ratio, workload=self.name)
         said = f"{self.name}: {asked.selector} at {asked.ratio:g}" + (f", {asked.state}" if asked.state else "")
-        for number, case in enumerate(self._steps(self.cases, said)):
+        for number, case in enumerate(progress(self.cases, said)):
             engine.forget()
             answers = self._ask(engine, asked, number, case)
             if len(self._full) == number:
@@ -37,7 +38,7 @@ class Workload:
         return outcome
 
     def _ask(self, engine: Engine, asked: Asked, number: int, case: RealCase) -> list[Answer]:
-        request = {"mode": asked.mode, "recompute_ratio": asked.ratio, "store": False, "logprobs": LOGPROBS}
+        request = {"mode": asked.mode, "recompute_ratio": asked.ratio, "store": False, "logprobs": self._logprobs}
         each: list[dict[str, Any]] = [dict(request) for _ in case.questions]
         if len(self._full) > number:
             for one, full in zip(each, self._full[number], strict=True):

@@ -1,17 +1,20 @@
-"""``make quality --only real``: the experiment on a model, texts and tasks that others made."""
+"""``make quality``: the experiment on a model, texts and tasks that others made."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from benchmarks.quality.compared import SELECTORS, Compared
-from benchmarks.quality.experiment import Shown
 from benchmarks.quality.measure import FULL, REUSE, Asked, store
+from benchmarks.quality.reader import CHECKPOINT
+from benchmarks.quality.reader.cases import READER, READER_TOKENS, reader_cases
+from benchmarks.quality.reader.task import headers
 from benchmarks.quality.real.chat import Chat
 from benchmarks.quality.real.measure import Workload
 from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, earlier
-from benchmarks.quality.serving import READER, Serving, folder
+from benchmarks.quality.serving import PLAIN, Serving, folder
+from benchmarks.quality.workload import Case, Tokens, make_visits
 from blendhub.tools.advice import forced
 from blendhub.tools.advice.judge import LOGPROBS
 from blendhub.tools.advice.outcomes import Outcome
@@ -19,8 +22,7 @@ from blendhub.vllm.settings import Settings
 from harness.engines.real_model import make_real_model
 
 RATIOS = (0.05, 0.15, 0.3)
-OPTIONS: dict[str, Any] = READER | {
-    "max_model_len": LONGEST,
+OPTIONS: dict[str, Any] = PLAIN | {
     "max_logprobs": LOGPROBS,
     "logits_processors": [forced.NAME],
     # What is said is known before the next token only then.
@@ -33,30 +35,47 @@ MANY, FEW = 200, 8
 
 
 def run(
-    questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = tuple(WORKLOADS)
+    questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = (*WORKLOADS, READER)
 ) -> Iterator[Outcome]:
+    for name in workloads:
+        model, longest, cases, visits = _of_reader(questions) if name == READER else _of_real_model(name, questions)
+        with folder() as place:
+            serving = Serving(model, place, sum(map(len, visits)), max_model_len=longest, **OPTIONS)
+            with serving.storing() as keeper:
+                workload = Workload(name, cases, min(LOGPROBS, serving.vocabulary))
+                store(keeper, visits)
+                yield workload.measure(keeper, FULL)
+                yield workload.measure(keeper, REUSE)
+                for compared in selectors:
+                    with serving.choosing(compared) as engine:
+                        for ratio in RATIOS:
+                            yield workload.measure(engine, Asked.of(compared, ratio, "", serving.layers))
+                        if compared.name == Settings().selector.name and len(cases[0].questions) > 1:
+                            asked = Asked.of(compared, 0.15, "settled", serving.layers)
+                            yield workload.measure(engine, msgspec.structs.replace(asked, apart=False))
+
+
+class _Subject(NamedTuple):
+    model: str
+    longest: int
+    """The most tokens of a prompt."""
+    cases: list[RealCase]
+    visits: list[Tokens]
+    """The prompts in which the text was computed before."""
+
+
+def _of_real_model(workload: str, questions: int) -> _Subject:
     from transformers import AutoTokenizer
 
     model = str(make_real_model())
-    chat = Chat(AutoTokenizer.from_pretrained(model))
-    with Shown() as shown:
-        for name in workloads:
-            cases = first_cases(WORKLOADS[name](chat, "test"), questions)
-            visits = earlier(cases)
-            with folder() as place:
-                serving = Serving(model, place, sum(map(len, visits)), **OPTIONS)
-                with serving.storing() as keeper:
-                    workload = Workload(name, cases, shown.steps)
-                    store(keeper, visits, shown.steps)
-                    yield workload.measure(keeper, FULL)
-                    yield workload.measure(keeper, REUSE)
-                    for compared in selectors:
-                        with serving.choosing(compared) as engine:
-                            for ratio in RATIOS:
-                                yield workload.measure(engine, Asked.of(compared, ratio, "", serving.layers))
-                            if compared.label == Settings().selector.name and len(cases[0].questions) > 1:
-                                asked = Asked.of(compared, 0.15, "settled", serving.layers)
-                                yield workload.measure(engine, msgspec.structs.replace(asked, apart=False))
+    cases = first_cases(WORKLOADS[workload](Chat(AutoTokenizer.from_pretrained(model)), "test"), questions)
+    return _Subject(model, LONGEST, cases, earlier(cases))
+
+
+def _of_reader(questions: int) -> _Subject:
+    cases = first_cases(reader_cases(), questions)
+    documents = [Case(case.pieces[0], case.pieces[1:], []) for case in cases]
+    return _Subject(str(CHECKPOINT), READER_TOKENS, cases, make_visits(documents, headers(), READER_TOKENS))
 
 
 def first_cases(cases: Iterator[RealCase], questions: int) -> list[RealCase]:

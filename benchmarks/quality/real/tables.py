@@ -3,6 +3,7 @@
 import statistics
 from collections.abc import Iterator, Sequence
 
+from benchmarks.quality.reader.cases import READER
 from blendhub.tools.advice.judge import ALL_KL, ANSWER, ANSWER_TOKENS, FIRST, KL, NATS, RIGHT, RIGHT_NATS, SURE_FIRST
 from blendhub.tools.advice.outcomes import Comparison, Outcome, accuracy
 
@@ -40,7 +41,7 @@ def page(outcomes: Sequence[Outcome]) -> str:
 def _table(workload: str, outcomes: Sequence[Outcome]) -> Iterator[str]:
     full, reuse = (next(one for one in outcomes if one.selector == name) for name in ("full", "reuse"))
     asked = [sum(column) for column in zip(*full.asked, strict=True)]
-    yield f"## {workload}"
+    yield f"## {workload}{', a small model that was trained for this repository' if workload == READER else ''}"
     yield ""
     yield (
         f"{asked[KL]} questions to {len(full.asked)} prompts; full prefill is right in {asked[RIGHT]}, and surer than "

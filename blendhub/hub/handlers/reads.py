@@ -8,7 +8,7 @@ from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import Match, check_tiling
+from blendhub.core.spans import Match
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.read_leases import ReadLease
@@ -26,8 +26,6 @@ class ReadHandlers(Handlers):
         }
 
     def _look(self, session: Session, message: wire.Lookup, payload: Sequence[Buffer]) -> Answer | Awaitable[Answer]:
-        if message.matches is not None:
-            return self._lease_again(session, message, message.matches)
         tokens = self.read_tokens(payload)
         index = self.state.find_index(session, message.variant)
         if index is None:
@@ -36,14 +34,6 @@ class ReadHandlers(Handlers):
         if isinstance(matches, asyncio.Future):
             return self._look_later(session, index, message, matches)
         return self._answer(session, index, message, matches)
-
-    def _lease_again(self, session: Session, message: wire.Lookup, matches: Sequence[Match]) -> Answer:
-        """The reply to a lookup that names matches of an earlier one."""
-        check_tiling(max((match.span.end for match in matches), default=0), matches)
-        index = self.state.find_index(session, message.variant)
-        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens) if index else []
-        ready = [found for found in chunk_matches if found.chunk.offset is not None]
-        return self._on_the_way(ready, self._grant(session, ready))
 
     async def _look_later(
         self,
@@ -94,8 +84,16 @@ class ReadHandlers(Handlers):
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         self._count(chunk_matches)
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
+        missing = [found for found in chunk_matches if found.chunk.offset is None]
         lease = self._grant(session, ready) if message.acquire else None
-        return self._on_the_way(chunk_matches, lease)
+        self._load({found.chunk for found in missing})
+        return wire.Found(
+            matches=tuple(whole_matches(ready)),
+            lease=lease.id if lease else None,
+            expires_s=self.config.read_lease_s if lease else 0.0,
+            pieces=lease.pieces if lease else (),
+            on_the_way=spans_of(missing),
+        )
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
         exact = settled = moved = 0
@@ -116,19 +114,6 @@ class ReadHandlers(Handlers):
             self.tier.writer.reused(lease.chunks)
         return lease
 
-    def _on_the_way(self, chunk_matches: list[ChunkMatch], lease: ReadLease | None = None) -> wire.Found:
-        """Begin to load the chunks that are only in the store; returns what is in the arena already."""
-        ready = [found for found in chunk_matches if found.chunk.offset is not None]
-        missing = [found for found in chunk_matches if found.chunk.offset is None]
-        self._load({found.chunk for found in missing})
-        return wire.Found(
-            matches=tuple(whole_matches(ready)),
-            lease=lease.id if lease else None,
-            expires_s=self.config.read_lease_s if lease else 0.0,
-            pieces=lease.pieces if lease else (),
-            on_the_way=spans_of(missing),
-        )
-
     def _release(self, session: Session, message: wire.Release, payload: Sequence[Buffer]) -> Answer:
         self.state.release(session, message.lease)
         return DONE
@@ -137,7 +122,7 @@ class ReadHandlers(Handlers):
         lease = self.state.reads.leases.of_engine(message.lease, session.engine.name)
         if len(message.slots) > len(lease.chunks) or not {chunk.offset for chunk in lease.chunks} >= set(message.slots):
             raise InvalidInput(f"lease {lease.id} covers {len(lease.chunks)} slots; fetch each of them once")
-        return Envelope(wire.Bytes(), [self.shard(session, slot) for slot in message.slots])
+        return Envelope(wire.Shards(), [self.shard(session, slot) for slot in message.slots])
 
     def _load(self, chunks: set[Chunk]) -> list["asyncio.Future[None]"]:
         """Start to load chunks from the store; nothing to do where there is no store."""

@@ -26,7 +26,7 @@ class Lease:
         self.deadline = deadline
 
 
-class Shares:
+class FairShares:
     """The shares of a limit of the whole hub. A holder may have as much as is left: alone half at most, so that some is
     always left. A holder needs no count of the others.
     """
@@ -61,7 +61,7 @@ class Leases(Generic[T]):
         self._by_engine: dict[str, dict[int, T]] = {}
         self._numbers: Counter[int] = Counter()
         """How many leases each session has."""
-        self._costs = Shares()
+        self._costs = FairShares()
         """The sum of the leases' costs, by connection: a connection may have many sessions."""
 
     def __len__(self) -> int:

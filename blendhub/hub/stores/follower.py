@@ -34,7 +34,7 @@ SLICE_S = 0.0005
 """How long the loop applies changes before it does other work."""
 
 
-class Arrival(NamedTuple):
+class ForeignRun(NamedTuple):
     """Chunks of another hub, checked."""
 
     stored: StoredRun
@@ -112,19 +112,19 @@ class Follower:
         self.behind, self.hubs = found.behind, found.hubs
         changes = iter(found.changes)
         while some := list(islice(changes, AT_ONCE)):
-            ready: list[Arrival | Dropped] = []
+            ready: list[ForeignRun | Dropped] = []
             for change in some:
                 ready += self._checked(change.run) if isinstance(change, Published) else [change]
             self._hand_over(ready, whole=False)
         return found.cursor
 
-    def _hand_over(self, ready: Sequence[Arrival | Dropped], *, whole: bool) -> None:
+    def _hand_over(self, ready: Sequence[ForeignRun | Dropped], *, whole: bool) -> None:
         if ready:
             self._wait_for(self._apply(ready, whole=whole))
 
-    def _checked(self, stored: StoredRun) -> list[Arrival]:
+    def _checked(self, stored: StoredRun) -> list[ForeignRun]:
         try:
-            return [Arrival(stored, described(stored), as_tokens(stored.tokens))]
+            return [ForeignRun(stored, described(stored), as_tokens(stored.tokens))]
         except Exception as error:  # it would come again, and the hub is to follow what comes after
             self._refused(stored, error)
             return []
@@ -153,7 +153,7 @@ class Follower:
 
     # The loop.
 
-    async def _apply(self, changes: Sequence[Arrival | Dropped], *, whole: bool) -> None:
+    async def _apply(self, changes: Sequence[ForeignRun | Dropped], *, whole: bool) -> None:
         """Apply changes in order. ``whole``: they are of a snapshot, so each has all chunks of its run."""
         self._slice_began = time.perf_counter()
         for change in changes:
@@ -166,14 +166,14 @@ class Follower:
                     self._note_listed(change.stored)
             await self._let_others_work()
 
-    async def _add_checked(self, arrival: Arrival) -> None:
+    async def _add_checked(self, arrival: ForeignRun) -> None:
         """Add a checked arrival. If a matcher refuses it, skip it: the matcher would refuse it again."""
         try:
             await self._add(arrival)
         except Exception as error:
             self._refused(arrival.stored, error)
 
-    async def _add(self, arrival: Arrival) -> None:
+    async def _add(self, arrival: ForeignRun) -> None:
         stored, namespace = arrival.stored, arrival.about.namespace
         index = self._indexes.get(namespace.digest)
         if index is None:
@@ -192,7 +192,7 @@ class Follower:
             self._publish(index, arrival, piece)
             await self._let_others_work(index)
 
-    def _publish(self, index: NamespaceIndex, arrival: Arrival, spans: list[Span]) -> None:
+    def _publish(self, index: NamespaceIndex, arrival: ForeignRun, spans: list[Span]) -> None:
         """Make chunks that follow each other matchable."""
         stored = arrival.stored
         named = index.named(stored.key)

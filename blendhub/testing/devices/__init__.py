@@ -1,11 +1,14 @@
 """The conformance suite of devices: every sentence of :mod:`blendhub.contracts.device`, tested."""
 
+from blendhub.testing.devices.attending import AttentionTests
 from blendhub.testing.devices.copying import CopyingTests
 from blendhub.testing.devices.formats import FormatTests, RotationTests
 from blendhub.testing.devices.lifecycle import LifecycleTests
 from blendhub.testing.devices.random import RandomTests
-from blendhub.testing.devices.refusing import RefusingTests
+from blendhub.testing.devices.refusing import DeviceRefusingTests
 
 
-class DeviceSuite(CopyingTests, FormatTests, RotationTests, RefusingTests, LifecycleTests, RandomTests):
+class DeviceSuite(
+    CopyingTests, FormatTests, RotationTests, DeviceRefusingTests, LifecycleTests, RandomTests, AttentionTests
+):
     """Subclass it as ``class TestMine(DeviceSuite)`` with a ``create`` that makes a device."""

@@ -10,9 +10,9 @@ import pytest
 from blendhub.contracts import Device, PageFormat
 from blendhub.core.layout import ITEM_SIZES
 from blendhub.framework.host import PluginHost
-from blendhub.testing.devices.device_harness import DeviceHarness, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 
-MakeHarness: TypeAlias = Callable[[Setup], DeviceHarness]
+MakeHarness: TypeAlias = Callable[[DeviceSetup], DeviceHarness]
 
 
 @contextmanager
@@ -20,7 +20,7 @@ def harnesses(create: Callable[[], Device], torch_type: str) -> Iterator[MakeHar
     """Makes harnesses, each with a new device; all devices are closed at the end."""
     made: list[DeviceHarness] = []
 
-    def make(setup: Setup) -> DeviceHarness:
+    def make(setup: DeviceSetup) -> DeviceHarness:
         made.append(DeviceHarness(create(), torch_type, setup))
         return made[-1]
 
@@ -100,9 +100,9 @@ class DeviceTests(ABC):
         """A harness without rotations, for tests that do not depend on format or dtype."""
         return make_harness(self.setup())
 
-    def setup(self, **fields: Any) -> Setup:
+    def setup(self, **fields: Any) -> DeviceSetup:
         """A setup that the device supports, with these fields changed."""
-        return Setup(**{"format": self.formats[0], "dtype": self.rotatable_dtypes[0], **fields})
+        return DeviceSetup(**{"format": self.formats[0], "dtype": self.rotatable_dtypes[0], **fields})
 
 
 def _has_none(name: str) -> pytest.MarkDecorator:

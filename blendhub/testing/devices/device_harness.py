@@ -49,7 +49,7 @@ def _table(width: int, scale: float, positions: int, base: float) -> "torch.Tens
     return torch.from_numpy(table.astype(np.float32))
 
 
-class Setup(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Layout and sizes of the pages and the arena of a test."""
 
     format: PageFormat = "packed_heads"
@@ -84,7 +84,7 @@ class DeviceHarness:
     All bytes are random before anything is copied, also those between and around the pages of strided tensors.
     """
 
-    def __init__(self, device: Device, torch_type: str, setup: Setup, seed: int = 1) -> None:
+    def __init__(self, device: Device, torch_type: str, setup: DeviceSetup, seed: int = 1) -> None:
         self.device = device
         self.reference = ReferenceDevice()
         self.setup = setup

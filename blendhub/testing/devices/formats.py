@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from blendhub.contracts import PageFormat, Rotation
 from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests, MakeHarness
-from blendhub.testing.devices.device_harness import Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceSetup, Rotary
 from blendhub.testing.sentences import holds
 
 DIMS = [(1, 2, 2), (2, 16, 8), (1, 64, 64), (5, 6, 10), (2, 33, 1)]
@@ -31,7 +31,7 @@ class FormatTests(DeviceTests):
     def test_every_bit_is_copied(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """NaN payloads and signed zeros included."""
         for dtype, strided in product(self.dtypes, (False, True)):
-            harness = make_harness(Setup(format=format, dtype=dtype, strided=strided))
+            harness = make_harness(DeviceSetup(format=format, dtype=dtype, strided=strided))
             segments = [harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)]
             harness.load(segments, skip_prefix_n_tokens=4)
             harness.overwrite_pages()
@@ -40,7 +40,7 @@ class FormatTests(DeviceTests):
     @holds("Moved keys are rotated by the angle between the two positions:")
     def test_moved_keys_are_rotated(self, make_harness: MakeHarness, format: PageFormat) -> None:
         for dtype, strided in product(self.rotatable_dtypes, (False, True)):
-            harness = make_harness(Setup(format=format, dtype=dtype, strided=strided, rotations=(Rotary(), None)))
+            harness = make_harness(DeviceSetup(format=format, dtype=dtype, strided=strided, rotations=(Rotary(), None)))
             harness.load([harness.segment(3, 20, row=5, source=90), harness.segment(31, 50, shard=1, source=31)], 4)
 
     def test_heads_and_widths(self, make_harness: MakeHarness, format: PageFormat) -> None:

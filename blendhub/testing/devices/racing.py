@@ -21,7 +21,7 @@ N_TOKENS = CHUNK * CHUNKS
 LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype="bfloat16", chunk_tokens=CHUNK)
 
 
-class Busy(NamedTuple):
+class BusyDevice(NamedTuple):
     """A device that is attached to pages of an accelerator, and an arena of random numbers."""
 
     device: Device
@@ -58,7 +58,7 @@ class RaceSuite(ABC):
         return torch.get_device_module(self.torch_type)
 
     @pytest.fixture
-    def busy(self) -> Iterator[Busy]:
+    def busy(self) -> Iterator[BusyDevice]:
         angles = torch.outer(torch.arange(N_TOKENS + 2048), 10_000.0 ** (-torch.arange(WIDTH // 2) / (WIDTH // 2)))
         rotation = Rotation(torch.cat([angles.cos(), angles.sin()], 1).float().to(self.torch_type), True)
         shapes = page_shapes(self.format, 3 * N_TOKENS // self.block, self.block, LAYOUT)
@@ -74,10 +74,10 @@ class RaceSuite(ABC):
         if isinstance(device, StreamDevice):
             device.wait_until_pinned()
         planes = [plane for layer in layers for plane in planes_of(layer, self.block, LAYOUT)]
-        yield Busy(device, layers, planes, arena)
+        yield BusyDevice(device, layers, planes, arena)
         device.close()
 
-    def test_pages_that_others_read_never_change(self, busy: Busy) -> None:
+    def test_pages_that_others_read_never_change(self, busy: BusyDevice) -> None:
         n_blocks = 3 * N_TOKENS // self.block
         blocks = np.random.default_rng(2).permutation(n_blocks)[: N_TOKENS // self.block]
         skipped = N_TOKENS // 2 + 5
@@ -105,7 +105,7 @@ class RaceSuite(ABC):
         for found in seen:
             assert all(torch.equal(one, other) for one, other in zip(found, known, strict=True))
 
-    def test_a_transfer_follows_work_that_the_engine_has_yet_to_do(self, busy: Busy) -> None:
+    def test_a_transfer_follows_work_that_the_engine_has_yet_to_do(self, busy: BusyDevice) -> None:
         """The engine's stream is busy when it submits writes to pages and the device a save of them."""
         blocks, segments = np.arange(N_TOKENS // self.block), busy.segments(0)
         busy.device.save(segments, blocks).wait()

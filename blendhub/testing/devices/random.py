@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from blendhub.contracts import PageFormat, Segment
 from blendhub.testing.devices.base import ROTATABLE_DTYPES, DeviceTests
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 from blendhub.testing.sentences import holds
 
 N_SHARDS = 4
@@ -28,9 +28,9 @@ def rotations(draw: st.DrawFn, key_dim: int) -> Rotary | None:
 
 
 @st.composite
-def setups(draw: st.DrawFn, formats: tuple[PageFormat, ...], dtypes: tuple[str, ...]) -> Setup:
+def setups(draw: st.DrawFn, formats: tuple[PageFormat, ...], dtypes: tuple[str, ...]) -> DeviceSetup:
     key_dim = draw(st.integers(2, 20))
-    return Setup(
+    return DeviceSetup(
         format=draw(st.sampled_from(formats)),
         dtype=draw(st.sampled_from(dtypes)),
         block_size=draw(st.integers(1, 20)),

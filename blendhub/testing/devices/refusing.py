@@ -47,7 +47,7 @@ WRONG_LAYOUTS: tuple[dict[str, int], ...] = (
 
 
 @holds("A segment beyond its shard, the arena, the block table, the pages or the")
-class RefusingTests(DeviceTests):
+class DeviceRefusingTests(DeviceTests):
     @pytest.mark.parametrize("name", INVALID_SEGMENTS)
     def test_invalid_segments_change_nothing(self, harness: DeviceHarness, name: str) -> None:
         good, bad = harness.segment(40, 60, shard=1), INVALID_SEGMENTS[name](harness)

@@ -21,7 +21,7 @@ from blendhub.core.errors import Unsupported
 from blendhub.devices import StreamDevice
 from blendhub.testing.devices.base import harnesses
 from blendhub.testing.devices.deferred import DeferredRuntime, DeferredStream, SlowRegistration, Task
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 
 __all__ = ["DeferredRuntime", "StreamSuite"]
 
@@ -62,9 +62,9 @@ class StreamSuite(ABC):
     def create(self, runtime: DeferredRuntime) -> StreamDevice:
         """A new device on this runtime, not attached to anything."""
 
-    def setup(self) -> Setup:
+    def setup(self) -> DeviceSetup:
         sizes = {"chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
-        return Setup(**{"format": self.formats[0], "rotations": (Rotary(),) * 3, **sizes, **self.fields})
+        return DeviceSetup(**{"format": self.formats[0], "rotations": (Rotary(),) * 3, **sizes, **self.fields})
 
     def harness_on(self, runtime: DeferredRuntime) -> DeviceHarness:
         return DeviceHarness(self.create(runtime), "cpu", self.setup())

@@ -1,12 +1,13 @@
 """The conformance suite of matchers: every sentence of :mod:`blendhub.contracts.matcher`, tested."""
 
-from blendhub.testing.matchers.exactness import ExactnessTests
-from blendhub.testing.matchers.finding import FindingTests
-from blendhub.testing.matchers.machine import HistoryTests
-from blendhub.testing.matchers.refusing import RefusingTests
-from blendhub.testing.matchers.sharing import SharingTests
+from blendhub.testing.matchers.finding import ExactnessTests, FindingTests
+from blendhub.testing.matchers.machine import MatcherHistoryTests
+from blendhub.testing.matchers.refusing import MatcherRefusingTests
+from blendhub.testing.matchers.sharing import MatcherSharingTests
 from blendhub.testing.matchers.storing import StoringTests
 
 
-class MatcherSuite(FindingTests, ExactnessTests, StoringTests, RefusingTests, SharingTests, HistoryTests):
+class MatcherSuite(
+    FindingTests, ExactnessTests, StoringTests, MatcherRefusingTests, MatcherSharingTests, MatcherHistoryTests
+):
     """Subclass it as ``class TestMine(MatcherSuite)`` with a ``create`` that makes an empty matcher."""

@@ -39,7 +39,7 @@ def _tapes(alphabet: np.ndarray, length: int) -> list[Tokens]:
     return [*(alphabet[pattern] for pattern in patterns), wide]
 
 
-class History(RuleBasedStateMachine):
+class MatcherHistory(RuleBasedStateMachine):
     """The calls of a matcher in any order. Few tokens and short tapes make repeats and overlaps common."""
 
     def __init__(self, create: Callable[[], Matcher], separator: tuple[int, ...]) -> None:
@@ -127,14 +127,14 @@ class History(RuleBasedStateMachine):
 
 
 @holds("They are disjoint, ascending, not empty and name only tokens that are stored")
-class HistoryTests(MatcherTests):
+class MatcherHistoryTests(MatcherTests):
     """The matcher and the reference agree after any history of calls."""
 
     @pytest.mark.slow
     def test_any_history_of_calls(self) -> None:
         suite = self
 
-        class OwnHistory(History):
+        class OwnHistory(MatcherHistory):
             def __init__(self) -> None:
                 super().__init__(suite.create, suite.separator)
 

@@ -19,7 +19,7 @@ BAD_RUNS: list[Any] = [-1, 2**63, True, 1.0, "1"]
 
 
 @holds("Bad input raises :class:`blendhub.core.errors.InvalidInput` and changes nothing.")
-class RefusingTests(MatcherTests):
+class MatcherRefusingTests(MatcherTests):
     """The suite stores a run 1 and a run 0, so that a careless matcher takes True and 1.0 for them."""
 
     @pytest.fixture

@@ -15,7 +15,7 @@ from blendhub.testing.sentences import holds
 
 
 @holds("All methods may be called from several threads at once; each call acts as a")
-class SharingTests(MatcherTests):
+class MatcherSharingTests(MatcherTests):
     """Calls from several threads act as wholes, and the same calls give the same matches everywhere."""
 
     def test_one_thread_adds_while_another_matches(self, checked: MatcherWithOracle, writer: Writer) -> None:

@@ -1,7 +1,6 @@
 """The conformance suite of selectors: every sentence of :mod:`blendhub.contracts.selector`, tested."""
 
-from blendhub.testing.selectors.agreeing import AgreeingTests
-from blendhub.testing.selectors.picking import PickingTests
+from blendhub.testing.selectors.picking import AgreeingTests, PickingTests
 from blendhub.testing.selectors.probing import ProbingTests
 from blendhub.testing.selectors.scoring import ScoringTests
 

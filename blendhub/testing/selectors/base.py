@@ -125,7 +125,7 @@ class SelectorTests(ABC):
             scores = self.scores(selector, moved)
         prompt = prompt_around(moved) if prompt is None else prompt
         measured = dict.fromkeys(self.measured(selector), scores)
-        picks = selector.select(Selection(moved, ratio, block_tokens, **measured, **prompt))
+        picks = selector.select(Selection(moved, ratio, block_tokens, **{**measured, **prompt}))
         check_picks(picks, moved)
         budget = ceil(ratio * tokens_of(moved))
         if ratio in (0, 1):

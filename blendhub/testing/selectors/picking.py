@@ -1,8 +1,9 @@
-"""What is picked is in order, inside of what moved, and within the budget."""
+"""What is picked is in order, inside of what moved, within the budget, and the same on every rank."""
 
 from itertools import product
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from blendhub.contracts import Selection, Selector
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
+from blendhub.testing.run_in_subprocess import run_in_subprocess
 from blendhub.testing.selectors.base import BLOCKS, MOVED, RATIOS, SelectorTests, prompt_around, tokens_of
 from blendhub.testing.sentences import holds
 
@@ -36,6 +38,14 @@ class PickingTests(SelectorTests):
     def test_picks_are_in_order_and_within_the_budget(self, selector: Selector) -> None:
         for moved, block_tokens, ratio in product(MOVED.values(), BLOCKS, RATIOS):
             self.picks(selector, moved, ratio, block_tokens)
+
+    @holds("Some models have attention that cannot be measured; then ``pick`` decides")
+    def test_it_decides_without_attention_that_cannot_be_measured(self, selector: Selector) -> None:
+        if not selector.attended_layers:
+            pytest.skip("this selector does not ask what is attended to")
+        for moved, block_tokens, ratio in product(MOVED.values(), BLOCKS, RATIOS):
+            prompt = prompt_around(moved) | {"attended": None}
+            self.picks(selector, moved, ratio, block_tokens, prompt=prompt)
 
     def test_an_integer_is_a_ratio(self, selector: Selector) -> None:
         for moved in MOVED.values():
@@ -89,8 +99,9 @@ class PickingTests(SelectorTests):
         expected = selector.select(Selection(**good))
         bad: list[tuple[str, Any]] = [("ratio", 1.1), ("moved", [Span(0, 10), Span(9, 20)])]
         for name in ("scores", "attended"):
-            numbers = [None, np.zeros(250)] if name in measured else [np.zeros(250, np.float32)]
-            bad += [(name, one) for one in numbers]
+            bad.append((name, np.zeros(250, np.float64 if name in measured else np.float32)))
+        if "scores" in measured:
+            bad.append(("scores", None))
         for key, value in bad:
             with pytest.raises(InvalidInput, match=r"\w+ \w+ \w+"):
                 selector.select(Selection(**{**good, key: value}))
@@ -142,3 +153,31 @@ class PickingTests(SelectorTests):
             assert suite.picks(selector, moved, low, block_tokens, scores, prompt) == few
 
         check()
+
+
+@holds("the same input gives the same answer in every object with the same options,")
+class AgreeingTests(SelectorTests):
+    """The same question gets the same answer from every object in every process, whatever was asked before."""
+
+    def test_two_instances_agree(self) -> None:
+        assert self.answers() == self.answers()
+
+    def test_what_was_asked_before_does_not_matter(self, selector: Selector) -> None:
+        questions = [(moved, ratio) for moved in MOVED.values() for ratio in (0.1, 0.5)]
+        forwards = [self.picks(selector, *question) for question in questions]
+        backwards = [self.picks(selector, *question) for question in reversed(questions)]
+        assert forwards == backwards[::-1]
+
+    def test_a_process_with_another_hash_seed_agrees(self) -> None:
+        assert run_in_subprocess(self, hash_seed="4242") == self.answers()
+
+    def answers(self) -> list[Any]:
+        """Answers to a list of questions, some of them with many ties to decide."""
+        selector = self.create()
+        answers = []
+        for moved in MOVED.values():
+            for block_tokens in BLOCKS:
+                scores = self.scores(selector, moved)
+                for rounded in (scores, None if scores is None else scores.round()):
+                    answers.append(msgspec.to_builtins(self.picks(selector, moved, 0.3, block_tokens, rounded)))
+        return answers

@@ -4,10 +4,12 @@ from blendhub.testing.stores.bounds import BoundsTests
 from blendhub.testing.stores.crashes import CrashTests
 from blendhub.testing.stores.damage import DamageTests
 from blendhub.testing.stores.keeping import KeepingTests
-from blendhub.testing.stores.machine import HistoryTests
-from blendhub.testing.stores.refusing import RefusingTests
-from blendhub.testing.stores.sharing import SharingTests
+from blendhub.testing.stores.machine import StoreHistoryTests
+from blendhub.testing.stores.refusing import StoreRefusingTests
+from blendhub.testing.stores.sharing import StoreSharingTests
 
 
-class StoreSuite(KeepingTests, BoundsTests, RefusingTests, DamageTests, CrashTests, SharingTests, HistoryTests):
+class StoreSuite(
+    KeepingTests, BoundsTests, StoreRefusingTests, DamageTests, CrashTests, StoreSharingTests, StoreHistoryTests
+):
     """Subclass it as ``class TestMine(StoreSuite)`` with a ``create`` that opens a store at a path."""

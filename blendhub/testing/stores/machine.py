@@ -23,7 +23,7 @@ SHARDS = [(700,), (1500, 1500), (0, 3001), (4000,)]
 N_TOKENS = [4, 8, 16, 100]
 
 
-class History(RuleBasedStateMachine):
+class StoreHistory(RuleBasedStateMachine):
     """Calls of a store in any order, and a dictionary that predicts their results."""
 
     def __init__(self, create: Callable[[Path, int], Store], capacity: int) -> None:
@@ -151,9 +151,9 @@ class History(RuleBasedStateMachine):
 
 
 @holds("``load`` returns the bytes that ``save`` was given, or nothing.")
-class HistoryTests(StoreTests):
+class StoreHistoryTests(StoreTests):
     def test_any_history_in_a_roomy_store(self) -> None:
-        run_histories(partial(History, self.create, ROOMY), examples=50, steps=30)
+        run_histories(partial(StoreHistory, self.create, ROOMY), examples=50, steps=30)
 
     def test_any_history_in_a_tight_store(self) -> None:
-        run_histories(partial(History, self.create, TIGHT), examples=50, steps=30)
+        run_histories(partial(StoreHistory, self.create, TIGHT), examples=50, steps=30)

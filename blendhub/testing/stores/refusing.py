@@ -49,7 +49,7 @@ CALLS: dict[str, Callable[[Store], Any]] = {
 
 
 @holds("Bad input raises InvalidInput and changes nothing.")
-class RefusingTests(StoreTests):
+class StoreRefusingTests(StoreTests):
     def test_bad_input_is_refused_and_changes_nothing(self, open: Open) -> None:
         store = open()
         store.save_run(run("a"))

@@ -23,7 +23,7 @@ VERSIONS = [content(version, SHARED_BYTES) for version in range(3)]
 
 
 @holds("All methods block, and may be called from several threads at once.")
-class SharingTests(StoreTests):
+class StoreSharingTests(StoreTests):
     def test_threads_on_the_same_chunks_see_them_whole(self, open: Open) -> None:
         store = open()
         self._at_once(lambda seed: _any_calls(store, seed) if seed else _listing(store))

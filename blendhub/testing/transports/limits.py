@@ -1,8 +1,10 @@
-"""Every wait has a deadline, and every queue a limit."""
+"""Every wait has a deadline, every queue a limit, and invalid bytes harm no other client."""
 
 import time
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from blendhub.contracts import Connection, Envelope
 from blendhub.core.errors import Busy, DeadlineExceeded, VersionMismatch
@@ -11,6 +13,7 @@ from blendhub.testing.transports.base import (
     LONG,
     SOON,
     Connect,
+    EchoReply,
     EchoRequest,
     EchoService,
     Running,
@@ -91,3 +94,28 @@ class LimitTests(TransportTests):
                 connection.call(Envelope(EchoRequest("hello")), LONG)
             assert str(ours) in str(raised.value) and "2" in str(raised.value)
         assert service.started == 0
+
+
+garbage = st.lists(st.binary(max_size=200), min_size=1, max_size=5)
+
+
+@holds("Whatever bytes arrive, the server lives on:")
+class HostileTests(TransportTests):
+    @pytest.mark.slow
+    @settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+    @given(frames=garbage)
+    def test_garbage_does_no_harm(self, server: Running, connection: Connection, frames: list[bytes]) -> None:
+        for _ in range(5):
+            self.send_raw(server.endpoint, frames)
+        assert connection.call(Envelope(EchoRequest("well behaved")), LONG).message == EchoReply("well behaved")
+
+    @holds("Frames that were answered with an error or dropped because they are not valid")
+    def test_garbage_is_counted(self, server: Running, connection: Connection) -> None:
+        assert server.server
+        before = server.server.refused
+        for number in range(20):
+            self.send_raw(server.endpoint, [b"garbage %d" % number])
+        deadline = time.monotonic() + LONG
+        while server.server.refused < before + 20 and time.monotonic() < deadline:
+            connection.call(Envelope(EchoRequest("well behaved")), LONG)
+        assert server.server.refused == before + 20

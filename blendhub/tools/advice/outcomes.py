@@ -20,11 +20,10 @@ class Outcome(msgspec.Struct):
     selector: str
     """"full": computed without reuse; "reuse": nothing is recomputed."""
     state: str
-    """"hole ...": one document of each prompt was not computed before. "settled": the prompt's first question was
-    asked before. Empty otherwise."""
+    """"settled": the prompt's first question was asked before. Empty otherwise."""
     ratio: float
     scores: list[list[float]] = []
-    """For each case the sum of its questions' scores in each column: of right answers in each stratum, or of F1."""
+    """For each case the sum of its questions' scores in each column: of right answers, or of KL."""
     asked: list[list[int]] = []
     """For each case how many questions count in each column."""
     recomputed: list[float] = []
@@ -53,11 +52,6 @@ def accuracy(outcome: Outcome) -> Accuracy:
 def interval(outcome: Outcome, column: int) -> tuple[float, float]:
     """95% of the mean scores lie in it when prompts are drawn anew from those that were asked."""
     return _middle(_means(outcome, [column], _draws(outcome)))
-
-
-def first(outcome: Outcome, cases: int) -> Outcome:
-    """The outcome of the first cases only."""
-    return msgspec.structs.replace(outcome, scores=outcome.scores[:cases], asked=outcome.asked[:cases])
 
 
 def won_back(ours: float, full: float, reuse: float, least: float = LEAST_LOSS) -> float | None:

@@ -15,8 +15,8 @@ from blendhub.framework.host import PluginHost
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import BrokenLine
 from blendhub.tools.analysis.logs import Logs
-from blendhub.tools.analysis.played_hub import MOST_SLOTS, PlayedArena, PlayedHub
-from blendhub.tools.analysis.tallies import HEAD_TOKENS, MEASURED, Costs, Groups, Ratios, Share, Texts, name_of
+from blendhub.tools.analysis.simulated_hub import MOST_SLOTS, SimulatedArena, SimulatedHub
+from blendhub.tools.analysis.tallies import HEAD_TOKENS, MEASURED, Costs, Groups, Ratios, ReusedTokens, Texts, name_of
 from blendhub.tools.analysis.tokenizing import Encoder
 
 
@@ -33,10 +33,10 @@ class Analyzer:
     def __init__(self, host: PluginHost, sizes: Sizes, costs: Costs = MEASURED) -> None:
         slots = sorted({*(size for size in sizes.arenas if size < MOST_SLOTS), MOST_SLOTS})
         cache = min(sizes.vllm_cache or MOST_SLOTS, MOST_SLOTS)
-        self.hub = PlayedHub(host, DEFAULT_MATCHERS, slots)
-        self.prefix_cache = PlayedHub(host, (PluginChoice("prefix"),), {*slots, cache}, only_beginnings=True)
+        self.hub = SimulatedHub(host, DEFAULT_MATCHERS, slots)
+        self.prefix_cache = SimulatedHub(host, (PluginChoice("prefix"),), {*slots, cache}, only_beginnings=True)
         """Prefix caches of these sizes, which show what an engine's own cache would reuse."""
-        self.total = Share()
+        self.total = ReusedTokens()
         self.days = Groups()
         self.systems = Groups()
         self.texts = Texts()
@@ -52,7 +52,7 @@ class Analyzer:
         played = self.hub.play(tokens, place)
         prefix = self.prefix_cache.play(tokens, place).reused[self._cache].exact
         reused = played.reused[-1]
-        share = Share(1, len(tokens), prefix, reused.exact, reused.moved)
+        share = ReusedTokens(1, len(tokens), prefix, reused.exact, reused.moved)
         self.total.add(share)
         self.systems.add(_system(prompt, tokens), share, place, tokens)
         if prompt.time is not None:
@@ -63,7 +63,7 @@ class Analyzer:
         for match in played.matches:
             self.texts.add(match, tokens, self.hub.places.get(match.run, place))
 
-    def prefix_arena(self, slots: int) -> PlayedArena:
+    def prefix_arena(self, slots: int) -> SimulatedArena:
         """The prefix cache with this number of slots, which is one of the sizes of the curve."""
         return next(arena for arena in self.prefix_cache.arenas if arena.slots == slots)
 

@@ -1,4 +1,4 @@
-"""The findings of an analysis as plain data, and the advice: the report, the page and ``--json`` show these."""
+"""The findings of an analysis as plain data, and the advice: the report and ``--json`` show these."""
 
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
@@ -10,11 +10,11 @@ import numpy as np
 from blendhub.core.tokens import Tokens, as_tokens
 from blendhub.tools.analysis.analyzer import Analyzer, Seconds
 from blendhub.tools.analysis.lines import BrokenLines
-from blendhub.tools.analysis.played_hub import CHUNK_TOKENS, PlayedArena
-from blendhub.tools.analysis.tallies import Costs, Group, Share
+from blendhub.tools.analysis.simulated_hub import CHUNK_TOKENS, SimulatedArena
+from blendhub.tools.analysis.tallies import Costs, Group, ReusedTokens
 
 
-class Shares(msgspec.Struct, frozen=True):
+class ReuseShares(msgspec.Struct, frozen=True):
     """Prompts, and the shares of their tokens that could be reused."""
 
     requests: int
@@ -29,7 +29,7 @@ class Shares(msgspec.Struct, frozen=True):
 
 class NamedShares(msgspec.Struct, frozen=True):
     name: str
-    shares: Shares
+    shares: ReuseShares
     first_seen: str
     text: str | None = None
     """The beginning of the text; None if texts are not shown."""
@@ -97,7 +97,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     first: str | None
     last: str | None
     """The times of the first and the last prompt."""
-    shares: Shares
+    shares: ReuseShares
     days: list[NamedShares]
     systems: list[NamedShares]
     """The system prompts with the most tokens, and how many there are."""
@@ -120,7 +120,7 @@ NEARLY_ALL = 0.95
 CONNECTOR = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
 
 
-def verdict(shares: Shares) -> str:
+def verdict(shares: ReuseShares) -> str:
     """One sentence that says whether a hub will help."""
     gain = shares.anywhere - shares.prefix
     found = (
@@ -140,7 +140,7 @@ def advised_arena(arenas: Sequence[ArenaFound]) -> ArenaFound:
     return next(arena for arena in arenas if arena.anywhere >= NEARLY_ALL * arenas[-1].anywhere)
 
 
-def advised_config(shares: Shares, arenas: Sequence[ArenaFound]) -> dict[str, Any]:
+def advised_config(shares: ReuseShares, arenas: Sequence[ArenaFound]) -> dict[str, Any]:
     """The value of ``--kv-transfer-config`` for such prompts."""
     settings: dict[str, Any] = {"hub": {"arena_gib": float(f"{advised_arena(arenas).gib:.3g}")}}
     if shares.anywhere - shares.exact < WORTH_MOVING:
@@ -181,9 +181,9 @@ def collect(seen: Analyzer, broken: BrokenLines, about: About, show: Show | None
     )
 
 
-def _shares(counted: Share) -> Shares:
+def _shares(counted: ReusedTokens) -> ReuseShares:
     tokens = counted.tokens or 1
-    return Shares(
+    return ReuseShares(
         counted.requests,
         counted.tokens,
         counted.prefix / tokens,
@@ -208,7 +208,7 @@ def _arenas(seen: Analyzer, kv_bytes: int) -> list[ArenaFound]:
     return found
 
 
-def _arena(seen: Analyzer, arena: PlayedArena, prefix: PlayedArena, kv_bytes: int) -> ArenaFound:
+def _arena(seen: Analyzer, arena: SimulatedArena, prefix: SimulatedArena, kv_bytes: int) -> ArenaFound:
     tokens = seen.total.tokens
     return ArenaFound(
         tokens=arena.slots * CHUNK_TOKENS,

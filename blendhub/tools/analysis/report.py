@@ -1,12 +1,10 @@
-"""The findings in words: one list of sections, shown in a terminal and as a page without scripts that loads nothing."""
+"""The findings in words, as a terminal shows them."""
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import msgspec
 
 from blendhub.system.served_vllm import server_command
-from blendhub.tools.analysis import charts
 from blendhub.tools.analysis.findings import Findings, NamedShares, TextFound, advised_arena
 
 NAME_WIDTH = 42
@@ -26,8 +24,6 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     rows: Sequence[Sequence[str]] = ()
     notes: Sequence[str] = ()
     verbatim: str = ""
-    plot: str = ""
-    """An SVG that the page shows in place of the rows."""
 
 
 def as_text(found: Findings) -> str:
@@ -42,26 +38,6 @@ def as_text(found: Findings) -> str:
         f"{seconds.playing:.1f} s: {speed:.1f} million tokens a second",
     ]
     return "\n\n".join(parts)
-
-
-def as_page(found: Findings) -> str:
-    from jinja2 import Environment
-    from markupsafe import Markup
-
-    template = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    sections = [msgspec.structs.replace(one, plot=Markup(one.plot)) for one in _sections(found)]
-    return (
-        Environment(autoescape=True)
-        .from_string(template)
-        .render(
-            found=found,
-            about=_about(found),
-            shares=_shares(found),
-            sections=sections,
-            plot_style=Markup(charts.STYLE),
-            kind=lambda head: Markup(' class="text"' if head == BEGINS else ""),
-        )
-    )
 
 
 def _about(found: Findings) -> list[str]:
@@ -135,7 +111,6 @@ def _arenas(found: Findings) -> Section:
             "The prefix cache is played by itself: the hub reuses less exactly where it stores text behind moved text, "
             "which is not exact any more.",
         ],
-        plot=charts.curve(found.arenas),
     )
 
 
@@ -147,7 +122,7 @@ def _first_token(found: Findings) -> Section:
         first.costs.sentence(),
     ]
     title = "expected time to the first token, relative to full prefill"
-    return Section(title=title, notes=notes, plot=charts.first_token(first))
+    return Section(title=title, notes=notes)
 
 
 def _texts(found: Findings) -> Section:

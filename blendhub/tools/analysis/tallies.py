@@ -13,7 +13,7 @@ HEAD_TOKENS = 64
 """The number of a text's first tokens that are kept, to show how the text begins."""
 
 
-class Share(msgspec.Struct):
+class ReusedTokens(msgspec.Struct):
     """Prompts, and how many of their tokens could be reused."""
 
     requests: int = 0
@@ -24,7 +24,7 @@ class Share(msgspec.Struct):
     moved: int = 0
     """The tokens that the hub reuses: bit for bit, and at another place or behind other text."""
 
-    def add(self, other: "Share") -> None:
+    def add(self, other: "ReusedTokens") -> None:
         self.requests += other.requests
         self.tokens += other.tokens
         self.prefix += other.prefix
@@ -42,7 +42,7 @@ class Group(msgspec.Struct):
     first_seen: Place
     head: tuple[int, ...]
     """The first tokens of the first prompt of the group."""
-    share: Share = msgspec.field(default_factory=Share)
+    share: ReusedTokens = msgspec.field(default_factory=ReusedTokens)
 
 
 class Groups:
@@ -50,10 +50,10 @@ class Groups:
 
     def __init__(self, most: int = 4096) -> None:
         self.by_name: dict[str, Group] = {}
-        self.others = Share()
+        self.others = ReusedTokens()
         self._most = most
 
-    def add(self, name: str, share: Share, seen: Place, tokens: Tokens) -> None:
+    def add(self, name: str, share: ReusedTokens, seen: Place, tokens: Tokens) -> None:
         """A prompt of the group ``name``."""
         group = self.by_name.get(name)
         if group is None:
@@ -68,7 +68,7 @@ class Groups:
             self.others.add(self.by_name.pop(name).share)
 
 
-class Text(msgspec.Struct):
+class ReusedText(msgspec.Struct):
     """A text that was reused."""
 
     id: str
@@ -89,7 +89,7 @@ class Texts:
     """The texts that are reused most. If there are too many, those that were reused least are forgotten."""
 
     def __init__(self, most: int = 2**15) -> None:
-        self._texts: dict[tuple[int, int, int], Text] = {}
+        self._texts: dict[tuple[int, int, int], ReusedText] = {}
         self._most = most
 
     def add(self, match: Match, tokens: Tokens, seen: Place) -> None:
@@ -102,14 +102,14 @@ class Texts:
                 self._forget()
             text = tokens[match.span.start : match.span.end]
             name = name_of(text.tobytes())
-            known = self._texts[key] = Text(name, length, head_of(text), seen, match.run, match.source_start)
+            known = self._texts[key] = ReusedText(name, length, head_of(text), seen, match.run, match.source_start)
         known.reuses += 1
 
-    def most_reused(self, most: int) -> list[Text]:
+    def most_reused(self, most: int) -> list[ReusedText]:
         """The texts that saved the most tokens, without texts that nearly equal one of these."""
         ranked = sorted(self._texts.values(), key=lambda text: -text.reused)
-        chosen: dict[tuple[int, ...], Text] = {}
-        by_run: dict[int, list[Text]] = {}
+        chosen: dict[tuple[int, ...], ReusedText] = {}
+        by_run: dict[int, list[ReusedText]] = {}
         for text in ranked:
             # Stored twice, after an eviction, it has another run.
             same = next((one for one in by_run.get(text.run, ()) if _overlap(one, text)), chosen.get(text.head))
@@ -125,7 +125,7 @@ class Texts:
         self._texts = dict(ranked[: self._most // 2])
 
 
-def _overlap(one: Text, other: Text) -> bool:
+def _overlap(one: ReusedText, other: ReusedText) -> bool:
     """Whether two texts of a run have most of their tokens in common: their ends may be alike by chance."""
     common = min(one.start + one.tokens, other.start + other.tokens) - max(one.start, other.start)
     return 2 * common > max(one.tokens, other.tokens)

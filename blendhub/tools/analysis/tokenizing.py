@@ -90,7 +90,7 @@ class IdsOnly(Encoder):
         return " ".join(map(str, tokens.tolist()))
 
 
-class Bytes(Encoder):
+class ByteEncoder(Encoder):
     """An encoder with one token a byte. Shares are close to a real tokenizer's, whose tokens have about four bytes."""
 
     def encode_texts(self, prompts: Sequence[Prompt]) -> list[Encoded]:

@@ -26,7 +26,7 @@ FORMATS: tuple[PageFormat, ...] = ("packed_heads", "kv_first", "split")
 DTYPES = ("bfloat16", "float16", "float32")
 
 
-class Pages:
+class DevicePages:
     """One layer's pages in a format that the device supports, and its keys and values as ``[blocks, tokens, ...]``."""
 
     def __init__(self, device: Device) -> None:
@@ -57,7 +57,7 @@ class Pages:
 
 def check(device: Device) -> str:
     """Save, load and move some tokens; returns what is wrong, or nothing."""
-    pages = Pages(device)
+    pages = DevicePages(device)
     layout = KVLayout(layers=1, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH, dtype=pages.dtype, chunk_tokens=CHUNK)
     rotation = Rotation(_cos_sin().to(device.torch_type), neox=True)
     device.attach([PagedLayer("layer", pages.format, pages.tensors, rotation)], BLOCK, layout)

@@ -81,9 +81,7 @@ class AttentionMetadata:
         """The block table: each span has the row of its prompt."""
         needed = -(-end // self.block_size)
         rows = np.zeros((len(chosen.parts), self._platform.table_width(needed, self.block_size)), np.int32)
-        for row, part in zip(rows, chosen.parts, strict=True):
-            blocks = part.blocks[:needed]
-            row[: len(blocks)] = blocks
+        rows[:, :needed] = chosen.table(needed)
         # Rows are long and spans are many: a row of each prompt is sent, and repeated there.
         owners = self._platform.sent(chosen.owners, self._device)
         return self._platform.sent(rows, self._device).index_select(0, owners)

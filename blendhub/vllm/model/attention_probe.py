@@ -43,10 +43,7 @@ class AttentionProbe:
         try:
             self.rules = {name: rules_of(model.layer(name)) for name in names}
         except Unsupported as error:
-            raise Unsupported(
-                f"the selector asks what is attended to, which BlendHub does not compute here: {error}; "
-                "choose a selector that does not, such as first_k"
-            ) from error
+            raise Unsupported(f"BlendHub does not compute what tokens attend to here: {error}") from error
         self.model = model
         self.layout = layout
 
@@ -77,12 +74,16 @@ class ProbeAttention:
     ) -> None:
         name, probe = layer.layer_name, self._probe
         for prompt, total in zip(self._prompts, self.received, strict=True):
-            stored = read_as_computed(probe.model, probe.layers[name], probe.layout, prompt.slots)
-            places = prompt.places
-            both = (torch.cat([old.to(new.dtype), new[places]]) for old, new in zip(stored, (key, value), strict=True))
+            places, rules = prompt.places, probe.rules[name]
+            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], probe.layout, prompt.slots)
+            if rules.latent:
+                stored_values = stored_keys[..., : rules.latent]
+            both = (
+                torch.cat([old.to(new.dtype), new[places]]) for old, new in ((stored_keys, key), (stored_values, value))
+            )
             keys = Keys(prompt.key_positions, *both)
             received = torch.zeros(len(keys.positions), device=total.device) if name in probe.counted else None
-            taken = attend(query[places], prompt.positions, keys, probe.rules[name], received)
+            taken = attend(query[places], prompt.positions, keys, rules, received)
             output[places] = taken.to(output.dtype)
             if received is not None:
                 total[prompt.stored] += received[: len(prompt.stored)]

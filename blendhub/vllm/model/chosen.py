@@ -37,7 +37,8 @@ class Chosen:
         """For each span, the number of its part."""
         self.positions = positions_of(self.spans)
         """For each token, its position in its prompt."""
-        self._token_owners = np.repeat(self.owners, [len(span) for span in self.spans])
+        self.token_owners = np.repeat(self.owners, [len(span) for span in self.spans])
+        """For each token, the number of its part."""
 
     def __len__(self) -> int:
         """The number of tokens."""
@@ -45,11 +46,11 @@ class Chosen:
 
     def places(self, part: int) -> npt.NDArray[np.int64]:
         """The places of a part's tokens."""
-        return np.flatnonzero(self._token_owners == part)
+        return np.flatnonzero(self.token_owners == part)
 
     def place(self, part: int, position: int) -> int:
         """The place of the token at a position of a part's prompt."""
-        return int(np.flatnonzero((self._token_owners == part) & (self.positions == position))[0])
+        return int(np.flatnonzero((self.token_owners == part) & (self.positions == position))[0])
 
     @property
     def ids(self) -> npt.NDArray[np.int32]:
@@ -59,6 +60,14 @@ class Chosen:
             at = self.places(number)
             found[at] = part.tokens[self.positions[at]]
         return found
+
+    def table(self, n_blocks: int) -> npt.NDArray[np.int32]:
+        """The first blocks of each part, with zeros where it has fewer: a row for each."""
+        rows = np.zeros((len(self.parts), n_blocks), np.int32)
+        for row, part in zip(rows, self.parts, strict=True):
+            blocks = part.blocks[:n_blocks]
+            row[: len(blocks)] = blocks
+        return rows
 
     def slots(self, block_size: int) -> npt.NDArray[np.int64]:
         """The slot of each token in the pages, as vLLM counts."""

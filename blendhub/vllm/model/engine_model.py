@@ -11,10 +11,11 @@ from vllm.config import VllmConfig
 from vllm.lora.layers import LoRAMapping
 from vllm.model_executor.models.interfaces import requires_raw_input_tokens
 
+from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
 from blendhub.vllm.model.chosen import Blocks, Chosen
-from blendhub.vllm.model.own_layers import Attend, own_attention
+from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platforms import Tensors, keeps_latent, platform_of
 from blendhub.vllm.model.runner import Runner
 
@@ -33,15 +34,31 @@ class EngineModel:
         self._metadata = AttentionMetadata(self._runner, self._platform, config)
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
-        self.max_spans = self._metadata.max_spans
-        self.metadata_bytes = self._metadata.table_bytes
+        self.attention: ChosenAttention | None = None
+        """The attention of ``forward``; None: that of the engine's backend."""
         self.block_size = self._metadata.block_size
+        self.n_blocks = self._runner.n_blocks
+        self.dtype: Any = config.model_config.dtype
         if len(self._metadata.page_sizes) > 1:
             raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")
         (self.page_size,) = self._metadata.page_sizes
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
         self.frees_blocks_early = self._metadata.frees_blocks_early
         self.layer_names = sorted(filter(self._keeps_kv, self._metadata.layer_names), key=_layer_order)
+
+    @property
+    def max_spans(self) -> int:
+        """The most spans of one forward."""
+        return self.max_tokens if self.attention else self._metadata.max_spans
+
+    @property
+    def metadata_bytes(self) -> int:
+        """The most device memory that a forward's metadata takes."""
+        return 0 if self.attention else self._metadata.table_bytes
+
+    def rules(self) -> list[AttentionRules]:
+        """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
+        return [rules_of(self.layer(name)) for name in self.layer_names]
 
     def layer(self, name: str) -> Any:
         """vLLM's attention layer."""
@@ -70,19 +87,34 @@ class EngineModel:
         return (blocks[:, None] * n + np.arange(n)).ravel()
 
     def forward(self, chosen: Chosen, *, positions: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute tokens anew, each span with everything before it in its prompt as context, and write their KV.
+        """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
 
-        To the attention layers each span is a virtual request: as many queries as the span has tokens, and a context
-        that ends with it. Keys of all spans are written before any query is answered, so spans may build on
-        each other. ``positions`` are other positions to pretend, for tests of the rotation. Returns the hidden states
-        of the tokens.
+        Keys of all tokens are written before any query is answered, so spans may build on each other. ``positions``
+        are other positions to pretend, for tests of the rotation. Returns the hidden states of the tokens.
+
+        To the attention of the engine's backend each span is a virtual request: as many queries as the span has
+        tokens, and a context that ends with it.
         """
         with torch.inference_mode():
             slots = self.slots(chosen)
             pretended = self.sent(chosen.positions) if positions is None else positions.to(self.device)
-            metadata = self._metadata.build(chosen, pretended, slots)
             by_layer = dict.fromkeys(self._metadata.layer_names, slots)
-            return self._computed(chosen, pretended, metadata, by_layer)
+            if self.attention:
+                nothing = dict.fromkeys(self._metadata.layer_names)
+                attend = self._over_pages(self.attention, chosen)
+                return self._computed(chosen, pretended, nothing, by_layer, own_attention(self.layer_names, attend))
+            return self._computed(chosen, pretended, self._metadata.build(chosen, pretended, slots), by_layer)
+
+    def _over_pages(self, attention: ChosenAttention, chosen: Chosen) -> Attend:
+        table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)
+        pages = np.stack([self.pages(row) for row in table]).astype(np.int32)
+        attention.begin(ChosenTokens(chosen.positions, chosen.token_owners, pages))
+        numbers = {name: number for number, name in enumerate(self.layer_names)}
+
+        def attend(layer: Any, query: torch.Tensor, key: Any, value: Any, output: torch.Tensor) -> None:
+            attention.attend(numbers[layer.layer_name], query, output)
+
+        return attend
 
     def forward_apart(self, chosen: Chosen, layers: Sequence[str], attend: Attend) -> None:
         """Compute tokens with ``attend`` as the attention of these layers, and write no KV.

@@ -41,6 +41,8 @@ class ModelCheck(NamedTuple):
     support: ModelSupport
     rotations: tuple[Rotation | None, ...] = ()
     """Each layer's rotation of its keys, in the model's order; empty unless the model blends."""
+    measures_attention: bool = False
+    """Whether it can be measured what a prompt's end attends to, for a selector that asks."""
 
 
 def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayout, list[Rotation]]:
@@ -75,14 +77,13 @@ def check_model(
         _checked(ranks, forward, lambda: _check_parts(model, layout, layers))
         if selector.probe_layer:
             _checked(ranks, forward, lambda: _check_probe(model, layout, layers, selector.probe_layer))
-        if selector.attended_layers:
-            depths = selector.attended_layers
-            _checked(ranks, "the probe of attention", lambda: _check_attention(model, layout, layers, depths))
+        without_attention = _refusal_of_attention(model, layout, layers, selector, ranks)
         fits = _checked(ranks, forward, lambda: _rotation_errors(model, layout, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
         return ModelCheck(ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",)))
-    return ModelCheck(ModelSupport(layout, True, ()), rotations)
+    measures_attention = bool(selector.attended_layers) and not without_attention
+    return ModelCheck(ModelSupport(layout, True, without_attention), rotations, measures_attention)
 
 
 def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:
@@ -145,7 +146,7 @@ def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
         model.write(index, keys, values, slots)
         both = read_as_computed(model, layer, layout, slots)
         for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
-            same = torch.equal(given, found) if _dtype(layer) is dtype else _error(found, given) < COARSE
+            same = torch.equal(given, found) if _dtype(layer) is dtype else error_of(found, given) < COARSE
             if not same:
                 raise Unsupported(
                     f"{layer.name}: {what} are not where BlendHub expects them in pages of format {layer.format!r} "
@@ -169,7 +170,7 @@ def _rotation_errors(
     for index in range(len(layers)):
         keys = [keys[index] for keys, _ in seen]
         values = [values[index] for _, values in seen]
-        errors_of_values = max(_error(value, values[0]) for value in values)
+        errors_of_values = max(error_of(value, values[0]) for value in values)
         for number, rotation in enumerate(candidates):
             errors[index, number] = max(_worst_rotation_error(keys, places, rotation), errors_of_values)
     return errors
@@ -189,7 +190,7 @@ def _chosen_rotations(
     for layer, mine in zip(layers, errors[range(len(layers)), chosen].tolist(), strict=True):
         found = list(map(float, ranks.gather(str(mine))))
         worst = found.index(max(found))
-        if found[worst] > (allowed := _tolerance(layer)):
+        if found[worst] > (allowed := tolerance(layer)):
             raise Unsupported(
                 f"keys of {layer.name} cannot be moved: rotated to another position they are off by "
                 f"{found[worst]:.1%} (allowed {allowed:.1%}){ranks.named(worst)}"
@@ -211,7 +212,7 @@ def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation:
     if rotation is not None and places[-1] >= len(rotation.cos_sin):
         return float("inf")
     return max(
-        _error(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
+        error_of(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
         for first, old in zip(keys, places, strict=True)
         for second, new in zip(keys, places, strict=True)
         if old != new
@@ -249,6 +250,20 @@ def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer],
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
 
 
+def _refusal_of_attention(
+    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], selector: Selector, ranks: Ranks
+) -> tuple[str, ...]:
+    """Why the selector must pick without what it asks for; empty if it asks for nothing, or gets it."""
+    depths = selector.attended_layers
+    if not depths:
+        return ()
+    try:
+        _checked(ranks, "the probe of attention", lambda: _check_attention(model, layout, layers, depths))
+    except BlendHubError as error:
+        return (f"the selector picks without knowing what the end of a prompt attends to: {error}",)
+    return ()
+
+
 def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], depths: Sequence[float]) -> None:
     """Tokens that only ask must get the KV that the model's own attention leads to."""
     probe, tokens = AttentionProbe(model, layers, layout, depths), _trial_tokens(model)
@@ -259,7 +274,7 @@ def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLay
     seen: dict[str, Tensors] = {}
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
-        seen[layer.layer_name] = key.clone(), value.clone()
+        seen[layer.layer_name] = key.clone(), value[..., : layout.value_dim].clone()
         attention(layer, query, key, value, output)
 
     model.forward_apart(attention.chosen, list(probe.layers), attend)
@@ -276,11 +291,11 @@ def _trial_tokens(model: EngineModel) -> Tokens:
 
 def _compare(layer: PagedLayer, found: Tensors, expected: Tensors, complaint: str) -> None:
     for one, other in zip(found, expected, strict=True):
-        if _error(one, other) > _tolerance(layer):
-            raise Unsupported(f"{layer.name}: {complaint.format(f'{_error(one, other):.1%}')}")
+        if error_of(one, other) > tolerance(layer):
+            raise Unsupported(f"{layer.name}: {complaint.format(f'{error_of(one, other):.1%}')}")
 
 
-def _error(given: torch.Tensor, expected: torch.Tensor) -> float:
+def error_of(given: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference, relative to the largest expected value."""
     if not given.numel():
         return 0.0
@@ -293,5 +308,5 @@ def _dtype(layer: PagedLayer) -> torch.dtype:
     return layer.tensors[0].dtype
 
 
-def _tolerance(layer: PagedLayer) -> float:
+def tolerance(layer: PagedLayer) -> float:
     return TOLERANCE.get(_dtype(layer), COARSE)

@@ -33,6 +33,7 @@ class Runner:
         self.kernel_block_sizes: list[int] = [size[0] if isinstance(size, list) else size for size in sizes]
         """For each group of blocks, the number of tokens in a block of the attention kernels."""
         self.block_groups: list[Any] = runner.kv_cache_config.kv_cache_groups
+        self.n_blocks: int = runner.kv_cache_config.num_blocks
         self.takes_embeddings = bool(runner.supports_mm_inputs or runner.model_config.enable_prompt_embeds)
         """Whether the runner embeds tokens itself, and gives the model the embeddings."""
         self._runner = runner

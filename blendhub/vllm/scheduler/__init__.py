@@ -1,1 +1,3 @@
-"""The connector in vLLM's scheduler process."""
+"""What runs in vLLM's scheduler process: decisions on requests, plans for the workers, reports. Nothing here touches KV
+or torch, or waits for the hub longer than ``lookup_wait_ms`` a step.
+"""

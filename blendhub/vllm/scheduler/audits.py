@@ -8,6 +8,8 @@ from concurrent.futures import Future
 from functools import partial
 from hashlib import blake2b
 
+from vllm.v1.request import Request
+
 from blendhub.client.hub_client import HubClient
 from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.agreement import wilson
@@ -83,6 +85,11 @@ class Audits:
             return self._held.audited(chance_of(f"{state.id} trial"))
         return self.ratio
 
+    def n_tokens(self, request: Request, block_size: int) -> int:
+        """How many tokens to compare: the KV of all but the last needs room in the prompt's last block."""
+        room = -request.num_tokens % block_size
+        return min(self._settings.audit_tokens, request.max_tokens, 1 + room)
+
     def begun(self, state: RequestState) -> None:
         """Note that the audit of this request is under way."""
         if state.is_sample:
@@ -155,7 +162,7 @@ class AgreementWatch:
             return None
         self._has_warned = True
         return (
-            f"of the last {audits} audited requests {agreed / audits:.1%} had the same first token as without reuse, "
+            f"of the last {audits} audited requests {agreed / audits:.1%} had the same first tokens as without reuse, "
             f"and of all requests probably at most {most:.1%}: less than expected_agreement {expected:g}. Raise "
             "recompute_ratio, choose another selector, set hold_agreement, or expect less"
         )

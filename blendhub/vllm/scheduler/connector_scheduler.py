@@ -13,15 +13,13 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
-from blendhub.vllm.scheduler.load_scheduler import LoadScheduler
+from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks
 from blendhub.vllm.scheduler.reports import Reports
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
-from blendhub.vllm.scheduler.settled_blocks import SettledBlocks
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
-from blendhub.vllm.scheduler.turns import Turns
 from blendhub.vllm.stats import BlendHubStats
 
 

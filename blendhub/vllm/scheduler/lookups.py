@@ -14,7 +14,7 @@ from blendhub.core.layout import Variant
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.scheduler.audits import Audits
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
 
@@ -40,7 +40,7 @@ class Reading:
         self._client.kept_leases.discard(self.lease)
 
 
-class Lookup:
+class PendingLookup:
     """A lookup, sent at once if the session is open, otherwise by a later ``send``. Nothing here waits.
 
     The hub has ``timeout_s`` to answer, from when the lookup was sent. An answer that came in time is kept.
@@ -197,7 +197,7 @@ class Lookups:
         request = state.request
         if local is None and not request.skip_reading_prefix_cache:
             local = self._blocks.cached_tokens(request.block_hashes, request.num_tokens - 1)
-        lookup = Lookup(
+        lookup = PendingLookup(
             self._executor,
             state.terms.variant,
             state.tokens(),

@@ -17,10 +17,10 @@ from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
 from blendhub.vllm.decision import Choice, Decision, Refusal
 from blendhub.vllm.messages import Adapter, LoadResult
 from blendhub.vllm.scheduler.admission import Terms
-from blendhub.vllm.scheduler.settled_blocks import RequestHashes, Settled
+from blendhub.vllm.scheduler.prefix_cache import RequestHashes, Settled
 
 if TYPE_CHECKING:
-    from blendhub.vllm.scheduler.lookups import Lookup
+    from blendhub.vllm.scheduler.lookups import PendingLookup
 
 MOST_TAKES = 8
 """How often a request may wait for a later step, in which vLLM looks into its cache for what others have blended."""
@@ -54,7 +54,7 @@ class RequestState:
         self.request = request
         self.terms = terms
         self.stage = Stage.COMPUTING
-        self.lookup: Lookup | None = None
+        self.lookup: PendingLookup | None = None
         """Present while its lease is needed: until the load has ended."""
         self.found: Found | None = None
         """The answer to the last lookup. It outlives the lease: what is stored need not be stored again."""
@@ -108,7 +108,7 @@ class RequestState:
             self._approximate_before = settled.first_approximate
         self.is_scheduled = True
 
-    def look_up(self, lookup: "Lookup") -> None:
+    def look_up(self, lookup: "PendingLookup") -> None:
         assert self.stage is not Stage.LOADING
         self._approximate_before = self.first_approximate
         self.end_lookup()
@@ -209,6 +209,12 @@ class RequestState:
     def has_begun_to_answer(self) -> bool:
         """Whether tokens were generated before it was preempted."""
         return len(self.request.output_token_ids) > 0
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        params = self.request.sampling_params
+        return frozenset(params.all_stop_token_ids if params else ())
 
     def tokens(self) -> Tokens:
         """The prompt, and the tokens generated until now."""

@@ -16,8 +16,8 @@ from blendhub.core.spans import Span, join_spans
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.reports import Reports
-from blendhub.vllm.scheduler.request_blocks import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch

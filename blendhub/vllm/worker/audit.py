@@ -1,4 +1,4 @@
-"""Computes and compares the predictions of an audit: the first token from blended KV and from exact KV."""
+"""Compares the predictions of an audit: the beginning of an answer from blended KV and from exact KV."""
 
 import numpy as np
 import torch
@@ -20,15 +20,15 @@ def inexact(decision: Decision, n_tokens: int) -> list[Span]:
 
 
 def compare(blended: torch.Tensor, exact: torch.Tensor) -> AuditOutcome:
-    """The outcome of an audit, from two rows of logits. Waits for the device."""
+    """The outcome of an audit, from the logits of each token, both behind the same tokens. Waits for the device."""
     with torch.inference_mode():
-        given, truth = (torch.log_softmax(row.float().reshape(-1), 0) for row in (blended, exact))
+        given, truth = (torch.log_softmax(rows[0].float(), 0) for rows in (blended, exact))
         # A token that the truth rules out adds nothing.
         terms = torch.where(truth.isneginf(), 0.0, truth.exp() * (truth - given))
         kl = terms.sum().nan_to_num(MOST_KL, MOST_KL).clamp(0, MOST_KL)
-        agrees = given.argmax() == truth.argmax()
-        found = torch.stack([agrees.to(kl.dtype), kl]).tolist()
-    return AuditOutcome(agrees=bool(found[0]), kl=found[1])
+        agreed = (blended.argmax(1) == exact.argmax(1)).cumprod(0).sum()
+        found = torch.stack([agreed.to(kl.dtype), kl]).tolist()
+    return AuditOutcome(agrees=found[0] == len(exact), kl=found[1], tokens=len(exact), agreed_tokens=int(found[0]))
 
 
 def check_predictions(model: EngineModel) -> None:

@@ -18,11 +18,11 @@ from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
-from blendhub.vllm.worker.carrier import Carrier
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.load_task import Arrival, LoadTask
+from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
+from blendhub.vllm.worker.remote_kv import RemoteKV
 from blendhub.vllm.worker.save_queue import SaveQueue
 
 log = logging.getLogger(__name__)
@@ -58,8 +58,8 @@ class ConnectorWorker:
         """Whether the first attempt to reach the hub and to pin its arena is over."""
         self._pinned: str | None = None
         """The nonce of the arena that the device uses; empty if the hub's arena cannot be mapped here."""
-        self._carrier: Carrier | None = None
-        """The carrier, used in place of an arena that cannot be mapped."""
+        self._remote: RemoteKV | None = None
+        """Set where the arena cannot be mapped."""
         self._loading: dict[str, LoadTask] = {}
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
@@ -129,7 +129,7 @@ class ConnectorWorker:
             self._saves.forget(request)
         report.committed_ranks = dict.fromkeys(committed, 1)
         report.saved_tokens, report.save_seconds, report.failed_saves = self._saves.take_numbers()
-        report.carried_bytes = self._carrier.take_bytes() if self._carrier else 0
+        report.carried_bytes = self._remote.take_bytes() if self._remote else 0
         adapters = self._adapters.take_changes()
         report.adapters = {} if adapters is None else {self._ranks.number: adapters}
         return report if report != WorkerReport() else None
@@ -156,14 +156,14 @@ class ConnectorWorker:
         if not loads:
             return
         for loading, arrival in zip(loads, self._ranks.least([loading.arrival for loading in loads]), strict=True):
-            if arrival == Arrival.PENDING:
+            if arrival == LoadProgress.PENDING:
                 continue
             loading.release()
-            if arrival == Arrival.FAILED:
+            if arrival == LoadProgress.FAILED:
                 self._fail(loading)
                 continue
             loading.blend = loading.blend or Blend(self._context, loading.job)
-            if arrival == Arrival.PROVEN and loading.blend.result:
+            if arrival == LoadProgress.PROVEN and loading.blend.result:
                 self._finish(loading, replace(loading.blend.result, load_seconds=loading.seconds))
 
     def _fail(self, loading: LoadTask) -> None:
@@ -184,8 +184,8 @@ class ConnectorWorker:
 
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
         pages = self._context.model.pages(job.blocks)
-        if self._carrier:
-            return self._carrier.load(client, job, pages)
+        if self._remote:
+            return self._remote.load(client, job, pages)
         segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
         transfer = self._device.load(segments, pages, job.decision.start)
         self._wait_unless_overlapping(transfer)
@@ -232,13 +232,13 @@ class ConnectorWorker:
         self._adapters.check(job.adapter, is_loaded=False)
         model = self._context.model
         pages = model.pages(job.blocks)
-        if self._carrier:
+        if self._remote:
             if model.frees_blocks_early and job.slots[0].span.start < job.span.start:
                 raise HubError(
                     "vLLM may have freed the beginning of a chunk that several steps compute, and through the "
                     "transport a chunk is sent whole"
                 )
-            delivery = self._carrier.save(job, pages)
+            delivery = self._remote.save(job, pages)
             if not delivery:
                 return job
             self._saves.add(delivery.job, delivery.copy, ExitStack(), client, delivery)
@@ -281,12 +281,12 @@ class ConnectorWorker:
             if any(loading.is_copying for loading in self._loading.values()) or self._saves.is_copying():
                 return False
             if arena:
-                self._carrier = None
+                self._remote = None
                 self._device.pin(arena.bytes)
             else:
                 layout = self._context.layout
                 n_slots = self._context.model.max_tokens // layout.chunk_tokens + 2
-                self._carrier = Carrier(self._device, layout.shard_bytes, n_slots)
+                self._remote = RemoteKV(self._device, layout.shard_bytes, n_slots)
             self._pinned = nonce
         return True
 

@@ -13,7 +13,7 @@ from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.pages import read_as_computed
 from blendhub.vllm.spans import cut, total
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed
 from blendhub.vllm.worker.shares import shares
@@ -33,12 +33,14 @@ class Forwards:
         Requests wait for the scores of their probes, but no step does.
         """
         spent = 0
+        held: list[Blend] = []
         while True:
             self._go_on([blend for blend in blends if blend.is_waiting])
-            ready = [blend for blend in blends if blend.work]
+            ready = [blend for blend in blends if blend.work and blend not in held]
             if not ready or spent >= budget:
                 return spent
             spent += self._compute(ready, budget - spent)
+            held += [blend for blend in ready if blend.work and blend.work.in_next_step]
 
     def _go_on(self, waiting: Sequence[Blend]) -> None:
         """Continue the requests whose scores have arrived on all ranks."""
@@ -83,10 +85,10 @@ class Forwards:
                 break
             taken.append((blend, blend.work.asking))
             spent += cost
-        received: list[OnTheWay] = []
+        received: list[HostCopy] = []
         chosen, started = Chosen([asking.part for _, asking in taken]), time.perf_counter()
         with self._failing([blend for blend, _ in taken]):
-            received = [OnTheWay(one) for one in self._received([asking for _, asking in taken])]
+            received = [HostCopy(one) for one in self._received([asking for _, asking in taken])]
         second = (time.perf_counter() - started) / len(chosen)
         for part, ((blend, asking), one) in enumerate(zip(taken, received, strict=False)):
             with self._failing([blend]):
@@ -112,11 +114,11 @@ class Forwards:
 
     def _forward(self, taken: Sequence[tuple[Blend, list[Span]]], layer: int) -> None:
         blends = [blend for blend, _ in taken]
-        chosen = Chosen([Part(blend.job.tokens, blend.job.blocks, batch) for blend, batch in taken])
+        chosen = Chosen([Part(blend.tokens, blend.job.blocks, batch) for blend, batch in taken])
         hidden, scores, started = None, None, time.perf_counter()
         with self._failing(blends):
             if layer:
-                scores = OnTheWay(self._score(chosen, layer))
+                scores = HostCopy(self._score(chosen, layer))
             else:
                 hidden = self._context.model.forward(chosen)
         second = (time.perf_counter() - started) / len(chosen)

@@ -21,7 +21,7 @@ Open = Callable[[], HubClient | None]
 LONG_COPY_S = 60.0
 
 
-class Arrival(IntEnum):
+class LoadProgress(IntEnum):
     """How far a load has come on a rank. The lowest of all ranks counts: no rank fails while another still copies."""
 
     PENDING = 0
@@ -65,12 +65,12 @@ class LoadTask:
         return self._transfer is not None
 
     @property
-    def arrival(self) -> Arrival:
+    def arrival(self) -> LoadProgress:
         if self.error:
-            return Arrival.PENDING if self._transfer else Arrival.FAILED
+            return LoadProgress.PENDING if self._transfer else LoadProgress.FAILED
         if self._is_copied:
-            return Arrival.PROVEN if self._is_proven or not self._releases else Arrival.COPIED
-        return Arrival.PENDING
+            return LoadProgress.PROVEN if self._is_proven or not self._releases else LoadProgress.COPIED
+        return LoadProgress.PENDING
 
     def cancel(self) -> None:
         """The request was aborted; the load ends when its copy has ended."""

@@ -21,8 +21,11 @@ from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.on_the_way import OnTheWay
+from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import Ranks
+
+NO_TOKEN = 2**32
+"""Stands for the token on ranks without predictions; greater than every token."""
 
 
 class BlendContext:
@@ -38,7 +41,7 @@ class BlendContext:
         ranks: Ranks,
         attention: AttentionProbe | None = None,
     ) -> None:
-        """``attention``: None if the selector does not ask what is attended to."""
+        """``attention``: None if the selector does not ask what is attended to, or the model cannot be asked."""
         self.model = model
         self.layers = layers
         self.layout = layout
@@ -57,6 +60,8 @@ class Work(NamedTuple):
     """0: the whole model computes them; otherwise the layers before this one, at which the tokens are scored."""
     asking: Asking | None = None
     """Tokens that are computed only to see what they attend to, all of them in one forward."""
+    in_next_step: bool = False
+    """Whether it waits for the next step: of tokens that follow from each other, a step computes one."""
 
 
 class Computed(NamedTuple):
@@ -71,14 +76,16 @@ class Computed(NamedTuple):
     """The request's share of the time."""
     hidden: Any = None
     """The hidden states of all tokens of the forward, if the whole model computed them."""
-    scores: OnTheWay | None = None
+    scores: HostCopy | None = None
     """What a probe has measured: the scores of all tokens of the forward, or how much each position is attended to."""
 
-    def hidden_at(self, position: int) -> torch.Tensor:
-        """The hidden state of one token, as a row."""
-        row = self.chosen.place(self.part, position)
-        state: torch.Tensor = self.hidden[row : row + 1]
-        return state
+    def hidden_from(self, first: int) -> torch.Tensor:
+        """The hidden states of the tokens at this position and later ones, a row each, in their order."""
+        places = self.chosen.places(self.part)
+        at = self.chosen.positions[places]
+        order = np.argsort(at)
+        states: torch.Tensor = self.hidden[places[order[np.searchsorted(at[order], first) :]]]
+        return states
 
 
 Steps: TypeAlias = Generator[Work | None, Computed | None, None]
@@ -94,6 +101,8 @@ class Blend:
 
     def __init__(self, context: BlendContext, job: LoadJob) -> None:
         self.job = job
+        self.tokens = job.tokens
+        """The prompt; during an audit, also the tokens that follow it."""
         needs_nothing = not (job.decision.moved or job.decision.holes or job.decision.audit)
         self.result: LoadResult | None = LoadResult() if needs_nothing else None
         self.error: Exception | None = None
@@ -152,7 +161,7 @@ class Blend:
             scores = np.zeros(n, np.float32) if selector.probe_layer else None
             if scores is not None and chooses:
                 yield from self._probe(scores)
-            attended = np.zeros(n, np.float32) if selector.attended_layers else None
+            attended = np.zeros(n, np.float32) if self._context.attention else None
             if attended is not None and chooses:
                 yield from self._ask(attended)
             selection = replace(self._selection(), scores=scores, attended=attended)
@@ -165,34 +174,47 @@ class Blend:
             yield from self._work_through_audit()
 
     def _work_through_audit(self) -> Steps:
-        """Predict the first token from the blended KV, and again after everything that was blended is computed anew.
+        """Predict an answer's beginning from the blended KV, and its tokens again after all of that is computed anew.
 
-        The request goes on with the exact KV that this leaves. All that it costs is counted like recomputation.
+        The request goes on with the exact KV that this leaves: vLLM overwrites the KV of the answer's tokens. All that
+        it costs is counted like recomputation.
         """
-        n = len(self.job.tokens)
-        blended = yield from self._predict([Span(self.job.decision.end, n)])
-        exact = yield from self._predict(inexact(self.job.decision, n))
-        if blended is not None and exact is not None:
-            self._audit = compare(blended, exact)
+        job, n = self.job, len(self.job.tokens)
+        blended = [(yield from self._predict([Span(job.decision.end, n)], n - 1))]
+        while len(blended) < job.audit_tokens and (token := self._likeliest(blended[-1])) not in job.stop_tokens:
+            self.tokens, end = np.append(self.tokens, np.uint32(token)), len(self.tokens)
+            blended.append((yield from self._predict([Span(end, end + 1)], end, in_next_step=True)))
+        exact = yield from self._predict(inexact(job.decision, len(self.tokens)), n - 1)
+        given = [row for row in blended if row is not None]
+        if given and exact is not None:
+            self._audit = compare(torch.cat(given), exact)
 
-    def _predict(self, spans: list[Span]) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
-        """Compute tokens up to the last one; returns what the model predicts behind that, or None on some ranks."""
-        last = yield from self._compute(spans)
-        assert last
-        return self._context.model.logits(last.hidden_at(spans[-1].end - 1))
+    def _likeliest(self, predicted: torch.Tensor | None) -> int:
+        """The most likely token, known to all ranks. Waits for the device."""
+        return self._context.ranks.least([NO_TOKEN if predicted is None else int(predicted.argmax())])[0]
 
-    def _compute(self, spans: list[Span], layer: int = 0) -> Generator[Work | None, Computed | None, Computed | None]:
-        """Have all of these tokens computed; returns what the last forward has computed."""
+    def _predict(
+        self, spans: list[Span], first: int, in_next_step: bool = False
+    ) -> Generator[Work | None, Computed | None, torch.Tensor | None]:
+        """Compute tokens; returns what the model predicts behind each from ``first`` on, or None on some ranks."""
+        states = []
+        while spans:
+            computed = yield Work(spans, in_next_step=in_next_step)
+            assert computed
+            states.append(computed.hidden_from(first))
+            spans = behind(spans, computed.spans[-1].end)
+            del computed  # its hidden states take memory of the device
+        return self._context.model.logits(torch.cat(states))
+
+    def _compute(self, spans: list[Span], layer: int = 0) -> Steps:
+        """Have all of these tokens computed."""
         while spans:
             computed = yield Work(spans, layer)
             assert computed
             if layer:
                 self._probed.append(computed)
             spans = behind(spans, computed.spans[-1].end)
-            if not spans:
-                return computed
             del computed  # its hidden states take memory of the device
-        return None
 
     def _selection(self) -> Selection:
         """What the selector decides from; nothing in it differs between ranks."""

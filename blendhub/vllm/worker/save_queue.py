@@ -16,7 +16,7 @@ from blendhub.client.write_rights import WriteRight
 from blendhub.contracts import Transfer
 from blendhub.core.errors import BlendHubError
 from blendhub.vllm.messages import SaveJob
-from blendhub.vllm.worker.carrier import Delivery
+from blendhub.vllm.worker.remote_kv import Delivery
 
 log = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 from vllm.config import VllmConfig
@@ -17,12 +18,13 @@ from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.model_check import ModelCheck, check_model, layout_and_rotations
+from blendhub.vllm.model.model_check import ModelCheck, check_model, layout_and_rotations, tolerance
 from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.settings import Settings
+from blendhub.vllm.worker.attention_choice import choose_attention
 from blendhub.vllm.worker.audit import check_predictions
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.ranks import Ranks
@@ -111,7 +113,9 @@ class WorkerStart:
             device.close()
             raise
         attention = None
-        if selector.attended_layers and check.support.blends:
+        if check.support.blends:
+            choose_attention(model, device, tolerance(layers[0]), ranks)
+        if check.support.blends and check.measures_attention:
             attention = AttentionProbe(model, layers, layout, selector.attended_layers)
         context = BlendContext(model, layers, layout, device, selector, ranks, attention)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
@@ -155,6 +159,9 @@ def compile_kernels(
         try:
             layers = [paged_layer(model, index, some[index % len(some)]) for index in range(len(model.layer_names))]
             device.attach(layers, model.page_size, layout)
+            # The device that serves fails alike, and that is logged.
+            with suppress(Exception):
+                device.attention(model.rules(), model.dtype)
         finally:
             device.close()
 

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 from npu_stand_ins import A2, UNKNOWN, WIDE, HostRuntime, device_on, device_on_npu_runtime
 
 from blendhub.core.errors import Unsupported
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 
-SETUP = Setup(format="split", kv_heads=2, block_size=16, **WIDE)
+SETUP = DeviceSetup(format="split", kv_heads=2, block_size=16, **WIDE)
 
 
 def test_three_streams_for_loads_and_for_saves_share_staging_mib(monkeypatch):

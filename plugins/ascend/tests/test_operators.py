@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from npu_stand_ins import A2, A3, A5, NEEDS_STAND_INS, UNKNOWN, WIDE, device_on, device_on_npu_runtime
 
 from blendhub.core.errors import Unsupported
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 
 pytestmark = NEEDS_STAND_INS
 
-SETUP = Setup(format="split", kv_heads=2, block_size=16, rotations=(Rotary(), None), **WIDE)
+SETUP = DeviceSetup(format="split", kv_heads=2, block_size=16, rotations=(Rotary(), None), **WIDE)
 RESHAPE, SCATTER, GATHER = "atb::_npu_reshape_and_cache", "npu::npu_scatter_pa_kv_cache", "npu::npu_gather_pa_kv_cache"
 
 

@@ -13,7 +13,7 @@ from blendhub_ascend import device as device_module
 from npu_stand_ins import A5, NEEDS_STAND_INS, torch_npu_of
 
 from blendhub.core.errors import Unsupported
-from blendhub.testing.devices.device_harness import DeviceHarness, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 
 
 def probed(monkeypatch, *, missing=(), driver=True, imports=None):
@@ -105,4 +105,4 @@ def test_the_factory_makes_a_device_for_pages_on_an_npu_alone(monkeypatch):
     device = device_module.create(AscendOptions(block_tokens=7))
     assert device.block_tokens == 7 and device.torch_type == "npu"
     with pytest.raises(Unsupported, match="supports only pages in NPU memory"):
-        DeviceHarness(device, "cpu", Setup(format="split"))
+        DeviceHarness(device, "cpu", DeviceSetup(format="split"))

@@ -12,12 +12,12 @@ from blendhub_ascend import operators
 from blendhub_ascend import runtime as runtime_module
 from npu_stand_ins import NEEDS_STAND_INS, HostRuntime, StandInNpu, aligned, device_on_npu_runtime, torch_npu_of
 
-from blendhub.testing.devices.device_harness import DeviceHarness, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
 
 pytestmark = NEEDS_STAND_INS
 
 CPU = torch.device("cpu")
-SETUP = Setup(format="split", dtype="bfloat16")
+SETUP = DeviceSetup(format="split", dtype="bfloat16")
 
 
 def runtime_of(batch_copies=True):

@@ -7,11 +7,11 @@ from blendhub_cpu.device import CpuDevice
 from msgspec.structs import replace
 
 from blendhub.core.errors import Unsupported
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 
 
 def harness_of(**fields):
-    return DeviceHarness(CpuDevice(CpuOptions()), "cpu", Setup(**fields))
+    return DeviceHarness(CpuDevice(CpuOptions()), "cpu", DeviceSetup(**fields))
 
 
 def test_block_tokens_is_an_option():

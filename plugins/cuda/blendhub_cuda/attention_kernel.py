@@ -11,7 +11,8 @@ import triton.language as tl
 from blendhub_cuda.dtypes import decode
 
 TILE_WORDS = tl.constexpr(5)
-"""A tile as words of int32: its prompt, its first query, how many queries it has, its first and its last position."""
+"""A tile as words of int32: its prompt, the place of its first query in ``order``, how many queries it has, and its
+first and its last position."""
 
 CHANGING = ["table_stride", "scale", "key_scale", "value_scale"]
 
@@ -31,7 +32,7 @@ def _walk(
     keys, values, entries, key_block, key_token, value_block, value_token, scale, value_scale,
     KEYS: tl.constexpr, BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
-    AS: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
+    AS: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Add what the queries take from the keys in ``[start, end)``; ``start`` is a multiple of ``KEYS``."""
     columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
@@ -56,6 +57,8 @@ def _walk(
             seen = there[None, :] & (at[None, :] <= positions[:, None])
             if WINDOW:
                 seen &= at[None, :] > positions[:, None] - WINDOW
+            if CHUNK:
+                seen &= at[None, :] >= (positions // CHUNK * CHUNK)[:, None]
             scores = tl.where(seen, scores, float("-inf"))
         # Not tl.max and tl.sum: the interpreter runs those only where all of Triton was imported for it.
         higher = tl.maximum(highest, tl.reduce(scores, 1, tl.standard._elementwise_max))
@@ -78,17 +81,17 @@ def _walk(
 @triton.jit(do_not_specialize=CHANGING)
 def attend_chosen(
     out, out_token, out_head, queries, query_token, query_head, keys, key_block, key_token, key_head,
-    values, value_block, value_token, value_head, positions, tiles, table, table_stride, sinks,
+    values, value_block, value_token, value_head, order, positions, tiles, table, table_stride, sinks,
     scale, key_scale, value_scale,
     TOKENS: tl.constexpr, GROUP: tl.constexpr, HEADS: tl.constexpr, ROWS: tl.constexpr, KEYS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, WIDTH: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
     VALUE_WIDTH: tl.constexpr, VALUE_COLUMNS: tl.constexpr, LATENT: tl.constexpr, DTYPE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     """Tiles are on axis 0; on axis 1 heads of keys, each as often as its ``GROUP`` of query heads fills programs.
 
     A program has ``HEADS`` heads of ``TOKENS`` tokens, in ``ROWS`` rows. A key has ``WIDTH`` items: the first ``MAIN``,
-    and ``REST`` more. ``LATENT``: the values are the first items of the keys. ``WINDOW`` 0: all earlier keys are seen.
+    and ``REST`` more. ``LATENT``: the values are the first items of the keys. ``WINDOW`` or ``CHUNK`` 0: without it.
     """
     SLICES: tl.constexpr = (GROUP + HEADS - 1) // HEADS
     AS: tl.constexpr = queries.dtype.element_ty
@@ -99,7 +102,8 @@ def attend_chosen(
     row = tl.arange(0, ROWS)
     token, in_group = row // HEADS, tl.program_id(1) % SLICES * HEADS + row % HEADS
     alive = (token < count) & (token < TOKENS) & (in_group < GROUP)
-    query, head = (first + token).to(tl.int64), key_number * GROUP + in_group
+    query = tl.load(order + first + token, mask=alive, other=0).to(tl.int64)
+    head = key_number * GROUP + in_group
     at = tl.load(positions + query, mask=alive, other=-1)
 
     columns, rest = tl.arange(0, MAIN), MAIN + tl.arange(0, REST if REST else 1)
@@ -122,17 +126,22 @@ def attend_chosen(
     seen_by_all = (least + 1) // KEYS * KEYS
     if WINDOW:
         begin = tl.maximum(0, least - WINDOW + 1) // KEYS * KEYS
+    if CHUNK:
+        begin = tl.maximum(begin, least // CHUNK * CHUNK // KEYS * KEYS)
+    if WINDOW or CHUNK:
         seen_by_all = begin
     else:
         weights, total, highest = _walk(
             begin, seen_by_all, own, own_rest, at, alive, weights, total, highest,
             keys, values, entries, key_block, key_token, value_block, value_token, scale * key_scale, value_scale,
-            KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS, WINDOW, SOFT_CAP, False,
+            KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
+            WINDOW, CHUNK, SOFT_CAP, False,
         )  # fmt: skip
     weights, total, highest = _walk(
         seen_by_all, last + 1, own, own_rest, at, alive, weights, total, highest,
         keys, values, entries, key_block, key_token, value_block, value_token, scale * key_scale, value_scale,
-        KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS, WINDOW, SOFT_CAP, True,
+        KEYS, BLOCK_SIZE, WIDTH, MAIN, REST, VALUE_WIDTH, VALUE_COLUMNS, LATENT, DTYPE, AS,
+        WINDOW, CHUNK, SOFT_CAP, True,
     )  # fmt: skip
 
     answer = weights * (value_scale / tl.where(total > 0, total, 1))[:, None]

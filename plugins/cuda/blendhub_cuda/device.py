@@ -1,12 +1,14 @@
 """The CUDA device: pages lie in GPU memory, and transfers run beside the engine's work."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
+from blendhub.contracts import AttentionRules
 from blendhub.core.layout import KVLayout
 from blendhub.devices import Pages, Runtime, StreamDevice
 from blendhub_cuda import CudaOptions
+from blendhub_cuda.attention import CudaAttention
 from blendhub_cuda.launcher import Launcher
 from blendhub_cuda.runtime import CudaRuntime
 
@@ -24,3 +26,7 @@ class CudaDevice(StreamDevice):
 
     def _mover(self, pages: Pages, layout: KVLayout, block_size: int) -> Launcher:
         return Launcher(pages, layout, block_size)
+
+    def attention(self, rules: Sequence[AttentionRules], dtype: torch.dtype) -> CudaAttention:
+        pages, layout = self._attached_pages()
+        return CudaAttention(pages, layout, rules, dtype)

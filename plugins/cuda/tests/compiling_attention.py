@@ -6,25 +6,31 @@ Prints as JSON the shared memory that a program takes, by case and target.
 import json
 from typing import Any
 
-import numpy as np
 import torch
 import triton
 from blendhub_cuda import attention
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from blendhub.contracts import AttentionRules
+from blendhub.core.layout import KVLayout
+from blendhub.devices import Pages, Planes
+
 TARGETS = {
     "sm_80": GPUTarget("cuda", 80, 32),
     "sm_90": GPUTarget("cuda", 90, 32),
 }
-CASES: dict[str, dict[str, Any]] = {
-    "GQA 4": {"heads": 32, "key_heads": 8, "width": 128},
-    "GQA 8, window, soft cap and sinks": {"heads": 64, "key_heads": 8, "width": 64, "window": 128, "soft_cap": 30.0},
-    "8 bits": {"heads": 32, "key_heads": 8, "width": 128, "cache": torch.float8_e4m3fn},
-    "MLA": {"heads": 128, "key_heads": 1, "width": 576, "latent": True},
-    "wide heads": {"heads": 8, "key_heads": 2, "width": 256},
+SINKS = torch.zeros(64, dtype=torch.bfloat16)
+CASES: dict[str, tuple[int, int, str, AttentionRules]] = {
+    "GQA 4": (8, 128, "bfloat16", AttentionRules(32, 0.1)),
+    "GQA 8, window, soft cap and sinks": (8, 64, "bfloat16", AttentionRules(64, 0.1, 128, None, 30.0, SINKS)),
+    "chunks": (8, 128, "bfloat16", AttentionRules(40, 0.1, chunk=8192)),
+    "8 bits": (8, 128, "float8_e4m3", AttentionRules(32, 0.1)),
+    "MLA": (1, 576, "bfloat16", AttentionRules(128, 0.1, latent=512)),
+    "wide heads": (2, 256, "bfloat16", AttentionRules(8, 0.1)),
 }
-TYPES = {torch.bfloat16: "*bf16", torch.int32: "*i32", torch.float8_e4m3fn: "*i8", torch.int8: "*i8"}
+"""Heads of keys, their width, the dtype in the pages, and the rules of a layer."""
+TYPES = {torch.bfloat16: "*bf16", torch.int32: "*i32", torch.int8: "*i8"}
 
 
 class Compiling:
@@ -55,24 +61,20 @@ def _type(value: Any) -> str:
     return "fp32" if isinstance(value, float) else "i64"
 
 
-def compiled(
-    heads: int, key_heads: int, width: int, *, cache: torch.dtype = torch.bfloat16, latent: bool = False, **how: Any
-) -> dict[str, int]:
-    keys = torch.zeros(4, 16, key_heads, width, dtype=torch.float32).to(cache)
-    queries = torch.zeros(8, heads, width, dtype=torch.bfloat16)
-    positions = torch.arange(8, dtype=torch.int32)
-    at = positions.numpy().astype(np.int64)
-    tiles = attention.tiles_of(at, 0 * at, heads // key_heads, width, keys.device)
-    sinks = torch.zeros(heads, dtype=torch.bfloat16) if "soft_cap" in how else None
+def compiled(heads: int, width: int, dtype: str, rules: AttentionRules) -> dict[str, int]:
+    kind = torch.bfloat16 if dtype == "bfloat16" else torch.float8_e4m3fn
+    keys = torch.zeros(4, heads, 16, width).to(kind)
+    values = 0 if rules.latent else width
+    layout = KVLayout(layers=1, kv_heads=heads, key_dim=width, value_dim=values, dtype=dtype, chunk_tokens=16)
     kernel = attention.attend_chosen
     attention.attend_chosen = compiling = Compiling(kernel)  # type: ignore[assignment]
     try:
-        pages, blocks = attention.Pages(keys, None if latent else keys), torch.zeros(1, 4, dtype=torch.int32)
-        attention.attend(queries, positions, pages, blocks, tiles, scale=0.1, sinks=sinks, **how)
+        pages = Pages((Planes(keys, keys, None),), 4, None, keys.device)
+        attention.CudaAttention(pages, layout, [rules], torch.bfloat16)
     finally:
         attention.attend_chosen = kernel
     return compiling.shared
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: compiled(**case) for name, case in CASES.items()}))
+    print(json.dumps({name: compiled(*case) for name, case in CASES.items()}))

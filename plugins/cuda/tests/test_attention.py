@@ -1,4 +1,4 @@
-"""Attention for chosen tokens, compared with a softmax over each query's keys by itself."""
+"""The kernel of attention for chosen tokens, beyond what the conformance suite asks: shapes, and how full tiles are."""
 
 import json
 import os
@@ -10,151 +10,60 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from blendhub_cuda.attention import Pages, attend, tiles_of
+from blendhub_cuda import CudaOptions
+from blendhub_cuda.attention import tile_shape, tiles_of
+from blendhub_cuda.device import CudaDevice
+from blendhub_cuda.runtime import CudaRuntime
+
+from blendhub.contracts import AttentionRules
+from blendhub.core.errors import Unsupported
+from blendhub.core.layout import KVLayout
+from blendhub.testing.devices.attending import LATENT, RULES, AttentionCase, spread_out
+from blendhub.testing.devices.deferred import DeferredRuntime
 
 HAS_GPU = torch.cuda.is_available()
-DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 pytestmark = pytest.mark.slow
 
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+@pytest.fixture
+def device():
+    device = CudaDevice(CudaOptions(), CudaRuntime if HAS_GPU else lambda device: DeferredRuntime())
+    yield device
+    device.close()
 
 
-class Case:
-    """Prompts whose chosen tokens are asked, with random keys and values in pages of any order."""
-
-    def __init__(
-        self,
-        chosen: list[list[int]],
-        *,
-        heads: int = 4,
-        key_heads: int = 2,
-        width: int = 64,
-        value_width: int | None = None,
-        block_size: int = 16,
-        dtype: torch.dtype = torch.float32,
-        cache: torch.dtype | None = None,
-        latent: bool = False,
-        packed: bool = False,
-        seed: int = 0,
-    ) -> None:
-        random = torch.Generator().manual_seed(seed)
-        longest = max(max(positions) for positions in chosen) + 1
-        n_blocks = -(-longest // block_size)
-        blocks = torch.randperm(len(chosen) * n_blocks + 3, generator=random)[: len(chosen) * n_blocks]
-        self.blocks = blocks.view(len(chosen), n_blocks).to(torch.int32)
-        value_width = width if value_width is None else value_width
-        # Keys and values of a head in one row, or each in its own tensor: kernels must respect any strides.
-        shape = (len(chosen) * n_blocks + 3, key_heads, block_size)
-        both = torch.randn(*shape, width + value_width, generator=random) / 2
-        both = both.to(cache or dtype).transpose(1, 2)
-        keys, values = both[..., :width], both[..., width:]
-        if not packed:
-            keys, values = keys.contiguous(), values.contiguous()
-        self.pages = Pages(keys, None if latent else values)
-        if cache is not None:
-            self.pages = self.pages._replace(key_scale=0.5, value_scale=2.0)
-        self.positions = torch.tensor([at for positions in chosen for at in positions], dtype=torch.int32)
-        self.prompts = np.repeat(np.arange(len(chosen)), [len(positions) for positions in chosen])
-        self.queries = torch.randn(len(self.positions), heads, width, generator=random).to(dtype)
-        self.block_size, self.latent = block_size, latent
-
-    def found(self, **how) -> torch.Tensor:
-        group = self.queries.shape[1] // self.pages.keys.shape[2]
-        tiles = tiles_of(self.positions.numpy().astype(np.int64), self.prompts, group, self.queries.shape[-1], DEVICE)
-        pages = self.pages._replace(
-            keys=self.pages.keys.to(DEVICE), values=None if self.latent else self.pages.values.to(DEVICE)
-        )
-        given = self.queries.to(DEVICE), self.positions.to(DEVICE), pages, self.blocks.to(DEVICE), tiles
-        return attend(*given, scale=how.pop("scale", 0.2), **how).float().cpu()
-
-    def expected(self, *, scale=0.2, window=0, soft_cap=0.0, sinks=None) -> torch.Tensor:
-        answers = []
-        for query, at, prompt in zip(self.queries.double(), self.positions.tolist(), self.prompts, strict=True):
-            seen = torch.arange(max(0, at - window + 1) if window else 0, at + 1)
-            block, place = self.blocks[prompt][seen // self.block_size].long(), seen % self.block_size
-            keys = self.pages.keys[block, place].double() * self.pages.key_scale
-            width = 1 << (keys.shape[-1].bit_length() - 1)
-            values = keys[..., :width] if self.latent else self.pages.values[block, place].double()
-            values = values * self.pages.value_scale
-            group = len(query) // keys.shape[1]
-            keys, values = (part.repeat_interleave(group, 1) for part in (keys, values))
-            scores = torch.einsum("hd,khd->hk", query, keys) * scale
-            if soft_cap:
-                scores = soft_cap * torch.tanh(scores / soft_cap)
-            if sinks is not None:
-                scores = torch.cat([scores, sinks.double()[:, None]], 1)
-            shares = scores.softmax(1)[:, : len(seen)]
-            answers.append(torch.einsum("hk,khd->hd", shares, values))
-        return torch.stack(answers).float()
-
-    def check(self, **how) -> None:
-        found, expected = self.found(**how), self.expected(**how)
-        assert (found - expected).abs().max() < TOLERANCE[self.queries.dtype]
+def check(device, chosen, rules=RULES, **how):
+    AttentionCase(device, "cuda" if HAS_GPU else "cpu", chosen, rules, **how).check()
 
 
-def spread_out(n: int, end: int, seed: int = 1) -> list[int]:
-    return sorted(np.random.default_rng(seed).choice(end, n, replace=False).tolist())
-
-
-SPANS = {
-    "single tokens": [spread_out(70, 200)],
-    "spans of four": [[at for start in range(3, 190, 13) for at in range(start, start + 4)]],
-    "one span of all": [list(range(150))],
-    "the first token and the last": [[0, 199]],
-    "several prompts": [spread_out(5, 180), [0], spread_out(40, 60, 2), list(range(100, 120))],
-}
-
-
-@pytest.mark.parametrize("chosen", SPANS.values(), ids=SPANS)
-def test_every_query_sees_the_keys_of_its_prompt_up_to_its_position(chosen):
-    Case(chosen).check()
+def layout_of(width, value_width=64):
+    return KVLayout(layers=1, kv_heads=2, key_dim=width, value_dim=value_width, dtype="float32", chunk_tokens=16)
 
 
 @pytest.mark.parametrize("group, width", product([1, 3, 4, 16], [64, 96, 128]))
-def test_heads_share_keys(group, width):
-    Case([spread_out(20, 130)], heads=2 * group, width=width).check()
+def test_heads_share_keys(group, width, device):
+    check(device, [spread_out(20, 130)], AttentionRules(2 * group, 0.2), layout=layout_of(width))
 
 
-@pytest.mark.parametrize("block_size", [16, 32, 128])
-@pytest.mark.parametrize("packed", [False, True], ids=["apart", "packed"])
-def test_any_pages(block_size, packed):
-    Case([spread_out(20, 150), spread_out(9, 90)], block_size=block_size, packed=packed, value_width=32).check()
+def test_values_may_be_narrower_than_keys(device):
+    check(device, [spread_out(20, 130)], layout=layout_of(64, 32), block_size=128)
 
 
 # Triton's interpreter multiplies the bits of bfloat16 as integers.
 @pytest.mark.parametrize("dtype", [torch.float16, *([torch.bfloat16] if HAS_GPU else [])])
-def test_half_precision(dtype):
-    Case([spread_out(40, 150)], dtype=dtype).check()
+def test_half_precision(dtype, device):
+    name = "bfloat16" if dtype is torch.bfloat16 else "float16"
+    layout = KVLayout(layers=1, kv_heads=2, key_dim=64, value_dim=64, dtype=name, chunk_tokens=16)
+    check(device, [spread_out(40, 150)], layout=layout, dtype=dtype)
 
 
-@pytest.mark.parametrize("cache", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_keys_and_values_of_8_bits_have_scales(cache):
-    Case([spread_out(20, 100)], cache=cache).check()
+def test_a_latent_may_have_more_heads_than_a_tile_has_rows(device):
+    check(device, [spread_out(3, 70)], AttentionRules(130, 0.04, latent=512), layout=LATENT, format="latent")
 
 
-HOW = {
-    "a window": {"window": 37},
-    "a window of one token": {"window": 1},
-    "a soft cap": {"soft_cap": 2.0, "scale": 1.0},
-    "sinks": {"sinks": torch.tensor([0.5, -1.0, 2.0, 9.0])},
-    "all of them": {"window": 20, "soft_cap": 5.0, "sinks": torch.tensor([0.5, -1.0, 2.0, 9.0])},
-}
-
-
-@pytest.mark.parametrize("how", HOW.values(), ids=HOW)
-def test_ways_to_attend(how):
-    if "sinks" in how:
-        how = how | {"sinks": how["sinks"].to(DEVICE)}
-    case = Case([spread_out(50, 200), spread_out(7, 70)])
-    found = case.found(**how)
-    how = {name: value.cpu() if name == "sinks" else value for name, value in how.items()}
-    assert (found - case.expected(**how)).abs().max() < 1e-4
-
-
-@pytest.mark.parametrize("heads", [16, 130])
-def test_a_latent_is_key_and_value_of_all_heads(heads):
-    """As with MLA: 512 items and 64 rotated ones; 130 heads are more than a tile has rows."""
-    Case([spread_out(3, 70)], heads=heads, key_heads=1, width=576, value_width=0, latent=True).check(scale=0.04)
+def test_a_latent_of_another_width_is_refused_with_a_sentence(device):
+    with pytest.raises(Unsupported, match="no kernel for values of 448 items of 576"):
+        check(device, [[0]], AttentionRules(16, 0.04, latent=448), layout=LATENT, format="latent")
 
 
 @pytest.mark.parametrize("length", [1, 4])
@@ -162,9 +71,10 @@ def test_tiles_are_full_however_short_spans_are(length):
     """The useful rows of all tiles, for 15% of 32,768 tokens and four query heads for each head of keys."""
     starts = np.arange(0, 32_768, length * 20 // 3)[:, None]
     positions = (starts + np.arange(length)).ravel()
-    tiles = tiles_of(positions, np.zeros(len(positions), np.int64), 4, 128, torch.device("cpu"))
-    assert int(tiles.table[:, 2].sum()) == len(positions)
-    assert len(positions) * 4 / (len(tiles.table) * tiles.rows) >= 0.9
+    shape = tile_shape(4, 128)
+    tiles = tiles_of(np.zeros(len(positions), np.int64), positions, shape.tokens)
+    assert int(tiles[:, 2].sum()) == len(positions)
+    assert len(positions) * 4 / (len(tiles) * shape.rows) >= 0.9
 
 
 @pytest.mark.long

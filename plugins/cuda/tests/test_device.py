@@ -15,7 +15,7 @@ from blendhub_cuda.runtime import CudaRuntime, kernels_use_host_addresses
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.devices import stream_device
 from blendhub.testing.devices.deferred import DeferredRuntime
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 
 HAS_GPU = torch.cuda.is_available()
 DEVICE = "cuda" if HAS_GPU else "cpu"
@@ -29,7 +29,7 @@ def device_of(**options):
 
 
 def harness_of(setup=None, **options):
-    return DeviceHarness(device_of(**options), DEVICE, setup or Setup())
+    return DeviceHarness(device_of(**options), DEVICE, setup or DeviceSetup())
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
 
 
 def test_the_error_about_too_little_staging_names_a_sufficient_value():
-    setup = Setup(chunk_tokens=256)
+    setup = DeviceSetup(chunk_tokens=256)
     with pytest.raises(InvalidInput, match=r"staging_mib = 0\.1 is too little.*set it to") as raised:
         harness_of(setup, staging_mib=0.1)
     enough = float(str(raised.value).split("set it to ")[1].split()[0])
@@ -113,7 +113,7 @@ def test_kernels_use_host_addresses_only_where_the_driver_says_that_they_may(mon
 
 def test_pages_that_are_not_on_a_gpu_are_refused():
     with pytest.raises(Unsupported, match="supports only pages in GPU memory"):
-        DeviceHarness(CudaDevice(CudaOptions()), "cpu", Setup())
+        DeviceHarness(CudaDevice(CudaOptions()), "cpu", DeviceSetup())
 
 
 def test_more_slots_than_32_bits_number_are_refused(monkeypatch):
@@ -131,7 +131,7 @@ def test_aligned_pages_of_a_real_model_s_widths(dtype, offset):
         Rotary(width=64, offset=offset, neox=False),
     )
     sizes = {"kv_heads": 2, "key_dim": 128, "value_dim": 128, "block_size": 16, "chunk_tokens": 32, "n_blocks": 8}
-    harness = harness_of(Setup(dtype=dtype, rotations=rotations, **sizes))
+    harness = harness_of(DeviceSetup(dtype=dtype, rotations=rotations, **sizes))
     segments = [
         replace(one, shard=number * harness.layout.shard_bytes) for number, one in enumerate(harness.chunks(3, 80))
     ]

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from blendhub.core.errors import Unsupported
 from blendhub.devices.queues import StagingStream
 from blendhub.testing.devices.deferred import DeferredRuntime, SlowRegistration
-from blendhub.testing.devices.device_harness import DeviceHarness, Rotary, Setup
+from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
 from blendhub.testing.devices.streams import StreamSuite
 
 pytestmark = [
@@ -37,7 +37,7 @@ class TestCudaStreams(StreamSuite):
 
 def harness_on(runtime, **fields):
     sizes = {"rotations": (Rotary(),) * 3, "chunk_tokens": 40, "n_blocks": 40, "n_shards": 8}
-    return DeviceHarness(device_on(runtime), "cpu", Setup(**{**sizes, **fields}))
+    return DeviceHarness(device_on(runtime), "cpu", DeviceSetup(**{**sizes, **fields}))
 
 
 @pytest.mark.parametrize("transfer", ["load", "save"])

@@ -6,7 +6,7 @@ Extent = tuple[int, int]
 """Bytes of the arena: where they begin, counted from the first slot, and how many they are."""
 
 
-class Bytes(Protocol):
+class ByteStore(Protocol):
     """Moves bytes between the arena and a place that other hubs reach. Called from several threads at once.
 
     A key is put once, and never used again for other bytes. Calls block, each for seconds at most: where the place

@@ -44,7 +44,7 @@ class Entry(NamedTuple):
     spans: tuple[Span, ...]
 
 
-class Catalogue:
+class SharedCatalogue:
     """Called from several threads at once; ``begin``, ``entries`` and ``wait`` from one."""
 
     def __init__(self, options: FleetOptions) -> None:

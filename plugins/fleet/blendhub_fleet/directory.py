@@ -16,12 +16,12 @@ import numpy as np
 from blendhub.contracts import ArenaFile
 from blendhub.core.errors import OptionError, StoreAway, StoreFailed
 from blendhub.system.safe_open import NoFile, NotOurs, open_own
-from blendhub_fleet.bytes import Bytes, Extent
+from blendhub_fleet.bytes import ByteStore, Extent
 from blendhub_fleet.options import DirectoryOptions
 from blendhub_fleet.store import FleetStore
-from blendhub_fleet.watched import Watched, Work
+from blendhub_fleet.watched import Watched, WatchedWork
 
-Piece: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint8]]"
+CopyBuffer: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.uint8]]"
 PIECE = 2**20
 """Bytes that are copied at a time: few enough to stay in the processor's cache between file and arena."""
 FLUSHED = 16 * PIECE
@@ -29,7 +29,7 @@ _AWAY = {errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.E
 """The errors of a file system whose server does not answer."""
 
 
-class DirectoryBytes(Bytes):
+class DirectoryBytes(ByteStore):
     """A file for each key. A file that somebody removes, or puts something else in place of, is a miss.
 
     A mount may hang for ever, and with it a thread that reads there. So threads read into private memory, and
@@ -46,7 +46,7 @@ class DirectoryBytes(Bytes):
     def put(self, keys: list[str], extents: list[Extent]) -> list[bool]:
         content = dict(zip(keys, map(self._slice, extents), strict=True))
 
-        def put_all(work: Work[list[bool]]) -> list[bool]:
+        def put_all(work: WatchedWork[list[bool]]) -> list[bool]:
             try:
                 for key, piece in content.items():
                     self._folder.write(key, piece, work)
@@ -61,7 +61,7 @@ class DirectoryBytes(Bytes):
     def get(self, keys: list[str], extents: list[Extent]) -> list[bool]:
         into = dict(zip(keys, map(self._slice, extents), strict=True))
 
-        def get_all(work: Work[list[bool]]) -> list[bool]:
+        def get_all(work: WatchedWork[list[bool]]) -> list[bool]:
             return [self._folder.read(key, piece, work) for key, piece in into.items()]
 
         with self._failing("read"):
@@ -76,7 +76,7 @@ class DirectoryBytes(Bytes):
     def close(self) -> None:
         self._memory = np.empty(0, np.uint8)
 
-    def _slice(self, extent: Extent) -> Piece:
+    def _slice(self, extent: Extent) -> CopyBuffer:
         start, size = extent
         return self._memory[self._slots_at + start : self._slots_at + start + size]
 
@@ -104,7 +104,7 @@ class Folder:
         self._owner: int | None = None
         """The uid that this user's files have here, which a server may map to another one. None: not known yet."""
 
-    def write(self, key: str, content: Piece, work: Work[list[bool]]) -> None:
+    def write(self, key: str, content: CopyBuffer, work: WatchedWork[list[bool]]) -> None:
         """Write a file, whole or not at all."""
         self._prepare()
         file = self._file(key)
@@ -127,7 +127,7 @@ class Folder:
             os.rename(draft.name, file)
             work.step()
 
-    def read(self, key: str, into: Piece, work: Work[list[bool]]) -> bool:
+    def read(self, key: str, into: CopyBuffer, work: WatchedWork[list[bool]]) -> bool:
         """Fill memory with a file, as long as the work is waited for. False: there is no file of that many bytes."""
         self._prepare()
         piece = np.empty(min(PIECE, len(into)), np.uint8)

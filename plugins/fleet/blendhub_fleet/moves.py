@@ -10,7 +10,7 @@ import xxhash
 
 from blendhub.contracts import ArenaFile
 from blendhub.core.errors import InvalidInput, StoreFailed
-from blendhub_fleet.bytes import Bytes, Extent
+from blendhub_fleet.bytes import ByteStore, Extent
 from blendhub_fleet.records import Record
 
 _checksum = xxhash.xxh3_128_digest
@@ -29,7 +29,7 @@ class Moves:
     """An attached arena, and the place of bytes."""
 
     def __init__(
-        self, group: str, file: ArenaFile, memory: memoryview, open_bytes: Callable[[ArenaFile], Bytes]
+        self, group: str, file: ArenaFile, memory: memoryview, open_bytes: Callable[[ArenaFile], ByteStore]
     ) -> None:
         self._group = group
         self._arena = np.frombuffer(memory, np.uint8)

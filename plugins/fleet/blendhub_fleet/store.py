@@ -12,8 +12,8 @@ from blendhub.contracts import ArenaFile, Changes, Dropped, Published, RunKey, S
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
-from blendhub_fleet.bytes import Bytes
-from blendhub_fleet.catalogue import Catalogue, Cursor, Entry, check_bounds
+from blendhub_fleet.bytes import ByteStore
+from blendhub_fleet.catalogue import Cursor, Entry, SharedCatalogue, check_bounds
 from blendhub_fleet.moves import Fetched, Moves
 from blendhub_fleet.options import FleetOptions
 from blendhub_fleet.records import Record, decode_name, decode_record, encode_name, encode_record
@@ -26,10 +26,10 @@ class FleetStore(SharedStore):
 
     at_once = 32
 
-    def __init__(self, options: FleetOptions, open_bytes: Callable[[ArenaFile], Bytes]) -> None:
+    def __init__(self, options: FleetOptions, open_bytes: Callable[[ArenaFile], ByteStore]) -> None:
         self._options = options
         self._open_bytes = open_bytes
-        self._catalogue = Catalogue(options)
+        self._catalogue = SharedCatalogue(options)
         self._moves: Moves | None = None
         self._given: dict[RunKey, StoredRun] = {}
         """Runs that are published with their next chunk."""

@@ -18,7 +18,7 @@ class Left(Exception):
     """The caller no longer waits for the work, so the work is to end."""
 
 
-class Work(Generic[T]):
+class WatchedWork(Generic[T]):
     """The work of a thread for a caller, step by step."""
 
     def __init__(self) -> None:
@@ -58,12 +58,12 @@ class Watched:
         """Calls that were left behind, so far."""
         self._changed = threading.Condition()
         """Guards the fields above and below."""
-        self._under_way: set[Work[Any]] = set()
-        self._left: set[Work[Any]] = set()
+        self._under_way: set[WatchedWork[Any]] = set()
+        self._left: set[WatchedWork[Any]] = set()
 
-    def run(self, work: Callable[[Work[T]], T]) -> T:
+    def run(self, work: Callable[[WatchedWork[T]], T]) -> T:
         """The result of the work. Raises StoreAway if it makes no step for ``silence_s``, or if too many calls hang."""
-        one: Work[T] = Work()
+        one: WatchedWork[T] = WatchedWork()
         self._begin(one)
         try:
             threading.Thread(target=self._do, args=[one, work], name="blendhub-files", daemon=True).start()
@@ -78,7 +78,7 @@ class Watched:
             self._changed.notify_all()
         raise StoreAway(f"{self._place} did nothing for {self._silence_s:g} s; does its server run?")
 
-    def _begin(self, one: Work[Any]) -> None:
+    def _begin(self, one: WatchedWork[Any]) -> None:
         with self._changed:
             # Where all hang no caller waits for its turn: the place is away.
             self._changed.wait_for(
@@ -88,14 +88,14 @@ class Watched:
                 raise StoreAway(f"{AT_ONCE} calls of {self._place} are under way or hang; does its server run?")
             self._under_way.add(one)
 
-    def _do(self, one: Work[T], work: Callable[[Work[T]], T]) -> None:
+    def _do(self, one: WatchedWork[T], work: Callable[[WatchedWork[T]], T]) -> None:
         try:
             one.result.set_result(work(one))
         except BaseException as error:
             one.result.set_exception(error)
         self._ended(one)
 
-    def _ended(self, one: Work[Any]) -> None:
+    def _ended(self, one: WatchedWork[Any]) -> None:
         with self._changed:
             self._under_way.discard(one)
             self._left &= self._under_way

@@ -18,7 +18,7 @@ OWNER_BYTES = 350
 """What CPython holds for a segment beyond its tokens, and for each of its owners, measured."""
 
 
-class Text:
+class IndexedText:
     """The index entry of one run: its segments, ascending, and how far it is exact."""
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class SeparatorMatcher(TrackedMatcher):
         super().__init__()
         self._separator = np.array(options.separator, np.uint32)
         self._min = options.min_match_tokens
-        self._texts: dict[int, Text] = {}
+        self._texts: dict[int, IndexedText] = {}
         self._index: dict[bytes, dict[tuple[int, int], None]] = {}
         """For each content, its owners (run, start), the newest last."""
         self._index_bytes = 0
@@ -51,7 +51,7 @@ class SeparatorMatcher(TrackedMatcher):
         return self._min
 
     def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
-        text = self._texts.setdefault(run, Text())
+        text = self._texts.setdefault(run, IndexedText())
         if not exact and text.inexact_from is None:
             text.inexact_from = span.start
         # The segment that was open until now, and even its end, may be another one with what follows.
@@ -124,7 +124,7 @@ class SeparatorMatcher(TrackedMatcher):
                 yield place
                 free = place + width
 
-    def _learn(self, run: int, text: Text, segment: Span, sequence: Tokens) -> None:
+    def _learn(self, run: int, text: IndexedText, segment: Span, sequence: Tokens) -> None:
         content = sequence[segment.start : segment.end].tobytes()
         if content not in self._index:
             self._index[content] = {}
@@ -134,7 +134,7 @@ class SeparatorMatcher(TrackedMatcher):
         text.spans.append(segment)
         text.contents.append(content)
 
-    def _drop(self, run: int, text: Text, at: int) -> None:
+    def _drop(self, run: int, text: IndexedText, at: int) -> None:
         segment, content = text.spans.pop(at), text.contents.pop(at)
         owners = self._index[content]
         del owners[run, segment.start]

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from blendhub import Span
 from blendhub.contracts import Matcher
 from blendhub.testing.matchers.finding import FindingTests
-from blendhub.testing.matchers.machine import HistoryTests
+from blendhub.testing.matchers.machine import MatcherHistoryTests
 
 
 @pytest.mark.slow
-class TestWithOneTag(FindingTests, HistoryTests):
+class TestWithOneTag(FindingTests, MatcherHistoryTests):
     """The hash says nothing at all; only comparing tokens is left."""
 
     def create(self) -> Matcher:

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from blendhub_fleet.bytes import Bytes, Extent
+from blendhub_fleet.bytes import ByteStore, Extent
 from blendhub_fleet.store import FleetStore
 
 from blendhub.contracts import ArenaFile
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
-from blendhub_mooncake.codes import MASTER_IS_AWAY, Outcome, of_get, of_put
-from blendhub_mooncake.frames import Call, Setup
+from blendhub_mooncake.codes import MASTER_IS_AWAY, CodeMeaning, of_get, of_put
+from blendhub_mooncake.frames import Call, ChildSetup
 from blendhub_mooncake.options import MooncakeOptions
 from blendhub_mooncake.process import MooncakeProcess
 
@@ -29,7 +29,7 @@ COUNTERS = (
 it failed as a whole."""
 
 
-class MooncakeBytes(Bytes):
+class MooncakeBytes(ByteStore):
     """Bytes under keys, from and into the arena; the hub's own process never imports Mooncake.
 
     Mooncake's faults stay in the process that calls it. One that crashes, does not answer by the deadline, or may
@@ -37,7 +37,7 @@ class MooncakeBytes(Bytes):
     next process has started. When a call has ended, nothing reads or writes what it named in the arena any more.
     """
 
-    def __init__(self, setup: Setup, deadline_s: float) -> None:
+    def __init__(self, setup: ChildSetup, deadline_s: float) -> None:
         self._setup, self._deadline_s = setup, deadline_s
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._changed = threading.Condition()
@@ -93,17 +93,17 @@ class MooncakeBytes(Bytes):
         with self._changed:
             self._process = None
 
-    def _transfer(self, call: Call, outcome_of: list[Callable[[int], Outcome]]) -> list[bool]:
+    def _transfer(self, call: Call, outcome_of: list[Callable[[int], CodeMeaning]]) -> list[bool]:
         self._check(call)
         process, codes = self._call(call)
         outcomes = [judge(code) for judge, code in zip(outcome_of, codes, strict=True)]
-        if Outcome.ADRIFT in outcomes:
+        if CodeMeaning.ADRIFT in outcomes:
             process.kill(f"a transfer of a {call.what} may still be under way after its answer")
         failed = [code for code, outcome in zip(codes, outcomes, strict=True) if not outcome.is_certain]
         if failed:
             kind = StoreAway if MASTER_IS_AWAY.issuperset(failed) else StoreFailed
             raise self._failure(call, f"{len(failed)} of its keys failed, the first with code {failed[0]}", kind)
-        done = [outcome is Outcome.DONE for outcome in outcomes]
+        done = [outcome is CodeMeaning.DONE for outcome in outcomes]
         with self._changed:
             self._counts[f"{call.what}_keys"] += sum(done)
             self._counts[f"{call.what}_absent"] += len(done) - sum(done)
@@ -176,7 +176,7 @@ class MooncakeBytes(Bytes):
 
 def open_store(options: MooncakeOptions) -> FleetStore:
     def open_bytes(arena: ArenaFile) -> MooncakeBytes:
-        setup = Setup(arena, options.master, options.address, options.metadata, options.protocol, options.devices)
+        setup = ChildSetup(arena, options.master, options.address, options.metadata, options.protocol, options.devices)
         return MooncakeBytes(setup, options.transfer_deadline_s)
 
     return FleetStore(options, open_bytes)

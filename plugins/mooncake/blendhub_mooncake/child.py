@@ -14,7 +14,7 @@ import sys
 import threading
 from typing import Any
 
-from blendhub_mooncake.frames import Call, Codes, Setup, Started, receive, send
+from blendhub_mooncake.frames import Call, ChildSetup, Codes, Started, receive, send
 
 PR_SET_PDEATHSIG = 1
 INTERNAL_ERROR = -1
@@ -32,7 +32,7 @@ def address_towards(master: str) -> str:
 class Mooncake:
     """A client of Mooncake that provides no memory, and the arena that it copies from and into."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ChildSetup) -> None:
         from mooncake.store import MooncakeDistributedStore
 
         arena = setup.arena
@@ -91,7 +91,7 @@ def main() -> None:
     _die_with(owner=int(sys.argv[1]))
     control, *lanes = [socket.socket(fileno=int(fd)) for fd in sys.argv[2:]]
     try:
-        mooncake = Mooncake(receive(control, Setup))
+        mooncake = Mooncake(receive(control, ChildSetup))
     except Exception as error:
         send(control, Started(str(error) or repr(error)))
         return

@@ -25,7 +25,7 @@ ENDED = MASTER_IS_AWAY | frozenset(
 """Failures after which Mooncake transfers nothing more for the key."""
 
 
-class Outcome(Enum):
+class CodeMeaning(Enum):
     DONE = auto()
     ABSENT = auto()
     """Mooncake does not have these bytes under this key, or has no room for them."""
@@ -36,21 +36,21 @@ class Outcome(Enum):
 
     @property
     def is_certain(self) -> bool:
-        return self in (Outcome.DONE, Outcome.ABSENT)
+        return self in (CodeMeaning.DONE, CodeMeaning.ABSENT)
 
 
-def of_get(code: int, length: int) -> Outcome:
+def of_get(code: int, length: int) -> CodeMeaning:
     if code == length:
-        return Outcome.DONE
+        return CodeMeaning.DONE
     # A code that is not negative is the object's length: other bytes than those that were put.
     if code >= 0 or code in (OBJECT_NOT_FOUND, REPLICA_IS_GONE):
-        return Outcome.ABSENT
-    return Outcome.FAILED if code in ENDED else Outcome.ADRIFT
+        return CodeMeaning.ABSENT
+    return CodeMeaning.FAILED if code in ENDED else CodeMeaning.ADRIFT
 
 
-def of_put(code: int) -> Outcome:
+def of_put(code: int) -> CodeMeaning:
     if code == 0:
-        return Outcome.DONE
+        return CodeMeaning.DONE
     if code == NO_AVAILABLE_HANDLE:
-        return Outcome.ABSENT
-    return Outcome.FAILED if code in ENDED else Outcome.ADRIFT
+        return CodeMeaning.ABSENT
+    return CodeMeaning.FAILED if code in ENDED else CodeMeaning.ADRIFT

@@ -19,7 +19,7 @@ def line_pair() -> tuple[socket.socket, socket.socket]:
     return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
-class Setup(msgspec.Struct, frozen=True):
+class ChildSetup(msgspec.Struct, frozen=True):
     """The first message: how the process reaches Mooncake, and which arena it copies from and into."""
 
     arena: ArenaFile

@@ -12,7 +12,7 @@ import time
 import msgspec
 
 from blendhub.core.errors import StoreFailed
-from blendhub_mooncake.frames import Call, Codes, Setup, Started, line_pair, receive, send
+from blendhub_mooncake.frames import Call, ChildSetup, Codes, Started, line_pair, receive, send
 
 LANES = 4
 """Calls that are under way at the same time; others wait for a lane."""
@@ -56,7 +56,7 @@ class MooncakeProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    def start(self, setup: Setup, timeout_s: float) -> None:
+    def start(self, setup: ChildSetup, timeout_s: float) -> None:
         """Wait until it can be called. Raises StoreFailed if it cannot, and then it is dead."""
         deadline = time.monotonic() + timeout_s
         try:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from blendhub_mooncake import probe
 from blendhub_mooncake.bytes import MooncakeBytes
-from blendhub_mooncake.frames import Setup
+from blendhub_mooncake.frames import ChildSetup
 
 from blendhub.client.arena_view import HEADER_BYTES, SHM
 from blendhub.contracts import ArenaFile
@@ -49,13 +49,13 @@ def arena() -> Iterator[Arena]:
 
 
 @pytest.fixture(scope="module")
-def setup_for(arena: Arena) -> Callable[[Cluster], Setup]:
+def setup_for(arena: Arena) -> Callable[[Cluster], ChildSetup]:
     file = ArenaFile(str(SHM / arena.name.segment), HEADER_BYTES, arena.name.size)
-    return lambda cluster: Setup(file, cluster.address)
+    return lambda cluster: ChildSetup(file, cluster.address)
 
 
 @pytest.fixture(scope="module")
-def open_bytes(setup_for: Callable[[Cluster], Setup]) -> Iterator[Callable[..., MooncakeBytes]]:
+def open_bytes(setup_for: Callable[[Cluster], ChildSetup]) -> Iterator[Callable[..., MooncakeBytes]]:
     with contextlib.ExitStack() as closing:
 
         def open_bytes(cluster: Cluster, deadline_s: float = PATIENT_S) -> MooncakeBytes:

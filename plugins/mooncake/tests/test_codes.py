@@ -1,8 +1,8 @@
 """What each of Mooncake's codes means for a key, and for the memory that was named with it."""
 
-from blendhub_mooncake.codes import Outcome, of_get, of_put
+from blendhub_mooncake.codes import CodeMeaning, of_get, of_put
 
-DONE, ABSENT, FAILED, ADRIFT = Outcome
+DONE, ABSENT, FAILED, ADRIFT = CodeMeaning
 GETS = {
     **{4096: DONE, 4095: ABSENT, 0: ABSENT, -704: ABSENT, -712: ABSENT},
     **{-703: FAILED, -707: FAILED, -900: FAILED, -800: ADRIFT, -1: ADRIFT, -31337: ADRIFT},

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 from blendhub_mooncake.bytes import MooncakeBytes
-from blendhub_mooncake.frames import Setup
+from blendhub_mooncake.frames import ChildSetup
 from members import stopped
 
 from blendhub.core.errors import StoreFailed
@@ -198,7 +198,7 @@ time.sleep(1e6)
 
 
 def test_the_process_dies_with_its_owner_even_if_it_is_stopped(
-    cluster: Cluster, setup_for: Callable[[Cluster], Setup]
+    cluster: Cluster, setup_for: Callable[[Cluster], ChildSetup]
 ) -> None:
     cluster.start_master()
     argument = msgspec.json.encode(setup_for(cluster)).decode()

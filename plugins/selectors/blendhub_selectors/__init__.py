@@ -2,19 +2,12 @@
 
 from blendhub.contracts import Selector
 from blendhub.framework.hookspecs import PluginSpec, hookimpl
-from blendhub_selectors.options import AttendedOptions, CombinedOptions, FirstKOptions, HkvdOptions
+from blendhub_selectors.options import AttendedOptions, FirstKOptions, HkvdOptions
 
 
 @hookimpl
 def blendhub_selectors() -> list[PluginSpec[Selector]]:
     return [
-        PluginSpec(
-            name="combined",
-            api=3,
-            summary="beginnings of spans, and what the question speaks of",
-            factory="blendhub_selectors.combined:CombinedSelector",
-            options=CombinedOptions,
-        ),
         PluginSpec(
             name="attended",
             api=3,

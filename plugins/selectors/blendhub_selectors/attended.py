@@ -5,11 +5,15 @@ from math import ceil
 from blendhub.contracts import Selection, Selector
 from blendhub.core.spans import Span
 from blendhub_selectors.options import AttendedOptions
-from blendhub_selectors.signals import highest, moved_mask
+from blendhub_selectors.signals import heads, highest, moved_mask
 
 
 class AttendedSelector(Selector):
-    """What the question looks at decides the answer, so that is what must be right."""
+    """What the question looks at decides the answer, so that is what must be right.
+
+    Where a model's attention cannot be measured, the beginnings of spans are picked: they lack most of what they would
+    now attend to.
+    """
 
     def __init__(self, options: AttendedOptions) -> None:
         self.attended_layers = options.layers
@@ -17,7 +21,9 @@ class AttendedSelector(Selector):
         self._window_tokens = options.window_tokens
 
     def pick(self, selection: Selection) -> list[Span]:
-        assert selection.attended is not None, "Selector.select refuses calls without it"
         moved = moved_mask(selection)
-        windows = highest(selection.attended, moved, self._window_tokens)
+        if selection.attended is None:
+            windows = heads(selection, self._window_tokens)
+        else:
+            windows = highest(selection.attended, moved, self._window_tokens)
         return windows.within(ceil(selection.ratio * int(moved.sum())), moved)

@@ -58,31 +58,3 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window_tokens: Annotated[
         int, Meta(ge=1, le=256, description="a token is picked with what follows it, so many in all")
     ] = 1
-
-
-WindowTokens: TypeAlias = Annotated[int, Meta(ge=1, le=256)]
-Share: TypeAlias = Annotated[float, Meta(ge=0, le=1)]
-
-
-class CombinedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    head_tokens: Annotated[
-        int, Meta(ge=0, le=65536, description="the most of each span's beginning that is picked for its place alone")
-    ] = 8
-    after_hole: Annotated[
-        int, Meta(ge=1, le=64, description="times as much of the beginning is picked where a span follows a hole")
-    ] = 2
-    window_tokens: Annotated[
-        WindowTokens, Meta(description="neighbours at the beginning of a span that are picked together")
-    ] = 4
-    head_share: Annotated[
-        Share, Meta(description="what beginnings get of the budget, relative to the other shares; 0: nothing")
-    ] = 0.2
-    question_tokens: Annotated[
-        WindowTokens, Meta(description="a word of the question is picked with what follows it, so many tokens in all")
-    ] = 8
-    question_before: Annotated[
-        int, Meta(ge=0, le=256, description="so many tokens before a word of the question are picked with it")
-    ] = 3
-    question_share: Annotated[
-        Share, Meta(description="what the question's words get of the budget, relative to the other shares; 0: nothing")
-    ] = 0.5

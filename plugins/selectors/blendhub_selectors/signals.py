@@ -1,14 +1,11 @@
 """What selectors go by: the beginnings of spans, and the highest of measured numbers."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Selection
 from blendhub.contracts.selection import Scores
-from blendhub.core.spans import Span
-from blendhub_selectors.blocks import Blocks, Positions
+from blendhub_selectors.blocks import Blocks
 from blendhub_selectors.windows import Mask, Windows
 
 
@@ -21,19 +18,12 @@ def moved_mask(selection: Selection) -> Mask:
     return np.cumsum(change[:-1]).astype(bool)
 
 
-def heads(selection: Selection, width: int, most: int | None = None, after_hole: int = 1) -> Windows:
-    """The spans from their beginnings on: the first ``width`` tokens of each, then the next of each, and so on.
-
-    It ends after ``most`` tokens of each span. Both are ``after_hole`` times as many for spans right behind a hole: the
-    text before those is another one.
-    """
+def heads(selection: Selection, width: int) -> Windows:
+    """The spans from their beginnings on: the first ``width`` tokens of each, then the next of each, and so on."""
     spans = Blocks.of(selection.moved)
-    times = np.where(np.isin(spans.starts, _ends(selection.holes)), after_hole, 1)
-    ends = spans.ends if most is None else np.minimum(spans.ends, spans.starts + most * times)
-    windows = Blocks(spans.starts, ends).split(width)
+    windows = spans.split(width)
     span = np.searchsorted(spans.starts, windows.starts, side="right") - 1
-    turns = (windows.starts - spans.starts[span]) // (width * times[span])
-    return Windows(windows.starts, windows.ends).ordered(turns)
+    return Windows(windows.starts, windows.ends).ordered(windows.starts - spans.starts[span])
 
 
 def highest(numbers: Scores, moved: Mask, width: int) -> Windows:
@@ -45,7 +35,3 @@ def highest(numbers: Scores, moved: Mask, width: int) -> Windows:
 
 def finite_or_highest(numbers: Scores) -> npt.NDArray[np.float64]:
     return np.where(np.isfinite(numbers), numbers, np.inf).astype(np.float64)
-
-
-def _ends(spans: Sequence[Span]) -> Positions:
-    return np.array([span.end for span in spans], np.int64)

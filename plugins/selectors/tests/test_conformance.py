@@ -19,11 +19,6 @@ class TestAttended(SelectorSuite):
         return HOST.create("selector", "attended")
 
 
-class TestCombined(SelectorSuite):
-    def create(self) -> Selector:
-        return HOST.create("selector", "combined")
-
-
 class TestFirstK(SelectorSuite):
     capabilities = ("own_ratio",)
 

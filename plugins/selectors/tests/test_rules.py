@@ -106,6 +106,12 @@ def test_attended_picks_what_is_attended_to_most(data, moved, ratio, width):
         assert len(tokens(picks)) == ceil(ratio * len(tokens(moved)))
 
 
+@given(moved=moved_spans(), ratio=st.floats(0, 1))
+def test_attended_picks_beginnings_where_attention_is_not_measured(moved, ratio):
+    picks = AttendedSelector(AttendedOptions()).select(Selection(moved, ratio))
+    assert picks == FirstKSelector(FirstKOptions(k=0)).select(Selection(moved, ratio))
+
+
 @given(moved=moved_spans(), ratio=st.floats(0, 1, exclude_min=True, exclude_max=True), k=st.integers(1, 25))
 def test_first_k_picks_the_beginning_of_every_span(moved, ratio, k):
     expected = [position for span in moved for position in range(span.start, span.end)[:k]]

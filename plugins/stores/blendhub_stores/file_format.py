@@ -36,7 +36,7 @@ class Damaged(Exception):
     """A file does not hold a valid entry; the message says why."""
 
 
-class Header(msgspec.Struct, frozen=True, array_like=True):
+class FileHeader(msgspec.Struct, frozen=True, array_like=True):
     """A file's header: which entry it holds, and the sizes and checksums of its sections."""
 
     key: RunKey
@@ -46,12 +46,12 @@ class Header(msgspec.Struct, frozen=True, array_like=True):
     sums: tuple[bytes, ...]
 
 
-_decoder = msgspec.msgpack.Decoder(Header)
+_decoder = msgspec.msgpack.Decoder(FileHeader)
 
 
-def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> Header:
+def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -> FileHeader:
     """The header of a file to be written, in its final length, with zeros as checksums."""
-    header = Header(key, span, tuple(len(section) for section in sections), (bytes(SUM_BYTES),) * len(sections))
+    header = FileHeader(key, span, tuple(len(section) for section in sections), (bytes(SUM_BYTES),) * len(sections))
     try:
         encoded = msgspec.msgpack.encode(header)
     except UnicodeEncodeError as error:
@@ -64,11 +64,11 @@ def new_header(key: RunKey, span: Span | None, sections: Sequence[memoryview]) -
     return header
 
 
-def file_size(header: Header) -> int:
+def file_size(header: FileHeader) -> int:
     return PREAMBLE.size + len(msgspec.msgpack.encode(header)) + sum(header.sizes)
 
 
-def write(path: str, header: Header, sections: Sequence[memoryview], *, fsync: bool) -> None:
+def write(path: str, header: FileHeader, sections: Sequence[memoryview], *, fsync: bool) -> None:
     """Write a new file. If it raises OSError, the incomplete file stays."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -132,7 +132,7 @@ class StoreFile:
                 raise Damaged(f"the bytes of section {section} do not match their checksum")
             at += len(view)
 
-    def _read_header(self) -> Header:
+    def _read_header(self) -> FileHeader:
         head = _read_at(self._fd, FIRST_READ, 0)
         if len(head) < PREAMBLE.size:
             raise Damaged(f"it ends after {len(head)} bytes, within the preamble")

@@ -3,7 +3,7 @@
 A ZeroMQ socket is for one thread at a time, and handing a request to another thread costs more than the request. So
 the threads that share a connection take turns. One of them *leads*: it alone uses the sockets, sends what all threads
 queued in the outbox, and settles every reply that arrives. The others *follow*: they sleep on a condition variable.
-A leader whose own request is settled steps down and wakes the followers, and one of these leads on.
+A leader whose own request is answered steps down and wakes the followers, and one of these leads on.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from blendhub.contracts.transport import Buffer, Codec, Connection, Envelope, Pe
 from blendhub.core.errors import BlendHubError, Busy, DeadlineExceeded, PeerGone, ProtocolError
 from blendhub_transports import frames
 from blendhub_transports.deadline import deadline_after
-from blendhub_transports.dealer import Dealer, Keys, Wakeup
+from blendhub_transports.dealer import ClientKeys, Dealer, Wakeup
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.socket_file import why_unreachable
@@ -30,7 +30,7 @@ from blendhub_transports.sockets import HIGH_WATER_MARK, readable
 
 log = logging.getLogger("blendhub.transports")
 
-Answer: TypeAlias = tuple[frames.Header, memoryview, list[memoryview]]
+Answer: TypeAlias = tuple[frames.FrameHeader, memoryview, list[memoryview]]
 """Header, message and payload, not yet decoded: the thread that waits for them decodes them."""
 
 
@@ -54,7 +54,7 @@ class ZmqPending(Pending):
 
 
 class ZmqConnection(Connection):
-    def __init__(self, where: Endpoint, keys: Keys | None, codec: Codec, options: ZmqOptions) -> None:
+    def __init__(self, where: Endpoint, keys: ClientKeys | None, codec: Codec, options: ZmqOptions) -> None:
         self._where = where
         self._endpoint = where.text
         self._keys = keys
@@ -124,10 +124,10 @@ class ZmqConnection(Connection):
         self._expire_if_late(pending)
 
     def wait_for(self, pending: ZmqPending) -> None:
-        """Lead until ``pending`` is settled, or follow until the leader settles a request or steps down."""
+        """Lead until ``pending`` is answered, or follow until the leader answers a request or steps down."""
         if self._take_lead():
             try:
-                self._lead_until_settled(pending)
+                self._lead_until_answered(pending)
             finally:
                 self._step_down()
             return
@@ -176,7 +176,7 @@ class ZmqConnection(Connection):
 
     # Only the leader calls these.
 
-    def _lead_until_settled(self, pending: ZmqPending) -> None:
+    def _lead_until_answered(self, pending: ZmqPending) -> None:
         while True:
             self._send()
             self._receive(pending)

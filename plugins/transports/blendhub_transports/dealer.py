@@ -25,12 +25,12 @@ LONGEST_WAIT_S = 3600.0
 """Far below what the kernel takes as milliseconds; a longer wait is made of several."""
 
 
-class Keys(msgspec.Struct, frozen=True):
+class ClientKeys(msgspec.Struct, frozen=True):
     own: KeyPair
     server: bytes
 
 
-def read_keys(where: Endpoint, options: ZmqOptions) -> Keys | None:
+def read_keys(where: Endpoint, options: ZmqOptions) -> ClientKeys | None:
     """The keys that a client needs there; None where none are used."""
     if where.path is not None or (where.private and not options.server_key):
         return None
@@ -39,7 +39,7 @@ def read_keys(where: Endpoint, options: ZmqOptions) -> Keys | None:
             f"others can reach {where.text}, so it needs keys: run `blendhub keys` where the server runs, "
             "then set the options secret_key and server_key"
         )
-    return Keys(read_secret("secret_key", options.secret_key), read_public("server_key", options.server_key))
+    return ClientKeys(read_secret("secret_key", options.secret_key), read_public("server_key", options.server_key))
 
 
 class Wakeup:
@@ -66,7 +66,7 @@ class Dealer:
     so a dealer whose server is gone is closed, and a new one made.
     """
 
-    def __init__(self, where: Endpoint, options: ZmqOptions, keys: Keys | None, wakeup: Wakeup) -> None:
+    def __init__(self, where: Endpoint, options: ZmqOptions, keys: ClientKeys | None, wakeup: Wakeup) -> None:
         self._endpoint = where.text
         self._has_keys = keys is not None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()

@@ -46,7 +46,7 @@ _HEADER: Final = struct.Struct("<2sHHBxQId")
 HEADER_BYTES: Final = _HEADER.size
 
 
-class Header(NamedTuple):
+class FrameHeader(NamedTuple):
     magic: bytes
     protocol: int
     codec: int
@@ -84,11 +84,11 @@ def decode_error(body: memoryview) -> BlendHubError:
     return _ERRORS.get(name, ServiceFailed)(sentence)
 
 
-def read_header(frame: memoryview) -> Header:
+def read_header(frame: memoryview) -> FrameHeader:
     """The header of a frame; raises ProtocolError if these bytes never were one."""
     if len(frame) < HEADER_BYTES:
         raise ProtocolError(f"{len(frame)} bytes are less than a header, which has {HEADER_BYTES}")
-    header = Header._make(_HEADER.unpack_from(frame))
+    header = FrameHeader._make(_HEADER.unpack_from(frame))
     if header.magic != MAGIC:
         raise ProtocolError(f"a frame begins with {header.magic!r}, expected {MAGIC!r}: the sender is not BlendHub")
     return header
@@ -99,7 +99,7 @@ def message(frame: memoryview) -> memoryview:
     return frame[HEADER_BYTES:]
 
 
-def check_versions(header: Header, codec: int, reader: str, writer: str) -> None:
+def check_versions(header: FrameHeader, codec: int, reader: str, writer: str) -> None:
     """Raise VersionMismatch unless ``writer``, which sent this header, has the versions of ``reader``."""
     if header.protocol == PROTOCOL and header.codec == codec:
         return

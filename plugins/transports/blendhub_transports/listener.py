@@ -11,9 +11,8 @@ from blendhub.core.errors import InvalidInput, OptionError
 from blendhub_transports.endpoints import Endpoint
 from blendhub_transports.keys import read_clients, read_secret
 from blendhub_transports.options import ZmqOptions
-from blendhub_transports.receiver import Receiver
 from blendhub_transports.socket_file import SocketFile
-from blendhub_transports.sockets import open_monitor, set_limits
+from blendhub_transports.sockets import Receiver, open_monitor, set_limits
 
 log = logging.getLogger("blendhub.transports")
 

@@ -11,19 +11,18 @@ import zmq
 from blendhub.contracts.transport import Buffer, Envelope, Peer, Server, Service
 from blendhub.core.errors import BlendHubError, ProtocolError
 from blendhub_transports import frames
-from blendhub_transports.accept_gate import AcceptGate
-from blendhub_transports.admission import Admission
+from blendhub_transports.admission import AcceptGate, ConnectionLimit
 from blendhub_transports.dispatcher import Dispatcher, service_failure
 from blendhub_transports.endpoints import parse_endpoint
 from blendhub_transports.listener import Listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.peer_table import PeerTable
-from blendhub_transports.receiver import Receiver
 from blendhub_transports.sockets import (
     ACCEPT_FAILED,
     ACCEPTED,
     DISCONNECTED,
     HANDSHAKE_REFUSED,
+    Receiver,
     pid_of_peer,
     read_monitor_event,
     readable,
@@ -47,7 +46,7 @@ class ZmqServer(Server):
         self._dispatcher = Dispatcher(service, options.max_pending, listener.endpoint)
         self._peers = PeerTable()
         where = parse_endpoint(listener.endpoint)
-        self._admission = Admission(where, options.max_connections)
+        self._admission = ConnectionLimit(where, options.max_connections)
         self._gate = AcceptGate(where)
         self._events = Receiver(listener.monitor, self._read_monitor_event, self._schedule_departures)
         self._requests = Receiver(listener.router, self._read_request, self._report_departures)
@@ -89,13 +88,13 @@ class ZmqServer(Server):
             return
         self._dispatcher.dispatch(peer, request, self._remaining(header), reply)
 
-    def _decode(self, header: frames.Header, frame: memoryview, payload: list[memoryview]) -> Envelope:
+    def _decode(self, header: frames.FrameHeader, frame: memoryview, payload: list[memoryview]) -> Envelope:
         """The request in these frames; raises ProtocolError if the options or the codec do not allow it."""
         frames.check_versions(header, self._codec.version, reader="the server", writer="the client")
         frames.check_frames(frame, payload, self._options.max_frame_bytes)
         return Envelope(self._codec.decode(frames.message(frame)), payload)
 
-    def _remaining(self, header: frames.Header) -> float:
+    def _remaining(self, header: frames.FrameHeader) -> float:
         """Seconds that the caller still waits for the reply."""
         remaining = header.timeout_ms / 1000
         if self._shares_clock:

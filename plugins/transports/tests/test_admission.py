@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from blendhub_transports import accept_gate, admission, listener
+from blendhub_transports import admission, listener
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
 
@@ -130,7 +130,7 @@ def test_a_connection_that_could_not_be_counted_shuts_out_no_other(serve, endpoi
 def test_without_proc_the_server_serves_and_a_line_says_what_is_not_bounded(
     serve, endpoint, monkeypatch, tmp_path, caplog
 ):
-    monkeypatch.setattr(accept_gate, "FDINFO", tmp_path / "none")
+    monkeypatch.setattr(admission, "FDINFO", tmp_path / "none")
     server = serve(endpoint)
     ask(server).close()
     assert "more connections than a limit may be accepted" in caplog.text

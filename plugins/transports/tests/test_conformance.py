@@ -18,7 +18,7 @@ from blendhub.testing import TransportSuite
 from blendhub.testing.transports.answering import AnsweringTests
 from blendhub.testing.transports.base import free_port
 from blendhub.testing.transports.ending import EndingTests
-from blendhub.testing.transports.hostile import HostileTests
+from blendhub.testing.transports.limits import HostileTests
 
 
 class TestInproc(TransportSuite):

@@ -113,7 +113,7 @@ def engine_model(tmp_path_factory):
                 get_model=lambda: module,
                 model=module,
                 attn_groups=[[group]],
-                kv_cache_config=SimpleNamespace(kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]),
+                kv_cache_config=SimpleNamespace(num_blocks=9, kv_cache_groups=[SimpleNamespace(kv_cache_spec=spec)]),
                 kernel_block_sizes=[[128]],
                 supports_mm_inputs=False,
                 model_config=config.model_config,

@@ -1,0 +1,34 @@
+"""The reference for attention of chosen tokens: plain torch, prompt by prompt. It works on any device."""
+
+from collections.abc import Sequence
+
+import torch
+
+from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens, PagedLayer
+from blendhub.core.layout import KVLayout
+from blendhub.devices import TENSOR_TYPES, planes_of
+from blendhub.devices.chosen_attention import Keys, attend
+
+
+class ReferenceAttention(ChosenAttention):
+    def __init__(
+        self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, rules: Sequence[AttentionRules]
+    ) -> None:
+        dtype = TENSOR_TYPES[layout.dtype][0]
+        self._planes = [[one.view(dtype) for one in planes_of(layer, block_size, layout)] for layer in layers]
+        self._block_size = block_size
+        self._rules = rules
+
+    def begin(self, tokens: ChosenTokens) -> None:
+        self._tokens = tokens
+
+    def attend(self, layer: int, queries: torch.Tensor, output: torch.Tensor) -> None:
+        tokens, rules, (keys, values) = self._tokens, self._rules[layer], self._planes[layer]
+        for prompt, blocks in enumerate(torch.from_numpy(tokens.blocks).long().to(queries.device)):
+            mine = torch.from_numpy(tokens.prompts == prompt).to(queries.device)
+            positions = torch.from_numpy(tokens.positions).to(queries.device)[mine]
+            at = torch.arange(int(positions.max()) + 1, device=queries.device)
+            place = blocks[at // self._block_size], slice(None), at % self._block_size
+            own_keys = keys[place].float() * rules.key_scale
+            own_values = own_keys[..., : rules.latent] if rules.latent else values[place].float() * rules.value_scale
+            output[mine] = attend(queries[mine], positions, Keys(at, own_keys, own_values), rules).to(output.dtype)

@@ -1,0 +1,59 @@
+"""Prompts as retrieval makes them: English documents, and questions about single ones to the model that others trained.
+
+The people in the documents never lived, so the model can know them only from its prompt.
+"""
+
+import random
+import re
+from itertools import islice, repeat
+from typing import Any, NamedTuple
+
+from benchmarks.quality.real.chat import CUT, Chat
+from benchmarks.quality.real.people import Asked, people
+from benchmarks.quality.workload import Case, Tokens, make_visits
+
+DOCUMENTS = 7
+"""How many a prompt has."""
+LONGEST = 4096
+SYSTEM = "You answer questions about the documents with one word."
+
+
+class Question(NamedTuple):
+    asked: Asked
+    tokens: Tokens
+    """The end of the prompt, behind the documents."""
+
+
+class Workload:
+    """Earlier prompts show each document among others; later ones bring some together and ask about them."""
+
+    def __init__(self, tokenizer: Any, n_prompts: int, n_questions: int) -> None:
+        self._tokenizer = tokenizer
+        chat, rng = Chat(tokenizer), random.Random(0)
+        everyone = people(rng, "test")
+        self._cases: list[Case] = []
+        self._questions: list[list[Question]] = []
+        # The first prompt is for warming up.
+        for _ in range(1 + n_prompts):
+            persons = list(islice(everyone, DOCUMENTS))
+            body = CUT + CUT.join(f"Document: {one.text}\n\n" for one in persons) + CUT
+            known = [asked for one in persons for asked in one.questions]
+            asked = rng.sample(known, min(n_questions, len(known)))
+            pieces = [
+                chat.pieces([("system", SYSTEM), ("user", f"{body}Question: {one.question}")], one.begun)
+                for one in asked
+            ]
+            self._cases.append(Case(pieces[0][0], pieces[0][1:-1], []))
+            self._questions.append([Question(one, all[-1]) for one, all in zip(asked, pieces, strict=True)])
+
+    def earlier(self) -> list[Tokens]:
+        return make_visits(self._cases, repeat(self._cases[0].header), LONGEST)
+
+    def later(self) -> list[tuple[Tokens, list[Question]]]:
+        """Prompts without a question, and the questions that are asked behind each."""
+        return [(case.body, asked) for case, asked in zip(self._cases, self._questions, strict=True)]
+
+    def sentence(self, answer: Tokens) -> str:
+        """The first sentence of an answer."""
+        text: str = self._tokenizer.decode(answer, skip_special_tokens=True)
+        return re.split(r"[.\n]", text)[0].strip()
