@@ -60,7 +60,7 @@ def test_of_equal_ratios_the_one_that_agrees_more_is_advised():
 def test_a_few_audits_that_agree_are_no_ground_for_a_ratio():
     cases = [measured("a", 0.05, 8, 8), measured("b", 0.15, 8, 8)]
     assert advise(cases, 0.95) == Advice(None, cases[0])
-    assert settings_for(advise(cases, 0.95), 0.95, {}) == {"mode": "exact"}
+    assert settings_for(advise(cases, 0.95), 0.95, 16, {}) == {"mode": "exact"}
     said = sentence(advise(cases, 0.95), cases, 0.95, 16, "")
     agreed_on = "a with recompute_ratio 0.05 agreed on all 16 tokens of the answer in 8 of 8 prompts"
     assert f"{agreed_on}. That is too few to be sure of 95%" in said and "73 prompts show it" in said
@@ -97,13 +97,14 @@ def test_a_selector_that_ignores_the_ratio_is_measured_once(name, options, disti
 def test_the_settings_to_paste_keep_what_was_given():
     given_ = {"endpoint": "ipc:///x", "selector": {"name": "a", "options": {"k": 3}}}
     one = measured("a", 0.2, 9, 9)
-    assert settings_for(Advice(one), 0.95, given_) == given_ | {
+    assert settings_for(Advice(one), 0.95, 16, given_) == given_ | {
         "recompute_ratio": 0.2,
         "expected_agreement": 0.95,
+        "audit_tokens": 16,
     }
-    other = settings_for(Advice(measured("b", 0.2, 9, 9)), 0.95, given_)
+    other = settings_for(Advice(measured("b", 0.2, 9, 9)), 0.95, 16, given_)
     assert other["selector"] == {"name": "b"} and other["endpoint"] == "ipc:///x"
-    assert settings_for(Advice(None), 0.95, {"store": False}) == {"store": False, "mode": "exact"}
+    assert settings_for(Advice(None), 0.95, 16, {"store": False}) == {"store": False, "mode": "exact"}
 
 
 @pytest.mark.parametrize(

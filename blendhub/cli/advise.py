@@ -24,6 +24,8 @@ from blendhub.vllm.transfer_config import FLAG
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+MOST_TOKENS = 256
+"""As many as audits compare at most."""
 RATIOS = (0, 0.05, 0.15, 0.3, 0.5)
 
 
@@ -64,9 +66,10 @@ def run(arguments: argparse.Namespace) -> int:
     target, ratios, tokens = arguments.agreement, _ratios(arguments.ratios), arguments.tokens
     if not 0 < target < 1:
         raise OptionError(f"--agreement {target} should be above 0 and below 1, such as 0.95")
-    for name, number in (("--most", arguments.most), ("--tokens", tokens)):
-        if number < 1:
-            raise OptionError(f"{name} {number} should be at least 1")
+    if arguments.most < 1:
+        raise OptionError(f"--most {arguments.most} should be at least 1")
+    if not 1 <= tokens <= MOST_TOKENS:
+        raise OptionError(f"--tokens {tokens} should be from 1 to {MOST_TOKENS}")
     engine, settings = read_object("--engine", arguments.engine), read_object("--settings", arguments.settings)
     if mistakes := mistakes_in_settings({KEY: settings}, host, None):
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))
@@ -86,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
     how, measured = _measured(jobs)
     advice = advise([one.ours for one in measured], target)
     said = sentence(advice, [one.ours for one in measured], target, tokens, how.unmoved)
-    flag = _flag(settings_for(advice, target, settings))
+    flag = _flag(settings_for(advice, target, tokens, settings))
     print(f"\n{said}\n\n{flag}\n")
     made = Measurement(
         model=arguments.model,

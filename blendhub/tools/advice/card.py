@@ -99,7 +99,7 @@ def _page(made: Measurement, advised: str, curve: Path | None) -> Iterator[str]:
     yield "`model_card` in BlendHub's settings lets an engine read these figures before it blends:"
     yield ""
     yield "```json"
-    yield msgspec.json.format(msgspec.json.encode(_for_engines(made)), indent=1).decode()
+    yield msgspec.json.encode(_for_engines(made)).decode().replace('{"selector"', '\n  {"selector"')
     yield "```"
     yield ""
 

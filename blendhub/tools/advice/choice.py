@@ -40,8 +40,8 @@ def advise(measured: Sequence[Outcome], target: float) -> Advice:
     return Advice(None, max(above, key=lambda one: (agreement(one), -one.ratio), default=None))
 
 
-def settings_for(advice: Advice, target: float, given: dict[str, Any]) -> dict[str, Any]:
-    """The settings to paste: the given ones, changed as advised."""
+def settings_for(advice: Advice, target: float, tokens: int, given: dict[str, Any]) -> dict[str, Any]:
+    """The settings to paste: the given ones, changed as advised. Audits compare as many tokens as were measured."""
     if advice.chosen is None:
         return {**given, "mode": "exact"}
     return {
@@ -49,6 +49,7 @@ def settings_for(advice: Advice, target: float, given: dict[str, Any]) -> dict[s
         "selector": selector_of(advice.chosen.selector, given),
         "recompute_ratio": advice.chosen.ratio,
         "expected_agreement": target,
+        "audit_tokens": tokens,
     }
 
 

@@ -17,7 +17,7 @@ def draw(measured: Sequence[Measured], tokens: int, file: Path) -> None:
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     FigureCanvasAgg(figure)
     agree, lose = figure.subplots(1, 2)
-    agree.set_ylabel(f"answers whose {tokens} tokens agree, with 95% interval")
+    agree.set_ylabel(f"answers whose {tokens} tokens agree")
     agree.set_ylim(0, 1.02)
     lose.set_ylabel("nats lost on full prefill's answer")
     labels = list(dict.fromkeys(one.ours.selector for one in measured))
@@ -36,6 +36,6 @@ def draw(measured: Sequence[Measured], tokens: int, file: Path) -> None:
     for axes in (agree, lose):
         axes.spines[["top", "right"]].set_visible(False)
     lose.set_ylim(bottom=0)
-    figure.supxlabel("share of the moved text that is recomputed")
+    figure.supxlabel("share of the moved text that is recomputed; bars: 95% intervals", fontsize="medium")
     figure.legend(*agree.get_legend_handles_labels(), loc="outside upper center", ncols=len(labels), frameon=False)
     figure.savefig(file, dpi=150, format="png")
