@@ -119,8 +119,8 @@ bench: setup ## Run all benchmarks; results go to build/bench
 quality: setup ## What reuse costs a small reader and a real model, and what selectors win back; results go to build/quality
 	$(BIN)/python -m benchmarks.quality
 
-gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
-	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py
+gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to $$OUT, or build
+	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py

@@ -20,7 +20,8 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 def spread_out(n: int, end: int, seed: int = 1) -> list[int]:
     """So many different positions before ``end``, in any order."""
-    return np.random.default_rng(seed).choice(end, n, replace=False).tolist()
+    positions: list[int] = np.random.default_rng(seed).choice(end, n, replace=False).tolist()
+    return positions
 
 
 class AttentionCase:

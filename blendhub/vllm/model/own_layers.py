@@ -70,7 +70,7 @@ def _attend_to_latent(
 ) -> torch.Tensor:
     """Stands where a layer with MLA has its ``forward_impl``. The context is not projected again, only the queries."""
     _refuse_scales(layer, output_scale, output_block_scale)
-    plain, turned = query.split([layer.qk_nope_head_dim, layer.qk_rope_head_dim], -1)
+    plain, turned = query.split_with_sizes([layer.qk_nope_head_dim, layer.qk_rope_head_dim], -1)
     absorbed = torch.cat([torch.bmm(plain.transpose(0, 1), layer.W_UK_T).transpose(0, 1), turned], -1)
     keys = torch.cat([latent, rotated.flatten(1)], -1)[:, None]
     taken = latent.new_empty(len(query), layer.num_heads, layer.kv_lora_rank)
@@ -91,7 +91,8 @@ def own_attention(names: Sequence[str], attend: Attend) -> Iterator[None]:
     context = get_forward_context()
     layers = dict(context.no_compile_layers)
     for name in names:
-        layers[name] = own = copy(layers[name])
+        own: Any = copy(layers[name])
+        layers[name] = own
         if isinstance(own, MLAAttention):
             own.forward_impl = partial(_attend_to_latent, own, attend)
         else:
