@@ -56,7 +56,7 @@ def measured(group: int, n: int, repeats: int) -> dict[int, list[float]]:
         return torch.randn(*shape, dtype=torch.bfloat16, device=place)
 
     pages = [numbers(n // BLOCK, HEADS, BLOCK, 2 * WIDTH) for _ in range(DIFFERENT)]
-    planes = tuple(Planes(*one.split_with_sizes([WIDTH, WIDTH], -1), None) for one in pages)
+    planes = tuple(Planes(one[..., :WIDTH], one[..., WIDTH:], None) for one in pages)
     attention = CudaAttention(Pages(planes, n // BLOCK, None, place), LAYOUT, [rules] * DIFFERENT, torch.bfloat16)
     queries, (keys, values) = numbers(1, HEADS * group, n, WIDTH), (numbers(1, HEADS, n, WIDTH) for _ in range(2))
     blocks = np.arange(n // BLOCK, dtype=np.int32)[None]

@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import AttentionType
 
 from blendhub.contracts import AttentionRules
 from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.platforms import keeps_latent
 
 Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Called with a layer, the queries, keys and values of the forward's tokens, and where to put what they attend to.
@@ -93,7 +94,7 @@ def own_attention(names: Sequence[str], attend: Attend) -> Iterator[None]:
     for name in names:
         own: Any = copy(layers[name])
         layers[name] = own
-        if isinstance(own, MLAAttention):
+        if keeps_latent(own):
             own.forward_impl = partial(_attend_to_latent, own, attend)
         else:
             own.impl = OwnAttention(own.impl, attend)
@@ -116,7 +117,7 @@ def rules_of(layer: Any) -> AttentionRules:
         key_scale=_number(layer, layer._k_scale) if is_quantised else 1.0,
         value_scale=_number(layer, layer._v_scale) if is_quantised else 1.0,
     )
-    if isinstance(layer, MLAAttention):
+    if keeps_latent(layer):
         if layer.use_direct_call or layer.use_sparse or not hasattr(layer, "W_UK_T"):
             raise Unsupported(f"{layer.layer_name} has MLA of a kind whose projections BlendHub does not know")
         return rules._replace(latent=layer.kv_lora_rank, value_scale=rules.key_scale)
