@@ -122,8 +122,8 @@ quality: setup ## What reuse costs a real model, and what selectors win back; re
 model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
 	$(BIN)/python -m benchmarks.quality.real.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
 
-gpu-check: ## On a machine with a GPU and torch, test and measure the CUDA device; results go to build/gpu-check
-	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py
+gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to $$OUT, or build
+	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
 
 npu-check: ## On a machine with an Ascend NPU and torch_npu, test and measure the device; results go to build/npu-check
 	PYTHONPATH=.:plugins/ascend "$(PYTHON)" plugins/ascend/npu_check.py

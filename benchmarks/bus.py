@@ -24,7 +24,7 @@ LAYOUT = KVLayout(layers=LAYERS, kv_heads=HEADS, key_dim=WIDTH, value_dim=WIDTH,
 MOVED = 1000
 """The distance between the keys' old and new positions."""
 
-Bars = Mapping[str, tuple[str, str, float, Any]]
+Bars = Mapping[str, tuple[str, str, float | None, Any]]
 """For each id: what is measured, the unit, the bar, and which way is better."""
 
 BARS: Bars = {
@@ -32,6 +32,8 @@ BARS: Bars = {
     "save_vs_dma": ("a save, to the rate of one pinned copy", "x", 0.90, "higher"),
     "half_skipped": ("a load of a chunk with half of it skipped, to all of it", "of its time", 0.60, "lower"),
     "both_ways": ("loads and saves at once, to loads alone", "x its rate", 1.5, "higher"),
+    "load_gb_s": ("a load with rotation", "GB/s", None, "higher"),
+    "save_gb_s": ("a save", "GB/s", None, "higher"),
 }
 
 
@@ -79,7 +81,7 @@ def over_the_bus(make: MakeBench, chunks: int, repeats: int) -> dict[str, list[f
     here = torch.empty(bench.arena.numel(), dtype=torch.uint8, pin_memory=True)
     others = [Segment(one.span, one.shard, 0, one.span.start) for one in bench.segments]
     timed = in_turn(
-        partial(_seconds, bench.place),
+        partial(seconds_on, bench.place),
         repeats,
         {
             "to_device": lambda: there.copy_(here, non_blocking=True),
@@ -97,13 +99,15 @@ def over_the_bus(make: MakeBench, chunks: int, repeats: int) -> dict[str, list[f
         "load_vs_dma": ratios(timed["to_device"], timed["load"]),
         "save_vs_dma": ratios(timed["to_host"], timed["save"]),
         "both_ways": [2 * ratio for ratio in ratios(timed["load_half"], timed["both"])],
+        "load_gb_s": [bench.arena.nbytes / seconds / 1e9 for seconds in timed["load"]],
+        "save_gb_s": [bench.arena.nbytes / seconds / 1e9 for seconds in timed["save"]],
     }
 
 
 def half_skipped(make: MakeBench, repeats: int) -> dict[str, list[float]]:
     bench = make(1)
     timed = in_turn(
-        partial(_seconds, bench.place),
+        partial(seconds_on, bench.place),
         10 * repeats,
         {
             "all": lambda: bench.device.load(bench.segments, bench.blocks).wait(),
@@ -140,7 +144,7 @@ def ratios(above: list[float], below: list[float]) -> list[float]:
     return [one / other for one, other in zip(above, below, strict=True)]
 
 
-def _seconds(place: str, job: Callable[[], object]) -> float:
+def seconds_on(place: str, job: Callable[[], object]) -> float:
     accelerator = torch.get_device_module(place)
     accelerator.synchronize()
     start = time.perf_counter()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks import bus, gpu_figures
+from benchmarks import bus, gpu_arena, gpu_figures
 from benchmarks.bus import (
     CHUNK,
     HEADS,
@@ -42,7 +42,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     chunks, repeats = (4, 3) if options.quick else (16, 9)
     measured = measure(chunks, repeats) if torch.cuda.is_available() else {}
-    rows = bus.rows_of(BARS, measured) + gpu_figures.rows(make_bench, repeats)
+    rows = bus.rows_of(BARS, measured) + gpu_figures.rows(make_bench, repeats) + gpu_arena.rows()
     finish("device", rows, ["python", "torch", "triton", "blendhub", "blendhub-cuda"], options.json)
 
 

@@ -18,7 +18,6 @@ from blendhub.contracts import PagedLayer, Rotation, Segment
 from blendhub.core.layout import KVLayout
 
 FIGURES = {
-    "pin_s_per_gib": ("pinning a GiB of the arena, in parts, beside the steps", "s"),
     "contexts_gpu_0": ("contexts on the first GPU of a process that serves the second one", ""),
     "rotation_error_bf16": (
         "keys in bfloat16, rotated, beside keys computed there; the start-up check allows 0.04",
@@ -46,27 +45,7 @@ def _measured(make: Callable[[int], Bench], repeats: int) -> Found:
     found = {f"rotation_error_{name}": [_rotation_error(dtype)] for name, dtype in errors.items()}
     if torch.cuda.device_count() > 1:
         found["contexts_gpu_0"] = [_contexts_on_the_first_gpu()]
-    return found | _pinning(repeats) | _beside_prefill(make, repeats)
-
-
-def _pinning(repeats: int) -> Found:
-    from blendhub_cuda.runtime import CudaRuntime
-
-    runtime = CudaRuntime(torch.device("cuda", 0))
-    runtime.enter()
-    arena = np.ones(2**30, np.uint8)  # touched: the pages are there
-    parts = np.split(arena, 2**30 // runtime.registration_bytes)
-    found = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        errors = [runtime.register(part) for part in parts]
-        found.append(time.perf_counter() - started)
-        for part, error in zip(parts, errors, strict=True):
-            if error is None:
-                runtime.unregister(part)
-        if any(errors):
-            return {}
-    return {"pin_s_per_gib": found}
+    return found | _beside_prefill(make, repeats)
 
 
 def _contexts_on_the_first_gpu() -> float:

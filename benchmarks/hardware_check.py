@@ -1,12 +1,14 @@
 """On a machine with an accelerator, from a plain checkout: all tests of its device for real, its benchmark, an engine.
 
-Writes ``build/NAME-check/report.json``, and returns 0 only if every test passed and every bar was met.
+Writes ``NAME-check/report.json`` in ``$OUT`` or ``build``. Returns 0 only if every test passed and every bar was met.
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -23,25 +25,29 @@ ROOT = Path(__file__).parents[1]
 def check(
     name: str,
     plugin: PluginSpec[Device],
-    folder: str,
-    benchmark: str,
     machine: Callable[[], dict[str, Any]],
+    *,
+    tests_in: str | None = None,
+    benchmark: str | None = None,
     engine: Callable[[], Sequence[Row]] = lambda: (),
 ) -> int:
-    """``folder`` has the plugin's tests, ``benchmark`` is a module, ``machine`` says what the report names; ``engine``
-    says how an engine of this machine starts and blends.
+    """``machine`` says what the report names, ``tests_in`` is the folder of the plugin, ``benchmark`` a module; None
+    leaves a part out. ``engine`` says how an engine of this machine starts and blends.
     """
     unavailable = plugin.probe()
     if unavailable:
         print(f"nothing can be checked here: {unavailable.reason}; try: {unavailable.command}")
         return 2
-    target = ROOT / "build" / f"{name}-check"
+    target = Path(os.environ.get("OUT") or ROOT / "build") / f"{name}-check"
     target.mkdir(parents=True, exist_ok=True)
     tests, rows = target / "tests.xml", target / "benchmark.json"
     for stale in (tests, rows):
         stale.unlink(missing_ok=True)
-    _run("pytest", f"{folder}/tests", f"--junitxml={tests}")
-    _run(benchmark, "--json", str(rows))
+    if tests_in:
+        at_once = ["-n", "12"] if find_spec("xdist") else []
+        _run("pytest", f"{tests_in}/tests", f"--junitxml={tests}", *at_once)
+    if benchmark:
+        _run(benchmark, "--json", str(rows))
     report = {
         **machine(),
         "details": plugin.details(),
@@ -49,7 +55,8 @@ def check(
         "benchmark": json.loads(rows.read_text()) if rows.exists() else None,
         "engine": [msgspec.structs.asdict(row) for row in engine()],
     }
-    report["ok"] = _is_good(report)
+    missing = (tests_in and not report["tests"]) or (benchmark and not report["benchmark"])
+    report["ok"] = not missing and _is_good(report)
     (target / "report.json").write_text(json.dumps(report, indent=2) + "\n")
     for row in report["engine"]:
         print(f"{row['id']}: {row['what']}", "" if row["value"] is None else f"= {row['value']:.3g}")
@@ -68,8 +75,8 @@ def _counts(junit: Path) -> dict[str, int]:
 
 
 def _is_good(report: dict[str, Any]) -> bool:
-    tests, benchmark = report["tests"], report["benchmark"]
-    if not tests or not benchmark or tests["failures"] or tests["errors"]:
+    tests, benchmark = report["tests"] or {}, report["benchmark"] or {"rows": []}
+    if tests.get("failures") or tests.get("errors"):
         return False
     # Rows without a bar are figures; an engine's row without a verdict says why none was started.
     barred = [row for row in benchmark["rows"] if row["bar"] is not None]

@@ -47,6 +47,6 @@ def engine() -> list[Row]:
 
 if __name__ == "__main__":
     (plugin,) = blendhub_ascend.blendhub_devices()
-    code = check("npu", plugin, "plugins/ascend", "benchmarks.npu", machine, engine)
+    code = check("npu", plugin, machine, tests_in="plugins/ascend", benchmark="benchmarks.npu", engine=engine)
     print(f"{BEYOND}: {', '.join(PUBLISHED)}")
     sys.exit(code)

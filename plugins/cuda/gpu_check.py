@@ -1,10 +1,11 @@
-"""On a machine with a GPU, from a plain checkout: all tests of the CUDA device for real, its benchmark, engines.
+"""On a machine with a GPU, from a plain checkout, one part at a call: the device, its attention, or engines.
 
-Engines need vLLM; without it their rows say so.
+Each takes at most ten minutes. Engines need vLLM; without it their rows say so.
 """
 
 import sys
 from functools import partial
+from typing import Any
 
 import blendhub_cuda
 import torch
@@ -20,7 +21,14 @@ def engine() -> list[Row]:
     return [*rows("vllm", start), *gpu_engine.rows(start)]
 
 
+PARTS: dict[str, dict[str, Any]] = {
+    "device": {"tests_in": "plugins/cuda", "benchmark": "benchmarks.device"},
+    "attention": {"benchmark": "benchmarks.attention"},
+    "engine": {"engine": engine},
+}
+
 if __name__ == "__main__":
+    part = sys.argv[1]
     (plugin,) = blendhub_cuda.blendhub_devices()
     machine = {"gpu": torch.cuda.get_device_name()}
-    sys.exit(check("gpu", plugin, "plugins/cuda", "benchmarks.device", lambda: machine, engine))
+    sys.exit(check(f"gpu-{part}", plugin, lambda: machine, **PARTS[part]))

@@ -38,13 +38,18 @@ class EngineModel:
         """The attention of ``forward``; None: that of the engine's backend."""
         self.block_size = self._metadata.block_size
         self.n_blocks = self._runner.n_blocks
-        self.dtype: Any = config.model_config.dtype
         if len(self._metadata.page_sizes) > 1:
             raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")
         (self.page_size,) = self._metadata.page_sizes
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
         self.frees_blocks_early = self._metadata.frees_blocks_early
         self.layer_names = sorted(filter(self._keeps_kv, self._metadata.layer_names), key=_layer_order)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        dtype = self.config.model_config.dtype
+        assert isinstance(dtype, torch.dtype)
+        return dtype
 
     @property
     def max_spans(self) -> int:

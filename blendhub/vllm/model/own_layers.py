@@ -17,6 +17,7 @@ from vllm.v1.attention.backend import AttentionType
 
 from blendhub.contracts import AttentionRules
 from blendhub.core.errors import Unsupported
+from blendhub.vllm.model.platforms import keeps_latent
 
 Attend = Callable[[Any, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], None]
 """Called with a layer, the queries, keys and values of the forward's tokens, and where to put what they attend to.
@@ -70,7 +71,7 @@ def _attend_to_latent(
 ) -> torch.Tensor:
     """Stands where a layer with MLA has its ``forward_impl``. The context is not projected again, only the queries."""
     _refuse_scales(layer, output_scale, output_block_scale)
-    plain, turned = query[..., : layer.qk_nope_head_dim], query[..., layer.qk_nope_head_dim :]
+    plain, turned = query.split_with_sizes([layer.qk_nope_head_dim, layer.qk_rope_head_dim], -1)
     absorbed = torch.cat([torch.bmm(plain.transpose(0, 1), layer.W_UK_T).transpose(0, 1), turned], -1)
     keys = torch.cat([latent, rotated.flatten(1)], -1)[:, None]
     taken = latent.new_empty(len(query), layer.num_heads, layer.kv_lora_rank)
@@ -91,9 +92,10 @@ def own_attention(names: Sequence[str], attend: Attend) -> Iterator[None]:
     context = get_forward_context()
     layers = dict(context.no_compile_layers)
     for name in names:
-        layers[name] = own = copy(layers[name])
-        if isinstance(own, MLAAttention):
-            own.forward_impl = partial(_attend_to_latent, own, attend)  # type: ignore[method-assign]
+        own: Any = copy(layers[name])
+        layers[name] = own
+        if keeps_latent(own):
+            own.forward_impl = partial(_attend_to_latent, own, attend)
         else:
             own.impl = OwnAttention(own.impl, attend)
     context.no_compile_layers = layers
@@ -115,7 +117,7 @@ def rules_of(layer: Any) -> AttentionRules:
         key_scale=_number(layer, layer._k_scale) if is_quantised else 1.0,
         value_scale=_number(layer, layer._v_scale) if is_quantised else 1.0,
     )
-    if isinstance(layer, MLAAttention):
+    if keeps_latent(layer):
         if layer.use_direct_call or layer.use_sparse or not hasattr(layer, "W_UK_T"):
             raise Unsupported(f"{layer.layer_name} has MLA of a kind whose projections BlendHub does not know")
         return rules._replace(latent=layer.kv_lora_rank, value_scale=rules.key_scale)

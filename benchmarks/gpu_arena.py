@@ -1,0 +1,107 @@
+"""How long a large arena takes to reserve and to register on a machine with a GPU, and what an engine's steps notice.
+
+Figures without a bar.
+"""
+
+import mmap
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from benchmarks.report import Row, missing_row, row
+
+FIGURES = {
+    "reserve_s_per_gib": ("reserving a GiB of /dev/shm for the arena", "s"),
+    "register_1_s_per_gib": ("registering a GiB of it, in parts, by one process", "s"),
+    "register_4_s_per_gib": ("the same by four processes at once", "s"),
+    "replay_ms": ("the longest of the steps of a loop that replays a CUDA graph", "ms"),
+    "replay_beside_registering_ms": ("the same while another thread registers the arena", "ms"),
+}
+MOST_GIB = 40
+GIB = 2**30
+
+
+def rows() -> list[Row]:
+    found = measured() if torch.cuda.is_available() else {}
+    return [
+        row(id, what, unit, [found[id]], better="lower")
+        if id in found
+        else missing_row(id, f"not measured here: {what}", unit, None, "lower")
+        for id, (what, unit) in FIGURES.items()
+    ]
+
+
+def measured() -> dict[str, float]:
+    gib = min(MOST_GIB, shutil.disk_usage("/dev/shm").free // 2 // GIB)
+    if not gib:
+        return {}
+    with tempfile.NamedTemporaryFile(dir="/dev/shm") as file:
+        started = time.perf_counter()
+        os.posix_fallocate(file.fileno(), 0, gib * GIB)
+        found = {"reserve_s_per_gib": (time.perf_counter() - started) / gib}
+        for n in (1, 4):
+            with ThreadPoolExecutor(n) as pool:
+                seconds = list(pool.map(_seconds_elsewhere, [file.name] * n))
+            found[f"register_{n}_s_per_gib"] = max(seconds) / gib
+        found["replay_ms"] = 1000 * longest_replay(None)
+        found["replay_beside_registering_ms"] = 1000 * longest_replay(file.name)
+    return found
+
+
+def _seconds_elsewhere(path: str) -> float:
+    script = "import sys; from benchmarks.gpu_arena import register; print(register(sys.argv[1]))"
+    done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def register(path: str) -> float:
+    """The seconds to register the whole file for the GPU."""
+    from blendhub_cuda.runtime import CudaRuntime
+
+    runtime = CudaRuntime(torch.device("cuda", 0))
+    runtime.enter()
+    torch.zeros(1, device="cuda")
+    arena = _mapped(path)
+    parts = np.split(arena, range(runtime.registration_bytes, arena.size, runtime.registration_bytes))
+    started = time.perf_counter()
+    errors = list(filter(None, map(runtime.register, parts)))
+    seconds = time.perf_counter() - started
+    if errors:
+        raise RuntimeError(errors[0])
+    for part in parts:
+        runtime.unregister(part)
+    return seconds
+
+
+def _mapped(path: str) -> npt.NDArray[np.uint8]:
+    with open(path, "r+b") as file:
+        return np.frombuffer(mmap.mmap(file.fileno(), 0), np.uint8)
+
+
+def longest_replay(path: str | None, steps: int = 1000) -> float:
+    """The seconds of the longest step, of ``steps`` or of as many as another thread takes to register this file."""
+    matrix = torch.randn(4096, 4096, dtype=torch.bfloat16, device="cuda")
+    torch.mm(matrix, matrix)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            torch.mm(matrix, matrix)
+    longest = 0.0
+    with ThreadPoolExecutor(1) as pool:
+        registering = pool.submit(register, path) if path else None
+        while steps > 0 or (registering and not registering.done()):
+            steps -= 1
+            started = time.perf_counter()
+            graph.replay()
+            torch.cuda.synchronize()
+            longest = max(longest, time.perf_counter() - started)
+    return longest
