@@ -51,7 +51,7 @@ class AttendedOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     layers: Annotated[
         tuple[Depth, ...],
         Meta(min_length=1, max_length=64, description="whose attention counts, as fractions of the model's depth"),
-    ] = (0.5, 0.57)
+    ] = (0.57, 0.67, 0.77)
     attending_tokens: Annotated[
         int, Meta(ge=1, le=64, description="how many of the prompt's last tokens say what they attend to")
     ] = 32
