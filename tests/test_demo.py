@@ -49,7 +49,7 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(said):
         patch.setattr(sys, "argv", ["examples.demo", "--prompts", "2", "--questions", "3", "--out", str(out)])
         runpy.run_module("examples.demo", run_name="__main__", alter_sys=True)
-    assert all(what in said.getvalue() for what in ("full prefill", "blended", "reused as is", "right answers"))
+    assert all(what in said.getvalue() for what in ("full prefill", "blended", "reused as is", "the same answer"))
     assert "answered 6 questions" in said.getvalue() and "times sooner" in said.getvalue()
     *_, measure, serve = said.getvalue().splitlines()
     assert "blendhub advise --model MODEL" in measure and "vllm serve MODEL --kv-transfer-config" in serve

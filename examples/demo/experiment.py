@@ -32,14 +32,8 @@ class Said(msgspec.Struct):
     """The answer to one question."""
 
     question: str
-    right: str
     answer: str
-    """Its first sentence."""
     first_token_s: float
-
-    @property
-    def is_right(self) -> bool:
-        return self.answer.startswith(self.right)
 
 
 class Measured(msgspec.Struct):
@@ -69,12 +63,12 @@ def measure(engine: Engine, workload: Workload, progress: Progress) -> list[Meas
     turns = list(_turns([len(questions) for _, questions in prompts]))
     for number, asked, name in progress.track(turns, description="ask in three ways"):
         body, questions = prompts[number]
-        (question, _, right), tokens = questions[asked]
-        prompt = [*body, *tokens]
+        question = questions[asked]
+        prompt = [*body, *question.tokens]
         answer = _serve(engine, prompt, WAYS[name])
         if asked == 0:
             measured[number, name] = Measured(number + 1, name, plan_of(len(prompt), answer.report), answer.report)
-        said = Said(question, right.strip(), workload.sentence(answer.tokens), answer.first_token_s)
+        said = Said(question.text, workload.words(answer.tokens), answer.first_token_s)
         measured[number, name].said.append(said)
     return list(measured.values())
 

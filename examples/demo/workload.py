@@ -9,7 +9,7 @@ from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from benchmarks.quality.real.chat import CUT, Chat
-from benchmarks.quality.real.people import Asked, people
+from benchmarks.quality.real.people import people
 from benchmarks.quality.workload import Case, Tokens, make_visits
 
 DOCUMENTS = 7
@@ -19,7 +19,7 @@ SYSTEM = "You answer questions about the documents with one word."
 
 
 class Question(NamedTuple):
-    asked: Asked
+    text: str
     tokens: Tokens
     """The end of the prompt, behind the documents."""
 
@@ -44,7 +44,7 @@ class Workload:
                 for one in asked
             ]
             self._cases.append(Case(pieces[0][0], pieces[0][1:-1], []))
-            self._questions.append([Question(one, all[-1]) for one, all in zip(asked, pieces, strict=True)])
+            self._questions.append([Question(one.question, all[-1]) for one, all in zip(asked, pieces, strict=True)])
 
     def earlier(self) -> list[Tokens]:
         return make_visits(self._cases, repeat(self._cases[0].header), LONGEST)
@@ -53,7 +53,7 @@ class Workload:
         """Prompts without a question, and the questions that are asked behind each."""
         return [(case.body, asked) for case, asked in zip(self._cases, self._questions, strict=True)]
 
-    def sentence(self, answer: Tokens) -> str:
-        """The first sentence of an answer."""
+    def words(self, answer: Tokens) -> str:
+        """An answer up to its first comma or full stop."""
         text: str = self._tokenizer.decode(answer, skip_special_tokens=True)
-        return re.split(r"[.\n]", text)[0].strip()
+        return re.split(r"[.,\n]", text)[0].strip()
