@@ -31,8 +31,7 @@ from blendhub.framework.observers import Observers
 from blendhub.hub.embedded import EmbeddedHub, embedded_hub
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
-from blendhub.vllm.model_card import permitted
-from blendhub.vllm.model_support import unsupported
+from blendhub.vllm.model_support import permitted, unsupported
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks

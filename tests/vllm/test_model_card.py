@@ -7,8 +7,8 @@ import pytest
 
 from blendhub.core.layout import KVLayout
 from blendhub.core.plugin_choice import PluginChoice
-from blendhub.vllm.model_card import Figure, ModelCard, permitted
-from blendhub.vllm.model_support import ModelSupport
+from blendhub.outcome.model_card import Figure, ModelCard
+from blendhub.vllm.model_support import ModelSupport, permitted
 from blendhub.vllm.settings import Settings
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, key_dim=8, value_dim=8, dtype="float32")

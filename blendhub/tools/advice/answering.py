@@ -8,11 +8,10 @@ from typing import Any
 
 import msgspec
 
-from blendhub.tools.advice import forced
+from blendhub.outcome.model_card import dtype_name
 from blendhub.tools.advice.judge import LOGPROBS, judge
 from blendhub.tools.advice.outcomes import Outcome
 from blendhub.tools.advice.questions import Prompts, Question
-from blendhub.vllm.model_card import dtype_of
 
 STORED_WITHIN_S = 30.0
 """How long the last document may take to be found. Documents too short for every matcher never are."""
@@ -72,6 +71,8 @@ class Engine:
     def __init__(self, job: Job) -> None:
         from vllm import LLM
 
+        from blendhub.tools.advice import forced
+
         transfer = {
             "kv_connector": "BlendHubConnector",
             "kv_role": "kv_both",
@@ -93,7 +94,7 @@ class Engine:
         from vllm.platforms import current_platform
 
         return Served(
-            dtype=dtype_of(self._engine.model_config),
+            dtype=dtype_name(self._engine.model_config.dtype),
             device=current_platform.get_device_name(),
             vllm=__version__,
             has_template=self._prompts.has_template,

@@ -13,12 +13,12 @@ import msgspec
 
 from blendhub import __version__
 from blendhub.core.errors import InvalidInput
+from blendhub.outcome.model_card import Figure, ModelCard
 from blendhub.tools.advice.answering import Served
 from blendhub.tools.advice.choice import agreed, interval, selector_of
 from blendhub.tools.advice.figures import Measured, cells, head
 from blendhub.tools.advice.judge import RIGHT
 from blendhub.tools.advice.outcomes import Outcome
-from blendhub.vllm.model_card import Figure, ModelCard
 
 NO_CURVE = "The card has no curve: drawing it needs matplotlib, `pip install 'blendhub[advise]'`."
 
