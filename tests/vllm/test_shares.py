@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.worker.shares import shares
+from blendhub.vllm.worker.forwards import shares
 
 needs = st.lists(st.integers(0, 50), max_size=8)
 

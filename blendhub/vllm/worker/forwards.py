@@ -16,7 +16,6 @@ from blendhub.vllm.spans import cut, total
 from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import RankFailure
 from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed
-from blendhub.vllm.worker.shares import shares
 
 log = logging.getLogger(__name__)
 
@@ -169,3 +168,21 @@ class Forwards:
                 ranks.end_engine(f"{sentence}{where}; the engine ends, because the other ranks may wait for this one")
             for blend in blends:
                 blend.fail(BlendHubError(sentence))
+
+
+def shares(needs: Sequence[int], amount: int) -> list[int]:
+    """The amount of a step's budget that each request gets, in the order of their arrival; none gets more than it needs.
+
+    One half is shared equally: the work of a long prompt must not hold up the short ones behind it. All the rest goes
+    to the oldest: of equal prompts the first one is ready early, and not all at the end.
+    """
+    if not needs:
+        return []
+    equal = amount // 2 // len(needs)
+    given = [min(need, equal) for need in needs]
+    left = amount - sum(given)
+    for number, need in enumerate(needs):
+        more = min(need - given[number], left)
+        given[number] += more
+        left -= more
+    return given
