@@ -171,7 +171,7 @@ class Forwards:
 
 
 def shares(needs: Sequence[int], amount: int) -> list[int]:
-    """The amount of a step's budget that each request gets, in the order of their arrival; none gets more than it needs.
+    """Each request's amount of a step's budget, in the order of their arrival; none gets more than it needs.
 
     One half is shared equally: the work of a long prompt must not hold up the short ones behind it. All the rest goes
     to the oldest: of equal prompts the first one is ready early, and not all at the end.
