@@ -11,6 +11,7 @@ from blendhub.core.layout import KVLayout
 from blendhub.testing.attention_reference import ReferenceAttention
 from blendhub.testing.device_reference import page_shapes, torch_type
 from blendhub.testing.devices.base import DeviceTests
+from blendhub.testing.sentences import holds
 
 RULES = AttentionRules(heads=4, scale=0.2)
 LAYOUT = KVLayout(layers=1, kv_heads=2, key_dim=64, value_dim=64, dtype="float32", chunk_tokens=16)
@@ -95,21 +96,19 @@ OTHER_RULES = {
 }
 
 
+@holds("Attention over the attached pages")
 class AttentionTests(DeviceTests):
     """Tokens attend to what their rules let them see, whatever their order, their prompts and their pages."""
 
     @pytest.mark.parametrize("chosen", CHOSEN.values(), ids=CHOSEN)
     def test_each_token_attends_to_the_keys_of_its_prompt_up_to_its_position(self, chosen: list[list[int]]) -> None:
-        """A token attends to the keys of its prompt up to its own position."""
         self._check(chosen)
 
     @pytest.mark.parametrize("rules", OTHER_RULES.values(), ids=OTHER_RULES)
     def test_each_layer_has_its_rules(self, rules: AttentionRules) -> None:
-        """A token attends as far as its layer's rules let it."""
         self._check([spread_out(50, 200), spread_out(7, 70)], rules)
 
     def test_pages_of_every_format(self) -> None:
-        """Keys and values are read from pages of every format that the device supports."""
         for format in self.formats:
             if format == "latent":
                 self._check([spread_out(3, 70)], AttentionRules(16, 0.04, latent=512), layout=LATENT, format=format)
@@ -118,7 +117,6 @@ class AttentionTests(DeviceTests):
 
     @pytest.mark.parametrize("dtype", ["float8_e4m3", "float8_e5m2"])
     def test_keys_and_values_of_8_bits_have_scales(self, dtype: str) -> None:
-        """Keys and values in the pages are multiplied by the layer's scales."""
         if dtype in self.dtypes:
             layout = KVLayout(layers=1, kv_heads=2, key_dim=64, value_dim=64, dtype=dtype, chunk_tokens=16)
             self._check([spread_out(20, 100)], RULES._replace(key_scale=0.5, value_scale=2.0), layout=layout)
