@@ -342,6 +342,8 @@ class LimitedDevice(ReferenceDevice):
             raise Unsupported(f"only {self.formats} of {self.dtypes} are supported")
         super().attach(layers, block_size, layout)
 
+    attention = Device.attention
+
 
 class TestLimitedDevice(DeviceSuite):
     formats = LimitedDevice.formats
