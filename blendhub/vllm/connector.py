@@ -147,7 +147,8 @@ class BlendHubConnector(KVConnectorBase_V1):
         worst = next((support for support in supports if not support.layout), None) or next(
             (support for support in supports if not support.blends), supports[0]
         )
-        worst = permitted(worst, self._settings, self._vllm_config.model_config)
+        if worst.layout is not None:
+            worst = permitted(worst, self._settings, self._vllm_config.model_config)
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
         if worst.layout is None:
