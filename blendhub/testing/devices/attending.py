@@ -60,6 +60,8 @@ class AttentionCase:
         shape = len(positions), rules.heads, 2 * layout.key_dim
         self.queries = torch.randn(shape, generator=random).to(dtype).to(place)[..., : layout.key_dim]
         self.value_width = rules.latent or layout.value_dim
+        if type(device).attention is Device.attention:
+            pytest.skip("the device has no attention")
         device.attach([layer], block_size, layout)
         self.attention = device.attention([rules], dtype)
         self.reference = ReferenceAttention([layer], block_size, layout, [rules])
