@@ -18,14 +18,12 @@ from blendhub.tools.advice.judge import ANSWER_TOKENS
 from blendhub.tools.advice.measure import distinct_ratios, measured_with, run_engine
 from blendhub.tools.advice.outcomes import Outcome
 from blendhub.tools.advice.questions import SHAPES, read_questions
-from blendhub.vllm.settings import KEY, OWNER, mistakes_in_settings
+from blendhub.vllm.settings import KEY, MOST_AUDIT_TOKENS, OWNER, mistakes_in_settings
 from blendhub.vllm.transfer_config import FLAG
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-MOST_TOKENS = 256
-"""As many as audits compare at most."""
 RATIOS = (0, 0.05, 0.15, 0.3, 0.5)
 
 
@@ -68,8 +66,8 @@ def run(arguments: argparse.Namespace) -> int:
         raise OptionError(f"--agreement {target} should be above 0 and below 1, such as 0.95")
     if arguments.most < 1:
         raise OptionError(f"--most {arguments.most} should be at least 1")
-    if not 1 <= tokens <= MOST_TOKENS:
-        raise OptionError(f"--tokens {tokens} should be from 1 to {MOST_TOKENS}")
+    if not 1 <= tokens <= MOST_AUDIT_TOKENS:
+        raise OptionError(f"--tokens {tokens} should be from 1 to {MOST_AUDIT_TOKENS}")
     engine, settings = read_object("--engine", arguments.engine), read_object("--settings", arguments.settings)
     if mistakes := mistakes_in_settings({KEY: settings}, host, None):
         raise OptionError("; also: ".join(f"--settings: {mistake}" for mistake in mistakes))

@@ -79,9 +79,8 @@ class Selector(Guarded, ABC):
         """
         sound = selection.checked()
         self._check_measured("scores", sound.scores, sound, bool(self.probe_layer))
-        may_be_given = bool(self.attended_layers)
-        if sound.attended is not None or not may_be_given:
-            self._check_measured("attended", sound.attended, sound, may_be_given)
+        if sound.attended is not None:
+            self._check_measured("attended", sound.attended, sound, bool(self.attended_layers))
         return _checked_picks(self.pick(sound), sound.moved)
 
     def score(self, fresh: "KeysAndValues", stored: "KeysAndValues") -> "torch.Tensor":

@@ -17,6 +17,8 @@ from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, Stor
 Mode = Literal["blend", "contiguous", "exact", "off"]
 Share = Annotated[float, Meta(ge=0, le=1)]
 KEY = "blendhub"
+MOST_AUDIT_TOKENS = 256
+"""The most tokens of an answer that are compared, by audits and by ``blendhub advise``."""
 
 
 class ReusePolicy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -80,7 +82,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = 0.001
     audit_tokens: Annotated[
         int,
-        Meta(ge=1, le=256, description="most tokens of an answer that an audit compares; each takes an engine step"),
+        Meta(
+            ge=1,
+            le=MOST_AUDIT_TOKENS,
+            description="most tokens of an answer that an audit compares; each takes an engine step",
+        ),
     ] = 1
     expected_agreement: Annotated[
         Share, Meta(description="vLLM's log warns if fewer of the audited requests agree on the compared tokens")

@@ -11,10 +11,11 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
+from benchmarks.quality.real.workloads import LONGEST
 from benchmarks.quality.serving import PLAIN
 from examples.demo import report
 from examples.demo.experiment import Measured
-from examples.demo.workload import LONGEST, Workload
+from examples.demo.workload import Workload
 from harness.engines import Engine
 from harness.engines.real_model import NoRealModel, make_real_model
 

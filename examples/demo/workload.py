@@ -5,17 +5,16 @@ The people in the documents never lived, so the model can know them only from it
 
 import random
 import re
-from itertools import islice, repeat
+from itertools import islice
 from typing import Any, NamedTuple
 
-from benchmarks.quality.real.chat import CUT, Chat
+from benchmarks.quality.real.chat import Chat
 from benchmarks.quality.real.people import people
-from benchmarks.quality.workload import Case, Tokens, make_visits
+from benchmarks.quality.real.workloads import ONE_WORD, RealCase, case_of, earlier
+from benchmarks.quality.workload import Tokens
 
 DOCUMENTS = 7
 """How many a prompt has."""
-LONGEST = 4096
-SYSTEM = "You answer questions about the documents with one word."
 
 
 class Question(NamedTuple):
@@ -31,23 +30,21 @@ class Workload:
         self._tokenizer = tokenizer
         chat, rng = Chat(tokenizer), random.Random(0)
         everyone = people(rng, "test")
-        self._cases: list[Case] = []
+        self._cases: list[RealCase] = []
         self._questions: list[list[Question]] = []
         # The first prompt is for warming up.
         for _ in range(1 + n_prompts):
             persons = list(islice(everyone, DOCUMENTS))
-            body = CUT + CUT.join(f"Document: {one.text}\n\n" for one in persons) + CUT
             known = [asked for one in persons for asked in one.questions]
             asked = rng.sample(known, min(n_questions, len(known)))
-            pieces = [
-                chat.pieces([("system", SYSTEM), ("user", f"{body}Question: {one.question}")], one.begun)
-                for one in asked
-            ]
-            self._cases.append(Case(pieces[0][0], pieces[0][1:-1], []))
-            self._questions.append([Question(one.question, all[-1]) for one, all in zip(asked, pieces, strict=True)])
+            case = case_of(chat, ONE_WORD, [f"Document: {one.text}\n\n" for one in persons], asked)
+            self._cases.append(case)
+            self._questions.append(
+                [Question(one.question, asks.tokens) for one, asks in zip(asked, case.questions, strict=True)]
+            )
 
     def earlier(self) -> list[Tokens]:
-        return make_visits(self._cases, repeat(self._cases[0].header), LONGEST)
+        return earlier(self._cases)
 
     def later(self) -> list[tuple[Tokens, list[Question]]]:
         """Prompts without a question, and the questions that are asked behind each."""

@@ -8,8 +8,6 @@ from benchmarks.quality.reader.task import make_prompt
 from benchmarks.quality.real.workloads import QUESTIONS, RealCase, RealQuestion
 
 READER = "reader"
-READER_TOKENS = 2304
-"""The most tokens of a prompt."""
 
 
 def reader_cases() -> Iterator[RealCase]:

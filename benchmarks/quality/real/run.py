@@ -8,13 +8,13 @@ import msgspec
 from benchmarks.quality.compared import SELECTORS, Compared
 from benchmarks.quality.measure import FULL, REUSE, Asked, store
 from benchmarks.quality.reader import CHECKPOINT
-from benchmarks.quality.reader.cases import READER, READER_TOKENS, reader_cases
+from benchmarks.quality.reader.cases import READER, reader_cases
 from benchmarks.quality.reader.task import headers
 from benchmarks.quality.real.chat import Chat
 from benchmarks.quality.real.measure import Workload
 from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, earlier
-from benchmarks.quality.serving import PLAIN, Serving, folder
-from benchmarks.quality.workload import Case, Tokens, make_visits
+from benchmarks.quality.serving import PLAIN, Serving, Shape, folder
+from benchmarks.quality.workload import Tokens
 from blendhub.tools.advice import forced
 from blendhub.tools.advice.judge import LOGPROBS
 from blendhub.tools.advice.outcomes import Outcome
@@ -22,13 +22,7 @@ from blendhub.vllm.settings import Settings
 from harness.engines.real_model import make_real_model
 
 RATIOS = (0.05, 0.15, 0.3)
-OPTIONS: dict[str, Any] = PLAIN | {
-    "max_logprobs": LOGPROBS,
-    "logits_processors": [forced.NAME],
-    # What is said is known before the next token only then.
-    "async_scheduling": False,
-}
-
+OPTIONS: dict[str, Any] = PLAIN | forced.OPTIONS
 
 MANY, FEW = 200, 8
 """Questions of each workload."""
@@ -73,9 +67,9 @@ def _of_real_model(workload: str, questions: int) -> _Subject:
 
 
 def _of_reader(questions: int) -> _Subject:
-    cases = first_cases(reader_cases(), questions)
-    documents = [Case(case.pieces[0], case.pieces[1:], []) for case in cases]
-    return _Subject(str(CHECKPOINT), READER_TOKENS, cases, make_visits(documents, headers(), READER_TOKENS))
+    model, cases = str(CHECKPOINT), first_cases(reader_cases(), questions)
+    longest = Shape(model).longest
+    return _Subject(model, longest, cases, earlier(cases, headers(), longest))
 
 
 def first_cases(cases: Iterator[RealCase], questions: int) -> list[RealCase]:

@@ -17,6 +17,7 @@ QUESTIONS = 4
 """The most questions to one case."""
 LONGEST = 4096
 """The most tokens of a prompt."""
+ONE_WORD = "You answer questions about the documents with one word."
 CLEARED = "[cleared]"
 
 
@@ -45,18 +46,18 @@ class RealCase:
         return [token for piece in self.pieces for token in piece]
 
 
-def earlier(cases: list[RealCase]) -> list[Tokens]:
-    """The prompts in which the text of these cases was computed before."""
+def earlier(cases: list[RealCase], headers: Iterator[Tokens] | None = None, longest: int = LONGEST) -> list[Tokens]:
+    """The prompts in which the text of these cases was computed before, behind ``headers`` or behind their own."""
     own = [case.earlier for case in cases if case.earlier]
     if own:
         return own
     documents = [Case(case.pieces[0], case.pieces[1:], []) for case in cases]
-    return make_visits(documents, repeat(cases[0].pieces[0]), LONGEST)
+    return make_visits(documents, headers or repeat(cases[0].pieces[0]), longest)
 
 
 def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[RealCase]:
     for documents, asked in biographies(half, across):
-        yield _case(chat, "You answer questions about the documents with one word.", documents, asked)
+        yield case_of(chat, ONE_WORD, documents, asked)
 
 
 def biographies(half: Half, across: bool = False) -> Iterator[tuple[list[str], list[Asked]]]:
@@ -93,7 +94,7 @@ def of_manual(chat: Chat, half: Half) -> Iterator[RealCase]:
                 asked.append(Asked(f"What does the manual say about {title}?", f"About {title}, the manual says", ""))
             else:
                 asked.append(Asked("Continue this passage of the manual.", passage, ""))
-        yield _case(chat, system, [f"Section of {title}:\n\n{section}" for title, section in chosen], asked)
+        yield case_of(chat, system, [f"Section of {title}:\n\n{section}" for title, section in chosen], asked)
 
 
 def tools(chat: Chat, half: Half) -> Iterator[RealCase]:
@@ -139,7 +140,8 @@ WORKLOADS: dict[str, Callable[[Chat, Half], Iterator[RealCase]]] = {
 }
 
 
-def _case(chat: Chat, system: str, documents: list[str], asked: list[Asked]) -> RealCase:
+def case_of(chat: Chat, system: str, documents: list[str], asked: list[Asked]) -> RealCase:
+    """Documents behind a system text, and the questions that are asked behind them."""
     body = CUT + CUT.join(documents) + CUT
     pieces = [
         chat.pieces([("system", system), ("user", f"{body}Question: {one.question}")], one.begun) for one in asked

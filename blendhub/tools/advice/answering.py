@@ -78,9 +78,7 @@ class Engine:
             "kv_role": "kv_both",
             "kv_connector_extra_config": {"blendhub": job.settings},
         }
-        # What is said is known before the next token only without asynchronous scheduling.
-        needed = {"logits_processors": [forced.NAME], "max_logprobs": LOGPROBS, "async_scheduling": False}
-        self._engine = LLM(job.model, kv_transfer_config=transfer, **(job.engine | needed))
+        self._engine = LLM(job.model, kv_transfer_config=transfer, **(job.engine | forced.OPTIONS))
         self._job = job
         self._tokenizer = None if job.engine.get("skip_tokenizer_init") else self._engine.get_tokenizer()
         self._prompts = Prompts(self._tokenizer, job.questions)

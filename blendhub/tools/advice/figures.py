@@ -61,7 +61,7 @@ def head(tokens: int) -> dict[str, int]:
 
 
 def cells(one: Measured, reuse: Outcome | None) -> list[str]:
-    """``reuse``: what is lost where nothing is recomputed."""
+    """A row of the table. ``reuse``: the answers with nothing recomputed, which all others are compared with."""
     scores, (same_first, answers) = accuracy(one.ours), agreed(one.ours, FIRST)
     low, high = interval(one.ours)
     lost, least, most = one.lost

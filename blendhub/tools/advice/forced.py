@@ -6,8 +6,15 @@ from typing import Any
 from torch import Tensor
 from vllm.v1.sample.logits_processor import AdapterLogitsProcessor
 
-NAME = f"{__name__}:Forced"
-"""How vLLM's option ``logits_processors`` names it."""
+from blendhub.tools.advice.judge import LOGPROBS
+
+OPTIONS: dict[str, Any] = {
+    "logits_processors": [f"{__name__}:Forced"],
+    "max_logprobs": LOGPROBS,
+    # With asynchronous scheduling, the answer until now would reach the processor a token late.
+    "async_scheduling": False,
+}
+"""The arguments of an engine whose answers are made to say given tokens."""
 
 
 class Forced(AdapterLogitsProcessor):

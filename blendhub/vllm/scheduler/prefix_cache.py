@@ -15,9 +15,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
-    from blendhub.vllm.scheduler.request_state import RequestState
-if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+
+    from blendhub.vllm.scheduler.request_state import RequestState
 
 
 class RequestBlocks:

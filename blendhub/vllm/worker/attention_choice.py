@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS, CHOSEN_TOKENS, LENGTHS = 4096, 256, (1, 4, 32)
 """The most tokens of the prompt in which the ways are compared, those of a forward, and how long its spans are."""
 RUNS = 2
-"""Of which the first may allocate memory, and compile."""
+"""How often a forward runs to be timed: the first run may allocate memory, and compile."""
 
 
 def choose_attention(model: EngineModel, device: Device, allowed: float, ranks: Ranks) -> None:

@@ -115,8 +115,8 @@ class WorkerStart:
         attention = None
         if check.support.blends:
             choose_attention(model, device, tolerance(layers[0]), ranks)
-        if check.support.blends and check.measures_attention:
-            attention = AttentionProbe(model, layers, layout, selector.attended_layers)
+            if check.measures_attention:
+                attention = AttentionProbe(model, layers, layout, selector.attended_layers)
         context = BlendContext(model, layers, layout, device, selector, ranks, attention)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
