@@ -162,7 +162,8 @@ def case_of(chat: Chat, system: str, documents: list[str], asked: list[Asked]) -
 
 def _said(dialogue: Dialogue, turns: list[Turn]) -> list[tuple[str, str]]:
     """Each message is a piece."""
-    said = [("system", f"You act by calling these functions:\n{dialogue.functions}{CUT}")]
+    functions = "\n".join(dialogue.functions.values())
+    said = [("system", f"You act by calling these functions:\n{functions}{CUT}")]
     for turn in turns:
         said += [("user", turn.user + CUT), ("assistant", turn.calls + CUT), ("tool", turn.result + CUT)]
     return said
