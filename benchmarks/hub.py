@@ -244,12 +244,12 @@ class _Filled:
         self.session.mapping = 0
 
     def store(self, text: np.ndarray) -> None:
-        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(True), None, 1e9)
+        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(), None, 1e9)
         assert lease
         self.state.writes.commit(lease, self.session, len(text))
 
     def look_up(self, prompt: np.ndarray) -> None:
-        chunk_matches = self.index.cut_at_chunks(self.index.match(prompt))
+        chunk_matches = self.index.cut_at_chunks(self.index.match(prompt).matches)
         lease = self.state.acquire(self.session, chunk_matches, 1e9)
         assert lease
         self.state.release(self.session, lease.id)

@@ -21,7 +21,7 @@ MATCHER = """
             return super().match(tokens)[:0]
 
     def spec(name, **more):
-        return PluginSpec(name=name, api=3, summary="it matches", **more)
+        return PluginSpec(name=name, api=4, summary="it matches", **more)
 
     @hookimpl
     def blendhub_matchers():

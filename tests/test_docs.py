@@ -187,7 +187,7 @@ def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
     from blendhub.vllm.stats import COUNTERS, DIVERGENCE, LABELLED, OF_AUDITS
 
-    described = [*COUNTERS.items(), *LABELLED.values(), *OF_AUDITS.items()]
+    described = [*COUNTERS.items(), *((name, about) for name, _, about in LABELLED.values()), *OF_AUDITS.items()]
     rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in described]
     rows.append(f"| `vllm:blendhub_audit_kl` | {DIVERGENCE.removesuffix('.')} |")
     assert table_under("## Metrics") == rows, "\n".join(rows)

@@ -99,7 +99,7 @@ FAULTY = """
             raise RuntimeError("no cable")
 
     def spec(factory):
-        return [PluginSpec(name="faulty", api=3, summary="", factory=factory, options=Options)]
+        return [PluginSpec(name="faulty", api=4, summary="", factory=factory, options=Options)]
 
     @hookimpl
     def blendhub_matchers():

@@ -28,7 +28,7 @@ GOOD = """
         return ReferenceMatcher("anywhere", options.least)
 
     def spec(**changes):
-        given = dict(name="mine", api=3, summary="a matcher", factory=make, options=Options)
+        given = dict(name="mine", api=4, summary="a matcher", factory=make, options=Options)
         return PluginSpec(**{**given, **changes})
 """
 

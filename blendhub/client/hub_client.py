@@ -16,7 +16,7 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import BlendHubError, Busy, HubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Span
+from blendhub.core.spans import MOST_GENERATION, Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, PromptReport
 
@@ -61,12 +61,13 @@ class HubClient(HubSession):
         skip_prefix: int = 0,
         wait_s: float = 0.0,
         settled: float | None = None,
+        max_generation: int = MOST_GENERATION,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
         """Ask what is stored of these tokens; with ``acquire``, a lease's ``pieces`` say where the KV is.
 
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
-        settled KV; None: find none.
+        settled KV; None: find none. ``max_generation``: reuse of what is found makes no KV of a higher one.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -75,6 +76,7 @@ class HubClient(HubSession):
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
             settled=settled,
+            max_generation=max_generation,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
@@ -129,7 +131,7 @@ class HubClient(HubSession):
         span: Span,
         variant: Variant = BASE,
         *,
-        exact: bool = True,
+        generation: int = 0,
         blended: bool = False,
         ratio: float = 0.0,
         run: int | None = None,
@@ -137,7 +139,7 @@ class HubClient(HubSession):
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
         session, asked_at = self._session, self._clock()
         message = wire.Reserve(
-            **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
+            **self._ids(), variant=variant, span=span, generation=generation, blended=blended, ratio=ratio, run=run
         )
         answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
         right = None

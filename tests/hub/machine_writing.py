@@ -15,7 +15,7 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 
-ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
+ORIGINS = ({}, {"generation": 1}, {"generation": 3, "ratio": 0.5}, {"generation": 1, "blended": True, "ratio": 0.25})
 
 
 class WritingRules(ReadingRules):

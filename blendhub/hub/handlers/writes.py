@@ -32,8 +32,10 @@ class WriteHandlers(Handlers):
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace
         check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
-        if message.exact and message.blended:
-            raise InvalidInput("a reservation is for exact or for blended KV, not for both; set one of them")
+        if message.blended and not message.generation:
+            raise InvalidInput(
+                "a reservation is for exact or for blended KV, not for both: blended KV has a generation"
+            )
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
@@ -67,7 +69,7 @@ class WriteHandlers(Handlers):
         span: Span,
     ) -> WriteLease:
         """A write lease; while the arena or the index is full, waits for saves, for a moment."""
-        origin = Origin(message.exact, message.blended, message.ratio)
+        origin = Origin(message.generation, message.blended, message.ratio)
         give_up_at = self.clock() + WAIT_FOR_STORE_S
         while True:
             self.check_session(message)

@@ -106,6 +106,7 @@ HELP: Mapping[str, str] = MappingProxyType(
         "store_waiting_chunks": "Chunks that wait to be saved",
         "tokens_exact": "Tokens found at the same position after the same tokens",
         "tokens_moved": "Tokens found at another position or after other tokens",
+        "tokens_too_old": "Tokens stored too many moves from exact KV for an engine's max_generation",
         "tokens_settled": "Tokens found after the same tokens, blended before",
     }
 )

@@ -257,6 +257,7 @@ class LoadScheduler:
             ratio=ratio or 0.0,
             usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
+            too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,
             pace=self._turns.pace(),
         )

@@ -84,6 +84,8 @@ class RequestState:
         self._approximate_before: int | None = None
         """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
         blended blocks."""
+        self._generation_before = 0
+        """``generation`` of the same."""
         self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)
 
     # Transitions.
@@ -105,12 +107,12 @@ class RequestState:
         if settled and self.engine_tokens > settled.first_approximate:
             self.settled_span = Span(settled.first_approximate, self.engine_tokens)
             self.ratio = settled.ratio
-            self._approximate_before = settled.first_approximate
+            self._approximate_before, self._generation_before = settled.first_approximate, settled.generation
         self.is_scheduled = True
 
     def look_up(self, lookup: "PendingLookup") -> None:
         assert self.stage is not Stage.LOADING
-        self._approximate_before = self.first_approximate
+        self._approximate_before, self._generation_before = self.first_approximate, self.generation
         self.end_lookup()
         self.found = self.choice = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
@@ -140,7 +142,7 @@ class RequestState:
 
     def refuse(self, refusal: Refusal) -> None:
         assert self.stage is not Stage.LOADING
-        self._approximate_before = self.first_approximate
+        self._approximate_before, self._generation_before = self.first_approximate, self.generation
         self.refusal, self.stage = refusal, Stage.COMPUTING
         self.end_lookup()
 
@@ -188,6 +190,12 @@ class RequestState:
         if self.decision and self.stage in (Stage.LOADING, Stage.LOADED):
             firsts.append(self.decision.first_approximate)
         return min((first for first in firsts if first is not None), default=None)
+
+    @property
+    def generation(self) -> int:
+        """The generation of its KV from there on; 0 if it is exact."""
+        loaded = self.decision if self.stage in (Stage.LOADING, Stage.LOADED) else None
+        return max(self._generation_before, loaded.generation if loaded else 0)
 
     @property
     def blended(self) -> Span | None:
@@ -241,6 +249,7 @@ class RequestState:
             ),
             hole_tokens=result.holes if loaded else 0,
             sources=loaded.sources if loaded else (),
+            generation=self.generation,
             unused=tuple(self._unused(is_loaded=loaded is not None)),
             reason=result.error or self._reason(loaded),
             has_failed=bool(result.error),
@@ -263,6 +272,7 @@ class RequestState:
             return
         yield NotReused(Span(0, self.request.num_prompt_tokens), Why.NOTHING_STORED)
         yield from (NotReused(span, Why.ON_THE_WAY) for span in self.found.on_the_way)
+        yield from (NotReused(span, Why.TOO_OLD) for span in self.found.too_old)
         if not is_loaded:
             yield from (NotReused(match.span, why) for match in self.found.matches)
         yield from self.choice.unused if self.choice else ()

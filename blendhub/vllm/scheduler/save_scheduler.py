@@ -243,7 +243,7 @@ class SaveScheduler:
             tokens=request.tokens()[: span.end],
             span=span,
             variant=request.terms.variant,
-            exact=kind == "exact",
+            generation=0 if kind == "exact" else request.generation,
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
