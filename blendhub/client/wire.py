@@ -24,6 +24,9 @@ WIRE_VERSION = 7
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
+LONGEST_KEEP_S = 86_400
+KeepSeconds = Annotated[float, Meta(ge=0, le=LONGEST_KEEP_S)]
+"""For how long KV is worth more than other KV; 0: no longer than other KV."""
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
@@ -107,6 +110,8 @@ class Lookup(InNamespace, frozen=True):
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
     max_generation: Generation = MOST_GENERATION
     """Find only KV whose reuse makes none of a higher generation."""
+    keep_s: KeepSeconds = 0.0
+    """Keep what is leased."""
 
 
 class Release(FromSession, frozen=True):
@@ -123,6 +128,9 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
 
     ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. Nor is it stored again
     where anything is stored behind that prefix. ``ratio``: of KV that is not exact, the share that was recomputed.
+
+    ``request``: the request that computed the KV, by which it can be deleted. ``keep_s``: keep it. ``drop``: it is not
+    worth keeping.
     """
 
     span: Span
@@ -130,6 +138,9 @@ class Reserve(InNamespace, frozen=True, kw_only=True):
     blended: bool = False
     ratio: Ratio = 0.0
     run: Id | None = None
+    request: RequestName = ""
+    keep_s: KeepSeconds = 0.0
+    drop: bool = False
 
 
 class Commit(FromSession, frozen=True):
@@ -182,6 +193,13 @@ class Preview(Message, frozen=True, kw_only=True):
     variant: Variant = Variant()
 
 
+class Forget(Message, frozen=True, kw_only=True):
+    """Delete what a request stored, or all requests with a cache salt; name one of the two. Needs no session."""
+
+    request: RequestName = ""
+    salt: Text = ""
+
+
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -216,6 +234,7 @@ Request: TypeAlias = (
     | Reported
     | Explain
     | Preview
+    | Forget
     | Stats
     | Fetch
     | Put
@@ -300,6 +319,13 @@ class Previewed(Message, frozen=True):
         return sum(map(len, self.on_the_way))
 
 
+class Forgotten(Message, frozen=True, kw_only=True):
+    """Deleted: the hub's store, and its arena but for what is being read, hold nothing of it any more."""
+
+    tokens: Id
+    chunks: Id
+
+
 class HubStats(Message, frozen=True):
     """Counters and gauges by name; counters start at zero in each epoch."""
 
@@ -313,7 +339,9 @@ class Shards(Message, frozen=True):
     """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Shards
+Reply: TypeAlias = (
+    Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | HubStats | Shards
+)
 
 
 def hub_codec() -> Codec:

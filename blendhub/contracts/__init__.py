@@ -5,7 +5,7 @@ from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, 
 from blendhub.contracts.matcher import Matcher, TrackedMatcher
 from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector
-from blendhub.contracts.shared_store import ArenaFile, Changes, Dropped, Published, Share, SharedStore
+from blendhub.contracts.shared_store import ArenaFile, Changes, Deleted, Dropped, Published, Share, SharedStore
 from blendhub.contracts.store import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
 
@@ -17,6 +17,7 @@ __all__ = [
     "ChosenTokens",
     "Codec",
     "Connection",
+    "Deleted",
     "Device",
     "Dropped",
     "Envelope",

@@ -85,7 +85,9 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            metrics = MetricsServer(Routes(self.service.stats, self.service.counters, self.service.reports).get)
+            service = self.service
+            routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+            metrics = MetricsServer(routes.get, routes.delete)
             self.metrics_address = await metrics.start(self.config.metrics)
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())

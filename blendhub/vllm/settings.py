@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from blendhub.client.wire import LONGEST_KEEP_S
 from blendhub.core.errors import BlendHubError, OptionError, PluginError
 from blendhub.core.generations import MAX_GENERATION
 from blendhub.core.layout import DEFAULT_MATCHERS
@@ -164,6 +165,30 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
         False
     )
+    keep: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=LONGEST_KEEP_S,
+            description="seconds for which this prompt's KV is evicted after other KV, within a quota; at most a day",
+        ),
+    ] = 0.0
+    drop: Annotated[
+        bool, Meta(description="true: what this request stores is not worth keeping: it is evicted before other KV")
+    ] = False
+    forget: Annotated[
+        Literal["fast", "strict"],
+        Meta(
+            description="strict: nothing computed behind text that is gone from the prompt is reused, only exact "
+            "prefixes; fast: it is moved"
+        ),
+    ] = "fast"
+
+    def __post_init__(self) -> None:
+        if self.keep and self.drop:
+            raise ValueError("keep and drop say the opposite of each other; give one of them")
+        if self.forget == "strict" and self.mode in ("blend", "contiguous"):
+            raise ValueError(f'forget "strict" reuses exact prefixes only, and mode is {self.mode!r}; leave mode out')
 
 
 EXTRA = "kv_connector_extra_config"

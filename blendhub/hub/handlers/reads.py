@@ -89,7 +89,7 @@ class ReadHandlers(Handlers):
         self.counters.totals["tokens_too_old"] += sum(map(len, too_old))
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         missing = [found for found in chunk_matches if found.chunk.offset is None]
-        lease = self._grant(session, ready) if message.acquire else None
+        lease = self._grant(session, ready, message.keep_s) if message.acquire else None
         self._load({found.chunk for found in missing})
         return wire.Found(
             matches=tuple(whole_matches(ready)),
@@ -113,8 +113,11 @@ class ReadHandlers(Handlers):
         self.counters.totals["tokens_settled"] += settled
         self.counters.totals["tokens_moved"] += moved
 
-    def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
+    def _grant(self, session: Session, ready: list[ChunkMatch], keep_s: float) -> ReadLease | None:
         lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+        if lease and keep_s:
+            for chunk in lease.chunks:
+                self.state.cache.policy.keep(chunk, self.clock() + keep_s)
         if lease and self.tier:
             self.tier.writer.reused(lease.chunks)
         return lease

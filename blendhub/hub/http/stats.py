@@ -43,6 +43,7 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
         **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
+        "keeps_refused": state.cache.policy.kept.refused,
         "index_evictions": state.index_limit.evictions,
         "store_saves": tier.writer.saved if tier else 0,
         "store_loads": tier.reader.loaded if tier else 0,
@@ -106,6 +107,8 @@ HELP: Mapping[str, str] = MappingProxyType(
         "store_waiting_chunks": "Chunks that wait to be saved",
         "tokens_exact": "Tokens found at the same position after the same tokens",
         "tokens_moved": "Tokens found at another position or after other tokens",
+        "tokens_deleted": "Tokens that were deleted with their request or salt",
+        "keeps_refused": "Chunks that were not kept as asked, because others took the share",
         "tokens_too_old": "Tokens stored too many moves from exact KV for an engine's max_generation",
         "tokens_settled": "Tokens found after the same tokens, blended before",
     }

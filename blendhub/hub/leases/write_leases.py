@@ -4,6 +4,7 @@ reused while any process may still write into it."""
 from asyncio import Future
 from collections.abc import Hashable
 from functools import partial
+from typing import NamedTuple
 
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
@@ -17,13 +18,32 @@ from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
 
 
+class Worth(NamedTuple):
+    """What a request says of the worth of its KV."""
+
+    keep_until: float = 0.0
+    """0: it does not ask to keep it."""
+    is_worthless: bool = False
+
+
+ORDINARY = Worth()
+
+
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens")
+    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens", "worth")
 
     def __init__(
-        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
+        self,
+        id: int,
+        number: int,
+        session: Session,
+        deadline: float,
+        run: Run,
+        tokens: Tokens,
+        slots: tuple[Slot, ...],
+        worth: Worth,
     ) -> None:
         super().__init__(id, session, deadline, cost=len(tokens))
         self.number = number
@@ -31,6 +51,7 @@ class WriteLease(Lease):
         self.run = run
         self.tokens = tokens
         self.slots = slots
+        self.worth = worth
         ranks = range(run.index.namespace.world_size)
         self.committed = dict.fromkeys(ranks, self.span.start)
         """The position up to which each rank has committed, after which it writes only behind that."""
@@ -100,7 +121,15 @@ class WriteLeases:
         self._tier = tier
 
     def reserve(
-        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
+        self,
+        id: int,
+        number: int,
+        session: Session,
+        deadline: float,
+        run: Run,
+        tokens: Tokens,
+        span: Span,
+        worth: Worth,
     ) -> WriteLease | None:
         """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
 
@@ -125,9 +154,9 @@ class WriteLeases:
         if 2 * len(kept) < len(tokens):
             # A view would keep all the tokens that the message brought.
             kept = as_tokens(kept.copy())
-        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
+        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots), worth)
         self.leases.add(lease)
-        run.index.growing.add(run)
+        run.index.begin_growing(run)
         return lease
 
     def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
@@ -169,7 +198,7 @@ class WriteLeases:
 
     def _end(self, lease: WriteLease) -> None:
         self.leases.end(lease)
-        lease.run.index.growing.remove(lease.run)
+        lease.run.index.end_growing(lease.run)
 
     def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
         del lease.copies[copy]
@@ -188,9 +217,13 @@ class WriteLeases:
         chunks = [Chunk(run, slot.span, None, content_of(index.digest, lease.tokens, slot.span)) for slot in ready]
         index.publish(run, lease.tokens, chunks)
         lease.published += len(ready)
+        worth = lease.worth
         for chunk, slot in zip(chunks, ready, strict=True):
+            chunk.is_worthless = worth.is_worthless
             self._cache.insert(chunk, slot.slot)
-        if self._tier:
+            if worth.keep_until:
+                self._cache.policy.keep(chunk, worth.keep_until)
+        if self._tier and not worth.is_worthless:
             self._tier.writer.offer(run, lease.tokens, chunks)
         if lease.published == len(lease.slots):
             self._end(lease)

@@ -22,6 +22,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
+from blendhub.outcome.report import RequestName
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
@@ -37,6 +38,7 @@ class RunDescription(msgspec.Struct, frozen=True):
     generation: Generation
     blended: bool = False
     ratio: float = 0.0
+    request: RequestName = ""
 
     @property
     def origin(self) -> Origin:
@@ -70,6 +72,8 @@ class StoreWriter:
         """The chunks that wait to be saved. The first ones are being saved."""
         self._bytes = 0
         """The bytes of the arena that the waiting chunks take."""
+        self._batch: list[Chunk] = []
+        """The chunks that are being saved now."""
         self._of_run: Counter[Run] = Counter()
         """How many of the waiting chunks belong to each run. A run keeps its tokens for them."""
         self._saving: asyncio.Task[None] | None = None
@@ -105,6 +109,14 @@ class StoreWriter:
                 if chunk.saved is Saved.NO and chunk.run.tokens is not None:
                     self._queue(chunk.run, chunk.run.tokens, [chunk])
 
+    def withdraw(self, chunks: set[Chunk]) -> None:
+        """Save none of these chunks, but for those that are being saved now."""
+        later = [chunk for chunk in self._to_save if chunk in chunks and chunk not in self._batch]
+        if later:
+            self._to_save = deque(chunk for chunk in self._to_save if chunk not in chunks or chunk in self._batch)
+            for chunk in later:
+                self._end(chunk, Saved.NO)
+
     async def wait_for_progress(self, timeout: float) -> None:
         """Wait until some of the waiting chunks have been saved."""
         if self._to_save:
@@ -138,12 +150,14 @@ class StoreWriter:
 
     async def _save_all(self) -> None:
         while self._to_save:
-            batch = self._next_batch()
+            batch = self._batch = self._next_batch()
             try:
                 kept = await self._save(batch)
             except StoreAway:
                 self._put_off()
                 break
+            finally:
+                self._batch = []
             for chunk in batch:
                 self._to_save.popleft()
                 self._end(chunk, Saved.YES if chunk in kept else Saved.NO)
@@ -198,7 +212,8 @@ class StoreWriter:
 
     def _is_left(self, chunk: Chunk) -> bool:
         """Whether a chunk that was put off can still be saved."""
-        return chunk.saved is Saved.NO and chunk.offset is not None and chunk.run.tokens is not None
+        is_known = chunk.run.chunks.get(chunk.span.start) is chunk
+        return is_known and chunk.saved is Saved.NO and chunk.offset is not None and chunk.run.tokens is not None
 
     async def _rest(self, seconds: float) -> None:
         """Wait, as often as the pace asks for it, unless the hub ends: what waits then is not saved."""
@@ -256,6 +271,6 @@ class StoreWriter:
             return self._store.save_chunks(run.key, chunks)
         except InvalidInput:  # the store does not have the run, or only a shorter version
             assert run.tokens is not None
-            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
+            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin, run.request))
             gone = self._store.save_run(StoredRun(run.key, run.tokens.tobytes(), about, ()))
             return gone + self._store.save_chunks(run.key, chunks)

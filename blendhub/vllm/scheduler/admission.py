@@ -51,6 +51,10 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether the request takes KV that earlier requests blended."""
     fills_holes: bool = False
     """Whether holes of the prompt may be computed apart from the engine's own prefill."""
+    keep_s: float = 0.0
+    """For how long the KV of its prompt is worth more than other KV."""
+    drop: bool = False
+    """Whether what it stores is not worth keeping."""
 
     @property
     def moves(self) -> bool:
@@ -89,6 +93,8 @@ class Admission:
             refusal = self._refusal(request, asked, adapter)
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
+        if asked.forget == "strict" and mode in MOVING:
+            mode = "exact"
         # vLLM sets the LoRA mapping for its own forwards only.
         blends = self._support.blends and request.lora_request is None
         if mode in MOVING and not blends:
@@ -103,6 +109,8 @@ class Admission:
             audit=asked.audit,
             settles=asked.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
+            keep_s=asked.keep,
+            drop=asked.drop,
         )
         return terms, refusal
 

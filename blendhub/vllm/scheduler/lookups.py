@@ -55,6 +55,7 @@ class PendingLookup:
         *,
         settled: float | None,
         max_generation: int,
+        keep_s: float = 0.0,
         skip_prefix: int = 0,
         waits_for_store: bool = True,
     ) -> None:
@@ -71,6 +72,7 @@ class PendingLookup:
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
             settled=settled,
             max_generation=max_generation,
+            keep_s=keep_s,
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s
@@ -207,6 +209,7 @@ class Lookups:
             self._timeout_s,
             settled=self._audits.settled_ratio(state),
             max_generation=self._max_generation,
+            keep_s=state.terms.keep_s,
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
         )

@@ -13,6 +13,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.core.spans import Span, join_spans
+from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
@@ -247,6 +248,9 @@ class SaveScheduler:
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
+            request=request.id[:LONGEST_NAME],
+            keep_s=request.terms.keep_s,
+            drop=request.terms.drop,
         )
         future = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)
