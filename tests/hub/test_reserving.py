@@ -11,7 +11,7 @@ from mapped import check, store
 from processes import run_python, until
 from test_memory import a_limit, within_a_limit
 
-from blendhub.client.arena_view import SHM
+from blendhub.client.arena_view import SHM, ArenaView
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import ArenaFull
 from blendhub.core.spans import Span
