@@ -3,6 +3,7 @@
 The hub and the bare echo run in processes of their own; every ratio is taken in turn.
 """
 
+import asyncio
 import gc
 import multiprocessing
 import tempfile
@@ -236,6 +237,7 @@ class _Filled:
     def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
+        asyncio.run(arena.reserve())
         threads = MatchThreads()
         self.state = HubState(Cache(arena), IndexTable(host, threads), None)
         self.index = self.state.indexes.get_or_make(namespace)

@@ -1,7 +1,7 @@
 """What each kind of plugin must do; the docstrings are the specification."""
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
-from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.contracts.device import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.contracts.matcher import Matcher, TrackedMatcher
 from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector
@@ -11,6 +11,7 @@ from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, S
 
 __all__ = [
     "ArenaFile",
+    "ArenaProgress",
     "AttentionRules",
     "Changes",
     "ChosenAttention",

@@ -1,8 +1,8 @@
 """The contract of a device, which copies KV between the engine's pages and the arena's slots."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -65,6 +65,19 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """The row of the shard that holds the span's first token."""
     source_start: Position
     """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
+
+
+class ArenaProgress(NamedTuple):
+    """How far the hub has reserved an arena, from its beginning on. Only reserved bytes may be touched."""
+
+    reserved: int
+    """Bytes that can be used."""
+    goal: int
+    """Bytes that will be: less than the arena's size if memory ran out."""
+
+    @property
+    def left(self) -> int:
+        return max(0, self.goal - self.reserved)
 
 
 class Transfer(Guarded, ABC):
@@ -135,10 +148,11 @@ class Device(Guarded, ABC):
         """
 
     @abstractmethod
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
 
-        Returns at once: pinning takes minutes on large machines, and copies do not wait for it.
+        Returns at once: pinning takes minutes on large machines, and copies do not wait for it. ``progress`` says how
+        far the arena is reserved by now: what lies behind that is not pinned yet. None: all of it is reserved.
 
         Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """

@@ -100,7 +100,8 @@ class SharedStore(Store):
 
     @abstractmethod
     def attach(self, file: ArenaFile, memory: memoryview) -> None:
-        """Use the arena: a file for other processes and memory of this one, which ``close`` releases."""
+        """Use the arena: a file for other processes and memory of this one, which ``close`` releases. The hub may
+        still be reserving it: bytes that no call has named are not to be touched."""
 
     @abstractmethod
     def snapshot(self) -> tuple[Iterator[StoredRun], bytes]:

@@ -67,8 +67,9 @@ class Hub:
     async def _start(self) -> None:
         resources = self._resources
         wanted = self.config.arena_gib
-        arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
+        arena = Arena(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
+        resources.push_async_callback(_cancelled, asyncio.create_task(arena.reserve()))
         threads = MatchThreads()
         resources.callback(threads.close)
         indexes = IndexTable(self._host, threads)
@@ -144,3 +145,8 @@ class Hub:
                 self.service.tick()
             except Exception:  # one failing tick must not stop the later ones
                 log.exception("the hub's periodic work failed: leases and sessions that expired now end later")
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait((task,))

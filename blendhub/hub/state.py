@@ -227,7 +227,7 @@ class HubState:
         owned += [(offset, rounded(slot_bytes(chunk))) for chunk, offset in self.cache.filling.items()]
         free = self.cache.arena.extents.free_extents()
         assert sum(size for _, size in free) == self.cache.arena.extents.free_bytes
-        _check_tiled(sorted(owned + free), self.cache.arena.name.size)
+        _check_tiled(sorted(owned + free), self.cache.arena.extents.size)
         pins: dict[Chunk, int] = {}
         for lease in self.reads.leases:
             for chunk in lease.chunks:

@@ -1,12 +1,12 @@
 """A slow reference device: copies one token and one head at a time. Needs torch, and pages in host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 
@@ -179,7 +179,7 @@ class ReferenceDevice(Device):
         if layer.rotation and layout.dtype == "int8":
             raise Unsupported(f"keys of {layer.name!r} are int8, which cannot be rotated")
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("the device is closed")
         if arena.dtype != np.uint8 or arena.ndim != 1 or arena.strides != (1,):

@@ -28,10 +28,11 @@ from blendhub.core.layout import Namespace
 from blendhub.framework.hookspecs import EngineInfo
 from blendhub.framework.host import PluginHost
 from blendhub.framework.observers import Observers
-from blendhub.hub.embedded import EmbeddedHub, embedded_hub
+from blendhub.hub.embedded import EmbeddedHub
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import permitted, unsupported
+from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
@@ -272,8 +273,7 @@ class BlendHubConnector(KVConnectorBase_V1):
     def _reach_hub(self) -> HubAddress:
         if self._settings.endpoint:
             return HubAddress(self._settings.endpoint, self._transport)
-        assert self._settings.hub.embedded
-        self._hub = embedded_hub(self._settings.hub, self._settings.hub.embedded, self._host, self._transport)
+        self._hub = start_own_hub(self._settings.hub, self._host, self._transport)
         return HubAddress(self._hub.endpoint, self._transport)
 
     # In both.

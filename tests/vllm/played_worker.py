@@ -58,10 +58,10 @@ class SideDevice(CpuDevice):
         self._pinning = PinningThread("side")
         self._stream = self.runtime.create_stream()
 
-    def pin(self, arena: np.ndarray) -> None:
+    def pin(self, arena: np.ndarray, progress: Any = None) -> None:
         super().pin(arena)
         self.pins += 1
-        self._pinning.run_later(HostArena(arena, self.runtime).pin)
+        self._pinning.run_later(HostArena(arena, self.runtime, progress).pin)
 
     def begin_step(self) -> None:
         self._step_begins = self.runtime.record_event()

@@ -31,7 +31,7 @@ class WriteHandlers(Handlers):
 
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace
-        check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
+        check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
         if message.blended and not message.generation:
             raise InvalidInput(
                 "a reservation is for exact or for blended KV, not for both: blended KV has a generation"
@@ -78,7 +78,8 @@ class WriteHandlers(Handlers):
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s
             full = ArenaFull(
-                "every slot is being read, written or saved; try again later, or give the hub a larger arena_gib"
+                f"every slot is being read, written or saved (the arena has {self.state.cache.arena.describe()}); try "
+                "again later, or give the hub a larger arena_gib"
             )
             try:
                 lease = self.state.reserve(

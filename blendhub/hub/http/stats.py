@@ -56,7 +56,9 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
 def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
     arena, quarantined = state.cache.arena, state.writes.quarantined.values()
     return {
-        "arena_bytes": arena.name.size,
+        "arena_bytes": arena.progress.goal,
+        "arena_reserved_bytes": arena.progress.reserved,
+        "arena_missing_bytes": arena.name.size - arena.progress.goal,
         "arena_free_bytes": arena.extents.free_bytes,
         "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
         "chunks_in_arena": len(state.cache.policy),
@@ -92,9 +94,11 @@ def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
 
 HELP: Mapping[str, str] = MappingProxyType(
     {
-        "arena_bytes": "Size of the arena",
-        "arena_free_bytes": "Free bytes of the arena",
+        "arena_bytes": "Size of the arena when all of it is reserved",
+        "arena_free_bytes": "Free bytes of what is reserved of the arena",
+        "arena_missing_bytes": "Bytes that the arena was to have, and for which memory did not suffice",
         "arena_quarantined_bytes": "Bytes of revoked slots that a process may still write into",
+        "arena_reserved_bytes": "Bytes of the arena that are reserved by now",
         "chunks": "Matchable chunks",
         "chunks_in_arena": "Matchable chunks in memory",
         "evictions": "Chunks that left the arena to make room",

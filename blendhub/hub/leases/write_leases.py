@@ -6,6 +6,7 @@ from collections.abc import Hashable
 from functools import partial
 from typing import NamedTuple
 
+from blendhub.client.arena_view import SHM, SHM_ADVICE
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.spans import Span
@@ -14,6 +15,7 @@ from blendhub.hub.index.namespace_index import Chunk, Run, content_of
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
+from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
 
@@ -237,11 +239,12 @@ class WriteLeases:
             self._cache.arena.extents.free(offset, quarantine.size)
 
 
-def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena_bytes: int) -> None:
+def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena: Arena) -> None:
     if not len(span) or span.end > len(tokens):
         raise InvalidInput(f"a reservation needs a span that is not empty within {len(tokens)} tokens, got {span}")
-    if slot_bytes > arena_bytes:
+    if slot_bytes > arena.progress.goal:
         raise ArenaFull(
-            f"one chunk of this model takes {slot_bytes / 2**20:.1f} MiB, the arena has {arena_bytes / 2**20:.1f}; "
-            "give the hub a larger arena_gib or the engine smaller chunks"
+            f"not one chunk of this model fits: it takes {slot_bytes / 2**20:.1f} MiB, and the arena has "
+            f"{arena.progress.goal / 2**20:.1f}; give the hub a larger arena_gib or the engine smaller chunks, or make "
+            f"{SHM} larger: {SHM_ADVICE}"
         )

@@ -67,7 +67,7 @@ class StoreWriter:
         shared = store if isinstance(store, SharedStore) else None
         self._when_reused = shared is not None and shared.share == "reused"
         self._pace = shared.pace if shared else 0.0
-        self._most_bytes = cache.arena.name.size // OF_ARENA if shared else cache.arena.name.size
+        self._of_arena = OF_ARENA if shared else 1
         self._to_save: deque[Chunk] = deque()
         """The chunks that wait to be saved. The first ones are being saved."""
         self._bytes = 0
@@ -146,7 +146,8 @@ class StoreWriter:
             self._saving = asyncio.get_running_loop().create_task(self._save_all())
 
     def _has_room_for(self, chunk: Chunk) -> bool:
-        return len(self._to_save) < MOST_WAITING_SAVES and self._bytes + slot_bytes(chunk) <= self._most_bytes
+        most_bytes = self._cache.arena.extents.size // self._of_arena
+        return len(self._to_save) < MOST_WAITING_SAVES and self._bytes + slot_bytes(chunk) <= most_bytes
 
     async def _save_all(self) -> None:
         while self._to_save:

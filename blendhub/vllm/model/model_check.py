@@ -139,10 +139,12 @@ def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]
     slots = torch.arange(model.block_size, device=model.device)
     for index, layer in enumerate(layers):
         dtype = model.config.model_config.dtype
-        keys, values = (
-            torch.rand((model.block_size, layout.kv_heads, width), generator=generator).to(dtype).to(model.device)
+        drawn = (
+            torch.rand((model.block_size, layout.kv_heads, width), generator=generator).to(model.device, _dtype(layer))
             for width in (layout.key_dim, layout.value_dim)
         )
+        # 8-bit floats of a layer with a small scale could not keep numbers around 1.
+        keys, values = (given.to(dtype) for given in model.unscaled(layer.name, *drawn))
         model.write(index, keys, values, slots)
         both = read_as_computed(model, layer, layout, slots)
         for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):

@@ -282,7 +282,7 @@ class ConnectorWorker:
                 return False
             if arena:
                 self._remote = None
-                self._device.pin(arena.bytes)
+                self._device.pin(arena.bytes, arena.progress)
             else:
                 layout = self._context.layout
                 n_slots = self._context.model.max_tokens // layout.chunk_tokens + 2

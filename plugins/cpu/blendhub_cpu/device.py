@@ -4,14 +4,14 @@ Every transfer ends before the call returns. The engine would wait for it anyway
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import (
@@ -96,7 +96,7 @@ class CpuDevice(Device):
             if layout.value_dim:
                 self._planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)

@@ -3,14 +3,14 @@
 Copies are made before a call returns, so there is nothing to wait for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import Bounds, after_prefix, check_arena, check_writable, read_pages
@@ -62,7 +62,7 @@ class PlainDevice(Device):
         self._planes, self._block_size, self._layout = planes, block_size, layout
         self._bounds = Bounds(layout, block_size, pages)
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)
