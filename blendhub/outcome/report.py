@@ -70,6 +70,8 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Why nothing was reused, or what went wrong; None if something was."""
     audit: AuditOutcome | None = None
     """Only for requests that were audited."""
+    approximate_from: Position | None = None
+    """The position from which on the KV differs from what the model alone computes; None if it differs nowhere."""
 
 
 class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -114,6 +116,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     probe_seconds: float = 0.0
     recompute_seconds: float = 0.0
     audit: AuditOutcome | None = None
+    approximate_from: int | None = None
 
     def report(self, *, explains: bool) -> RequestReport:
         """The report for clients and observers."""
@@ -130,6 +133,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             spans=spans if explains and (self.sources or spans.settled) else None,
             reason=self.reason,
             audit=self.audit,
+            approximate_from=self.approximate_from,
         )
 
     def note(self) -> PromptReport:

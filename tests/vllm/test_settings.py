@@ -207,7 +207,7 @@ def test_a_request_is_taken_at_its_word():
     [
         (
             {"blendhub": {"ratio": 0.5}},
-            "has no option 'ratio'; its options are: audit, explain, mode, recompute_ratio, settled, store",
+            "has no option 'ratio'; its options are: approximate_from, audit, explain, mode, recompute_ratio, settled",
         ),
         ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),
         ({"blendhub": {"recompute_ratio": -0.1}}, "option recompute_ratio = -0.1 is not valid"),
