@@ -72,6 +72,8 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=Tru
     """Why nothing was reused, or what went wrong; None if something was."""
     audit: AuditOutcome | None = None
     """Only for requests that were audited."""
+    approximate_from: Position | None = None
+    """The position from which on the KV differs from what the model alone computes; None if it differs nowhere."""
 
 
 class PromptReport(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -119,6 +121,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     recompute_seconds: float = 0.0
     audit: AuditOutcome | None = None
     generation: int = 0
+    approximate_from: int | None = None
 
     def report(self, *, explains: bool) -> RequestReport:
         """The report for clients and observers."""
@@ -136,6 +139,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
             reason=self.reason,
             audit=self.audit,
             generation=self.generation,
+            approximate_from=self.approximate_from,
         )
 
     def note(self) -> PromptReport:

@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
@@ -139,6 +138,15 @@ class LoadResult(msgspec.Struct, frozen=True):
     """The outcome of an audit, on the ranks that have the model's predictions."""
 
 
+class WorkerProof(msgspec.Struct, frozen=True):
+    """The result of a worker's checks of its model, made once the model was loaded."""
+
+    rank: int
+    support: ModelSupport
+    weights: str = ""
+    rotary: str = ""
+
+
 def _tells(result: LoadResult) -> tuple[bool, bool, bool]:
     """How much a rank's result tells: an error more than success, and the rank that failed more than the others."""
     return bool(result.error), not result.another_failed, result.audit is not None
@@ -162,6 +170,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Bytes of KV that went through the transport."""
     adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
     """All LoRA adapters of the ranks on which these have changed, by rank and by id."""
+    proofs: dict[int, WorkerProof] = field(default_factory=dict)
+    """The proofs of the ranks whose first report this is."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -179,13 +189,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
             save_seconds=max(self.save_seconds, other.save_seconds),
             carried_bytes=self.carried_bytes + other.carried_bytes,
             adapters=self.adapters | other.adapters,
+            proofs=self.proofs | other.proofs,
         )
-
-
-@dataclass
-class WorkerHandshake(KVConnectorHandshakeMetadata):
-    """The result of a worker's checks of its model, made once the model was loaded."""
-
-    support: ModelSupport
-    weights: str
-    rotary: str

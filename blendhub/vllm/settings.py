@@ -183,6 +183,14 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
             "prefixes; fast: it is moved"
         ),
     ] = "fast"
+    approximate_from: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="of a prompt that another engine has computed: the position from which on its KV may be "
+            "blended, as the report of that engine says",
+        ),
+    ] = 0
 
     def __post_init__(self) -> None:
         if self.keep and self.drop:
@@ -190,6 +198,11 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         if self.forget == "strict" and self.mode in ("blend", "contiguous"):
             raise ValueError(f'forget "strict" reuses exact prefixes only, and mode is {self.mode!r}; leave mode out')
 
+
+REPORTED = {"engine_tokens", "reason"}
+"""Keys that only a report has: proxies hand the report of the engine that computed a prompt to the one that answers."""
+NOWHERE = 2**31
+"""Behind every prompt: all KV is what the model alone computes."""
 
 EXTRA = "kv_connector_extra_config"
 OWNER = f"{EXTRA}.{KEY}"
@@ -308,7 +321,15 @@ def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
             raise OptionError(
                 f"kv_transfer_params has the key {key!r} (did you mean {KEY!r}?); BlendHub reads only that"
             )
-    return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, (params or {}).get(KEY))
+    given = (params or {}).get(KEY)
+    if isinstance(given, Mapping) and not REPORTED.isdisjoint(given):
+        given = {"approximate_from": given.get("approximate_from", NOWHERE)}
+    return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, given)
+
+
+def is_brought(params: Mapping[str, Any] | None) -> bool:
+    """Whether another connector brings the KV of the prompt, which another engine has computed."""
+    return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
 
 
 def foreign_keys(params: Mapping[str, Any] | None) -> list[str]:

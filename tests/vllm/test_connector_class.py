@@ -1,4 +1,4 @@
-"""Which class of BlendHub's vLLM gets, by the model, and what it hears of its workers beside another connector."""
+"""Which class of BlendHub's vLLM gets, by the model."""
 
 from types import SimpleNamespace
 
@@ -8,7 +8,6 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 
 from blendhub.vllm import connector_class
 from blendhub.vllm.connector import BlendHubConnector
@@ -59,12 +58,3 @@ def test_the_blocks_of_all_groups_of_a_request_end_as_those_of_one(monkeypatch):
     connector = object.__new__(connector_class.HybridConnector)
     assert connector.request_finished_all_groups("request", ([1, 2], [3])) == (False, None)
     assert ended == [("request", [1, 2])]
-
-
-def test_another_connector_s_answer_in_the_place_of_the_workers_closes_reuse_with_a_sentence():
-    """vLLM's MultiConnector passes on what the first of its connectors answers."""
-    connector = object.__new__(BlendHubConnector)
-    connector._scheduler, connector._reasons = None, ()
-    connector.set_xfer_handshake_metadata({0: KVConnectorHandshakeMetadata()})
-    assert connector._scheduler is None
-    assert "name BlendHubConnector before it" in connector._reasons[0]

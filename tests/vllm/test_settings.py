@@ -207,7 +207,7 @@ def test_a_request_is_taken_at_its_word():
     [
         (
             {"blendhub": {"ratio": 0.5}},
-            "has no option 'ratio'; its options are: audit, drop, explain, forget, keep, mode, "
+            "has no option 'ratio'; its options are: approximate_from, audit, drop, explain, forget, keep, mode, "
             "recompute_ratio, settled, store",
         ),
         ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),

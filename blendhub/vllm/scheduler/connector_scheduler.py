@@ -15,7 +15,7 @@ from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -163,6 +163,7 @@ def build_scheduler(
         block_size,
         # The workers' tables of rotations are as long.
         facts.max_model_len,
+        ShownHashes(block_size) if facts.shows_hashes else None,
     )
     saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, block_size)
     return ConnectorScheduler(requests, executor, admission, loads, saves, reports)

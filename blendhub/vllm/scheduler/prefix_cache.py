@@ -185,6 +185,8 @@ class RequestHashes:
         self._are_own = True
         self._cached_before: list[BlockHash] = []
         """The hashes of the blocks that were cached before the hashes were salted last."""
+        self._unsalted = (list(self._own), True, self._cached_before)
+        """The state before the hashes were salted last."""
 
     def own(self) -> list[BlockHash]:
         """The hashes that follow from the tokens, those of generated ones too."""
@@ -211,9 +213,50 @@ class RequestHashes:
     def salt(self, first_approximate: int, block_size: int, n_cached: int) -> None:
         """Make the hashes unique from a token on; vLLM has taken ``n_cached`` blocks from its cache."""
         self.own()
+        self._unsalted = (list(self._request.block_hashes), self._are_own, self._cached_before)
         self._cached_before = self.cached()[:n_cached]
         salt_block_hashes(self._request, first_approximate, block_size)
         self._are_own = False
+
+    def undo_salt(self) -> None:
+        """Take back the last salt, before vLLM has used the hashes."""
+        self._request.block_hashes, self._are_own, self._cached_before = self._unsalted
+
+
+class ShownHashes:
+    """Keeps blended blocks from being stored under hashes that a connector has seen before the blend was decided.
+
+    vLLM asks BlendHub for a request first, and then the other connectors, which look at its hashes and may keep them.
+    So hashes are salted with the decision to blend, and not only when vLLM has allocated blocks; and no request blends
+    what was shown under its own hashes. For the scheduler's thread.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._salted: dict[str, RequestState] = {}
+        """The requests whose hashes were salted in this step, and for which vLLM has not allocated blocks yet."""
+
+    def permit(self, state: "RequestState", first_approximate: int | None) -> bool:
+        """Whether a request may take KV that is approximate from a position on."""
+        return first_approximate is None or first_approximate >= state.shown_exact
+
+    def show(self, state: "RequestState", first_approximate: int | None) -> None:
+        """The other connectors are asked next; from this position on, the request's KV will be approximate."""
+        n_exact = state.request.num_tokens if first_approximate is None else first_approximate
+        state.shown_exact = max(state.shown_exact, n_exact)
+        if first_approximate is not None:
+            state.salt(first_approximate, self._block_size)
+            self._salted[state.id] = state
+
+    def is_salted(self, state: "RequestState") -> bool:
+        """Whether the hashes are salted already; asked once vLLM has allocated blocks."""
+        return self._salted.pop(state.id, None) is not None
+
+    def end_step(self) -> None:
+        """vLLM has planned a step: requests without blocks get their own hashes back, for vLLM's next look."""
+        for state in self._salted.values():
+            state.hashes.undo_salt()
+        self._salted.clear()
 
 
 def salt_block_hashes(request: Request, first_approximate: int, hash_block_size: int) -> None:
@@ -222,6 +265,9 @@ def salt_block_hashes(request: Request, first_approximate: int, hash_block_size:
     Block hashes are chained, so one salted hash makes all that follow unique, those of generated tokens too.
     The blocks before keep their hashes. Call this before vLLM caches the blocks.
     """
+    if not request.block_hashes:  # the first block will have a hash that contains this
+        request.cache_salt = secrets.token_hex(16)
+        return
     # Only whole blocks have hashes. If the block has none yet, the one before is salted.
     link = min(first_approximate // hash_block_size, len(request.block_hashes) - 1)
     known = request.block_hashes[link]

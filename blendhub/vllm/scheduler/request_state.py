@@ -78,6 +78,10 @@ class RequestState:
         """The span that the request took of blended blocks in vLLM's own cache."""
         self.ratio = 1.0
         """The least share of moved text that was recomputed in the request's KV."""
+        self.shown_exact = 0
+        """The number of tokens whose own block hashes other connectors have seen."""
+        self.brought: Span | None = None
+        """The span that another connector has loaded behind the first approximate token; it is not stored again."""
         self._settled: Settled | None = None
         """The blended prefix whose blocks vLLM looks for."""
         self._takes = 0
@@ -109,6 +113,24 @@ class RequestState:
             self.ratio = settled.ratio
             self._approximate_before, self._generation_before = settled.first_approximate, settled.generation
         self.is_scheduled = True
+
+    def salt(self, first_approximate: int, block_size: int) -> None:
+        """Make the block hashes unique from this position on."""
+        # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
+        self.hashes.salt(first_approximate, block_size, self.engine_tokens // block_size)
+
+    def receive(self, block_size: int) -> None:
+        """Note that another connector loads what another engine has computed, and in which part that was blended."""
+        received_from = self.terms.received_from
+        if received_from is not None and received_from < self.request.num_prompt_tokens:
+            self._approximate_before, self.ratio = max(received_from, self.engine_tokens), 0.0
+            self.salt(self._approximate_before, block_size)
+
+    def bring(self, span: Span) -> None:
+        """Note that another connector has loaded this span."""
+        first = self.first_approximate
+        if first is not None and first < span.end:
+            self.brought = Span(max(first, span.start), span.end)
 
     def look_up(self, lookup: "PendingLookup") -> None:
         assert self.stage is not Stage.LOADING
@@ -207,6 +229,12 @@ class RequestState:
         return Span(first, max(ends)) if first is not None and ends and max(ends) > first else None
 
     @property
+    def reused_end(self) -> int:
+        """The end of what vLLM's own cache had, or BlendHub has loaded."""
+        loaded = self.decision if self.stage is Stage.LOADED else None
+        return max(self.engine_tokens, loaded.claimed_end(self.request.num_tokens) if loaded else 0)
+
+    @property
     def left_to_engine(self) -> int:
         """The tokens that vLLM has still to compute, once it has allocated blocks for them."""
         if not self.is_scheduled or self.stage not in (Stage.COMPUTING, Stage.LOADED):
@@ -257,6 +285,7 @@ class RequestState:
             probe_seconds=result.probe_seconds,
             recompute_seconds=result.recompute_seconds,
             audit=self.audit,
+            approximate_from=self.first_approximate,
         )
 
     def _reason(self, loaded: Decision | None) -> str | None:

@@ -38,6 +38,8 @@ class RequestSaves:
         self.plan: SavePlan | None = None
         self.retired: list[SavePlan] = []
         """Earlier plans. The workers finish the saves of these plans; no more saves are scheduled."""
+        self.reached = 0
+        """The number of tokens that the last step had computed."""
         self.is_dropped = False
         """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
 
@@ -102,7 +104,9 @@ class SaveScheduler:
             request = requests.get(name)
             if request and request.terms.stores:
                 saves = self._running.setdefault(name, RequestSaves(request, plan.number))
-                computed_now = before + step.num_scheduled_tokens[name]
+                if before > (behind := max(saves.reached, request.reused_end)):
+                    request.bring(Span(behind, before))
+                saves.reached = computed_now = before + step.num_scheduled_tokens[name]
                 if save_plan := self._planned(saves):
                     reached = min(computed_now, request.request.num_prompt_tokens)
                     self._schedule(request, save_plan, reached, self._blocks.of(name), plan)
@@ -231,7 +235,7 @@ class SaveScheduler:
         blended = request.first_approximate is not None
         stored = [match.span for match in request.matches if match.exact or blended]
         # What earlier requests blended is no text that could be moved.
-        settled = [request.settled_span] if request.settled_span else []
+        settled = [span for span in (request.settled_span, request.brought) if span]
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
         if request.blended and self._arena.stores_blended:
             plan.blend(request.blended, [match.span for match in request.matches if not match.moved])

@@ -38,6 +38,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a matcher finds whole prefixes again."""
     audits: bool = False
     """Whether blended requests can be audited."""
+    shows_hashes: bool = False
+    """Whether another connector stores KV under a request's block hashes."""
 
 
 class Line(msgspec.Struct, frozen=True):

@@ -6,14 +6,13 @@ from contextlib import suppress
 
 import msgspec
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Rotation, Selector
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.framework.host import PluginHost
-from blendhub.vllm.messages import WorkerHandshake
+from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
@@ -22,7 +21,7 @@ from blendhub.vllm.model.model_check import ModelCheck, check_model, layout_and_
 from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
-from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.attention_choice import choose_attention
 from blendhub.vllm.worker.audit import check_predictions
@@ -31,11 +30,6 @@ from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
 
 log = logging.getLogger(__name__)
-
-BESIDE_OTHERS = (
-    "text is not moved beside another connector, which would store what was blended as exact; exact prefixes are "
-    "reused all the same"
-)
 
 
 class WorkerStart:
@@ -69,21 +63,21 @@ class WorkerStart:
         except Exception as error:
             self._refusal = _sentence(error)
 
-    def finish(self, outer: KVConnectorBase_V1 | None = None) -> tuple[WorkerHandshake, ConnectorWorker | None]:
-        """Check the model, on all ranks alike. ``outer``: the connector that has BlendHub's and others in it."""
+    def finish(self, neighbours: Neighbours | None = None) -> tuple[WorkerProof, ConnectorWorker | None]:
+        """Check the model, on all ranks alike. ``neighbours``: None if BlendHub's connector stands alone."""
         ranks = Ranks(get_tp_group())
         try:
-            if outer:
-                _refuse_to_fail_requests(outer)
+            if neighbours:
+                neighbours.check_policy()
             model, layout = ranks.together(self._registered)
             with self._memory.counted(model.device):
-                check, worker = self._examined(model, layout, ranks, moves=outer is None)
+                check, worker = self._examined(model, layout, ranks, neighbours)
         except Exception as error:
-            return WorkerHandshake(unsupported(_sentence(error)), "", ""), None
+            return WorkerProof(ranks.number, unsupported(_sentence(error))), None
         if worker:
             self._memory.log_how_much(model)
         rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
-        return WorkerHandshake(check.support, fingerprint(model.module), rotary), worker
+        return WorkerProof(ranks.number, check.support, fingerprint(model.module), rotary), worker
 
     def _registered(self) -> tuple[EngineModel, KVLayout]:
         if self._refusal or not self._model or not self._layout:
@@ -91,7 +85,7 @@ class WorkerStart:
         return self._model, self._layout
 
     def _examined(
-        self, model: EngineModel, layout: KVLayout, ranks: Ranks, *, moves: bool
+        self, model: EngineModel, layout: KVLayout, ranks: Ranks, neighbours: Neighbours | None
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
@@ -99,9 +93,9 @@ class WorkerStart:
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layout:
             return check, None
-        if check.support.blends and not moves:
+        if check.support.blends and neighbours:
             # With the rotations, which are in the namespace: engines beside no other connector share what is stored.
-            check = check._replace(support=ModelSupport(layout, False, (BESIDE_OTHERS,)))
+            check = check._replace(support=beside(neighbours, check.support))
         if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
         rotations = check.rotations or (None,) * len(model.layer_names)
@@ -124,16 +118,6 @@ class WorkerStart:
         assert self._settings.device
         device: Device = self._host.create("device", self._settings.device.name, self._settings.device.options)
         return device
-
-
-def _refuse_to_fail_requests(outer: KVConnectorBase_V1) -> None:
-    """vLLM looks at the outer connector's settings, which BlendHub cannot change."""
-    policy = outer._kv_transfer_config.kv_load_failure_policy
-    if policy != "recompute":
-        raise Unsupported(
-            f"kv_load_failure_policy of {outer._kv_transfer_config.kv_connector} is {policy!r}, with which a load that "
-            'fails ends the request; set "kv_load_failure_policy": "recompute" beside "kv_connector"'
-        )
 
 
 def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> ModelSupport:
