@@ -6,6 +6,7 @@ token, in which heads follow each other. A chunk with fewer tokens leaves the en
 """
 
 import itertools
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Annotated
 
@@ -77,6 +78,17 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return [Span(start, end) for start, end in itertools.pairwise(borders) if start < end]
 
 
+def section_starts(layouts: Sequence[KVLayout]) -> tuple[int, ...]:
+    """Where the section of each group of layers begins in a shard."""
+    sizes = (-(-layout.shard_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT for layout in layouts[:-1])
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def shard_bytes_of(layouts: Sequence[KVLayout]) -> int:
+    """The bytes of a shard with a section for each of these layouts."""
+    return section_starts(layouts)[-1] + layouts[-1].shard_bytes
+
+
 DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
 
 
@@ -134,13 +146,12 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def section_starts(self) -> tuple[int, ...]:
         """Where each group's section begins in a shard."""
-        ends = itertools.accumulate(map(_aligned_bytes, self.layouts[:-1]))
-        return 0, *ends
+        return section_starts(self.layouts)
 
     @property
     def shard_bytes(self) -> int:
         """The part of a slot that belongs to one rank."""
-        return self.section_starts[-1] + self.layouts[-1].shard_bytes
+        return shard_bytes_of(self.layouts)
 
     @property
     def digest(self) -> str:
@@ -164,10 +175,6 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def slot_bytes(self) -> int:
         """The KV of one chunk, of all ranks."""
         return self.world_size * self.shard_bytes
-
-
-def _aligned_bytes(layout: KVLayout) -> int:
-    return -(-layout.shard_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT
 
 
 def check_same(known: Namespace, given: Namespace, owner: str) -> None:

@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 
 import torch
+from msgspec import UNSET
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -15,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -33,6 +35,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import permitted, unsupported
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.block_tables import block_tables_of
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
@@ -57,8 +60,12 @@ NOT_HEARD = (
 )
 
 
-class BlendHubConnector(KVConnectorBase_V1):
-    """Stores and reuses KV through a hub. ``scheduler/`` and ``worker/`` do the work."""
+class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
+    """Stores and reuses KV through a hub. ``scheduler/`` and ``worker/`` do the work.
+
+    It supports vLLM's hybrid allocator, which has a block table for each group of layers; without the declaration vLLM
+    would turn that off, which costs models with attention windows most of their KV capacity.
+    """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -75,6 +82,7 @@ class BlendHubConnector(KVConnectorBase_V1):
         self._hub: EmbeddedHub | None = None
         self._observers: Observers | None = None
         self._worker: ConnectorWorker | None = None
+        self._block_tables = block_tables_of(kv_cache_config)
         self._start = WorkerStart(vllm_config, self._settings, self._host, self._engine_id)
         self._blocks = RequestBlocks()
         self._unserved: Counter[str] = Counter()
@@ -120,6 +128,11 @@ class BlendHubConnector(KVConnectorBase_V1):
         saved, loaded = self._worker.finished()
         return saved or None, loaded or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving = self._worker.take_failed() if self._worker else set()
+        return results
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_bad_blocks() if self._worker else set()
 
@@ -144,14 +157,14 @@ class BlendHubConnector(KVConnectorBase_V1):
         """Reach the hub: the workers have checked the model, so the namespace is known."""
         handshakes = [one for _, one in sorted(metadata.items()) if isinstance(one, WorkerHandshake)]
         supports = [one.support for one in handshakes] or [unsupported(NOT_HEARD)]
-        worst = next((support for support in supports if not support.layout), None) or next(
+        worst = next((support for support in supports if not support.layouts), None) or next(
             (support for support in supports if not support.blends), supports[0]
         )
-        if worst.layout is not None:
+        if worst.layouts:
             worst = permitted(worst, self._settings, self._vllm_config.model_config)
         for reason in worst.reasons:
             log.warning("BlendHub: %s", reason)
-        if worst.layout is None:
+        if not worst.layouts:
             self._reasons = worst.reasons
             return
         namespace = Namespace(
@@ -160,7 +173,8 @@ class BlendHubConnector(KVConnectorBase_V1):
             weights=blake2b(" ".join(one.weights for one in handshakes).encode(), digest_size=16).hexdigest(),
             rotary=handshakes[0].rotary,
             world_size=len(handshakes),
-            layout=worst.layout,
+            layout=worst.layouts[0],
+            other_layouts=worst.layouts[1:] or UNSET,
             matchers=self._settings.matchers,
         )
         admission = Admission(self._vllm_config, self._settings, worst, namespace)
@@ -183,6 +197,7 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._host,
             self._observers,
             self._blocks,
+            self._block_tables,
         )
         assert self._settings.device
         self._observers.engine_started(
@@ -211,9 +226,9 @@ class BlendHubConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         if not self._scheduler:
             return
-        block_ids = blocks.get_block_ids()[0]
-        self._blocks.allocated(request.request_id, block_ids)
-        self._scheduler.allocated(request, block_ids, num_external_tokens)
+        tables = blocks.get_block_ids()
+        self._blocks.allocated(request.request_id, tables)
+        self._scheduler.allocated(request, tables, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         if not self._scheduler:
@@ -228,6 +243,11 @@ class BlendHubConnector(KVConnectorBase_V1):
             self._scheduler.process_report(connector_output.kv_connector_worker_meta)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         self._blocks.ended(request.request_id)
         if self._scheduler:
             return self._scheduler.ended(request, block_ids)

@@ -13,8 +13,8 @@ from blendhub.vllm.settings import OWNER, Settings
 class ModelSupport(msgspec.Struct, frozen=True):
     """The results of a worker's start-up checks."""
 
-    layout: KVLayout | None
-    """The layout of the KV; None: nothing can be reused."""
+    layouts: tuple[KVLayout, ...]
+    """The layout of each group of layers; empty: nothing can be reused."""
     blends: bool
     """Whether moved text can be reused, and holes computed apart from the engine's own prefill."""
     reasons: tuple[str, ...]
@@ -24,7 +24,7 @@ class ModelSupport(msgspec.Struct, frozen=True):
 
 
 def unsupported(reason: str) -> ModelSupport:
-    return ModelSupport(None, False, (reason,))
+    return ModelSupport((), False, (reason,))
 
 
 def permitted(support: ModelSupport, settings: Settings, served: Any) -> ModelSupport:
