@@ -158,10 +158,21 @@ class RequiresTheLayoutsTensorType(ReferenceDevice):
         super()._check(layer, block_size, layout)
 
 
-class AttachesAgain(ReferenceDevice):
+class KnowsTheLastGroupOnly(ReferenceDevice):
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         self._layers = None
         super().attach(layers, block_size, layout)
+
+    def load(self, segments: Sequence[Segment], block_ids: Any, skip_prefix_n_tokens: int = 0, group: int = 0) -> Any:
+        return super().load(segments, block_ids, skip_prefix_n_tokens)
+
+    def save(self, segments: Sequence[Segment], block_ids: Any, group: int = 0) -> Any:
+        return super().save(segments, block_ids)
+
+
+class TakesAnyChunkSize(ReferenceDevice):
+    def _attach_group(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        pass
 
 
 class ContinuesAfterClose(ReferenceDevice):
@@ -262,7 +273,9 @@ FAULTS = [
     (AssumesContiguousTables, "test_a_table_may_be_part_of_a_wider_one"),
     (RequiresTheLayoutsTensorType, "test_numbers_of_8_bits_may_be_kept_as_bytes"),
     (CopiesStridedTensors, "test_pages_of_all_layers_may_share_one_allocation"),
-    (AttachesAgain, "test_a_device_is_attached_once"),
+    (KnowsTheLastGroupOnly, "test_groups_of_layers_have_pages_and_block_tables_of_their_own"),
+    (KnowsTheLastGroupOnly, "test_a_group_that_is_not_attached_is_refused"),
+    (TakesAnyChunkSize, "test_groups_have_chunks_of_one_size"),
     (ContinuesAfterClose, "test_nothing_is_copied_after_close"),
     (AcceptsAnyArena, "test_an_arena_is_a_flat_array_of_bytes"),
     (RaisesOtherErrors, "test_nothing_is_copied_before_attach_and_pin"),

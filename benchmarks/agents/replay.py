@@ -14,7 +14,7 @@ from benchmarks.timing import progress
 from harness.engines.server import NAME, Server
 from harness.engines.tiny_model import make_tiny_model
 
-OPTIONS: dict[str, int | str | bool] = {
+OPTIONS: dict[str, Any] = {
     "max_model_len": 8192,
     "max_num_batched_tokens": 8192,
     "max_logprobs": LOGPROBS,

@@ -89,7 +89,7 @@ class Hostile:
         if isinstance(reply, wire.Registered):
             self.sessions = [*self.sessions[-3:], reply.session]
             self._epoch = reply.epoch
-            self._shard_bytes[reply.session] = asked.namespace.layout.shard_bytes
+            self._shard_bytes[reply.session] = asked.namespace.shard_bytes
         lease, run = getattr(reply, "lease", None), getattr(reply, "run", None)
         self.leases = [*self.leases[-30:], *([lease] if lease is not None else [])]
         self.runs = [*self.runs[-30:], *([run] if run is not None else [])]

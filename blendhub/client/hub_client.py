@@ -114,11 +114,11 @@ class HubClient(HubSession):
         """This rank's part of a slot, in place."""
         if self.arena is None:
             raise HubError("the hub's arena is on another machine; use submit_fetch and put")
-        return self.arena.slot(self.shard_at(slot), self.namespace.layout.shard_bytes)
+        return self.arena.slot(self.shard_at(slot), self.namespace.shard_bytes)
 
     def shard_at(self, slot: int) -> int:
         """Where in the arena this rank's part of a slot begins."""
-        return slot + self._rank * self.namespace.layout.shard_bytes
+        return slot + self._rank * self.namespace.shard_bytes
 
     def submit_fetch(
         self, lease: int, slots: Sequence[int], *, timeout: float | None = None

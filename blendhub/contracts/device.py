@@ -60,9 +60,10 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
     span: Span
     shard: Position
-    """Byte offset in the arena of this rank's shard of the chunk, a multiple of the item size."""
+    """Byte offset in the arena of the group's section of this rank's shard of the chunk, a multiple of the item size;
+    with one group, of the shard itself."""
     row: Position
-    """The row of the shard that holds the span's first token."""
+    """The row of the section that holds the span's first token."""
     source_start: Position
     """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
 
@@ -98,8 +99,11 @@ class Transfer(Guarded, ABC):
 class Device(Guarded, ABC):
     """Copies KV between an engine's pages and the arena.
 
-    *Shards.* A slot of the arena holds one chunk; this rank's shard of it is laid out as ``KVLayout`` says, and
-    ``Segment.shard`` is where it begins.
+    *Shards.* A slot of the arena holds one chunk. This rank's shard of it has a section for each group of layers, laid
+    out as ``KVLayout`` says, and ``Segment.shard`` is where it begins.
+
+    *Groups.* Layers whose shape or whose block table differs are attached as groups. A transfer copies the layers of
+    one group, and touches no page of another one.
 
     *Exactness.* Values are copied bit for bit, and so are keys that stay at their position and keys of layers
     without rotation. Moved keys are rotated by the angle between the two positions: their rotated part, pair by
@@ -140,11 +144,13 @@ class Device(Guarded, ABC):
 
     @abstractmethod
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        """Use these pages of the engine, in the model's layer order. Called once, before any transfer.
+        """Use these pages of the engine, in the model's layer order: a group of layers of one shape, which share a
+        block table. Called once for each group, before any transfer; groups are numbered in the order of the calls.
 
-        Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a format or dtype that this device
-        does not support and for an accelerator that refuses the work, for example for want of memory, and InvalidInput
-        at the second call. Kernels of every kind are compiled before it returns.
+        Raises LayoutMismatch for pages that contradict ``layout``, and for chunks of another size than those of the
+        groups before. Raises Unsupported for a format or dtype that this device does not support, for pages on another
+        device than those before, and for an accelerator that refuses the work, for example for want of memory.
+        Raises InvalidInput after ``close``. Kernels of every kind are compiled before it returns.
         """
 
     @abstractmethod
@@ -159,9 +165,16 @@ class Device(Guarded, ABC):
 
     @abstractmethod
     def load(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+        self,
+        segments: Sequence[Segment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int = 0,
+        group: int = 0,
     ) -> Transfer:
-        """Copy from the arena to pages. Block ``block_ids[i]`` holds the prompt's tokens from ``i * block_size`` on."""
+        """Copy from the arena to a group's pages. Block ``block_ids[i]`` has the tokens from ``i * block_size`` on.
+
+        Raises InvalidInput for a group that is not attached, as ``save`` does.
+        """
 
     def begin_step(self) -> None:
         """The engine begins a step. Its work from now on touches no page of a load that is started before the next one.
@@ -171,14 +184,15 @@ class Device(Guarded, ABC):
         """
 
     @abstractmethod
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
-        """Copy from pages to the arena. Keys are not rotated, and ``source_start`` is ignored."""
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
+        """Copy from a group's pages to the arena. Keys are not rotated, and ``source_start`` is ignored."""
 
     def attention(self, rules: Sequence[AttentionRules], dtype: "torch.dtype") -> ChosenAttention | None:
         """Attention over the attached pages by the rules of each layer, for queries of this dtype. None: the device has
         none, and the engine's own serves.
 
-        Raises Unsupported for rules that it cannot follow. Kernels of every kind are compiled before it returns.
+        Raises Unsupported where several groups are attached, and for rules that it cannot follow. Kernels of every kind
+        are compiled before it returns.
         """
         return None
 

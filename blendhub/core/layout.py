@@ -1,16 +1,17 @@
 """The geometry of stored KV.
 
-A *slot* holds the KV of one chunk. The shards of the ranks follow each other; a shard has one part a layer for
-keys and one for values, and a part has a row a token, in which heads follow each other. A chunk with fewer tokens
-leaves the ends of its parts unused.
+A *slot* holds the KV of one chunk. The shards of the ranks follow each other. A shard has a *section* for each group
+of layers, most models have one; a section has one part a layer for keys and one for values, and a part has a row a
+token, in which heads follow each other. A chunk with fewer tokens leaves the ends of its parts unused.
 """
 
 import itertools
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from blendhub.core.errors import InvalidInput, LayoutMismatch
 from blendhub.core.plugin_choice import PluginChoice
@@ -23,8 +24,13 @@ LONGEST_TEXT = 1024
 Text = Annotated[str, Meta(max_length=LONGEST_TEXT)]
 
 
+SECTION_ALIGNMENT = 256
+"""A section of a shard begins at a multiple of so many bytes, so that rows of any dtype can be accessed widely."""
+
+
 class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The KV of a token on one rank. Models with a joint latent (MLA) have one head and ``value_dim`` 0."""
+    """The KV of a token on one rank, in layers of one shape. Layers with a joint latent (MLA) have one head and
+    ``value_dim`` 0."""
 
     layers: Count
     kv_heads: Count
@@ -54,15 +60,15 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def shard_bytes(self) -> int:
-        """The part of a slot that belongs to one rank."""
+        """The section of a shard that these layers have; the whole shard, if all layers have this shape."""
         return self.chunk_tokens * self.token_bytes
 
     def keys_at(self, layer: int) -> int:
-        """Where a layer's keys begin in a shard, one row of ``key_row_bytes`` a token."""
+        """Where a layer's keys begin in the section, one row of ``key_row_bytes`` a token."""
         return layer * self.chunk_tokens * (self.key_row_bytes + self.value_row_bytes)
 
     def values_at(self, layer: int) -> int:
-        """Where a layer's values begin in a shard, one row of ``value_row_bytes`` a token."""
+        """Where a layer's values begin in the section, one row of ``value_row_bytes`` a token."""
         return self.keys_at(layer) + self.chunk_tokens * self.key_row_bytes
 
     def chunks_of(self, span: Span) -> list[Span]:
@@ -70,6 +76,17 @@ class KVLayout(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         size = self.chunk_tokens
         borders = [span.start, *range((span.start // size + 1) * size, span.end, size), span.end]
         return [Span(start, end) for start, end in itertools.pairwise(borders) if start < end]
+
+
+def section_starts(layouts: Sequence[KVLayout]) -> tuple[int, ...]:
+    """Where the section of each group of layers begins in a shard."""
+    sizes = (-(-layout.shard_bytes // SECTION_ALIGNMENT) * SECTION_ALIGNMENT for layout in layouts[:-1])
+    return tuple(itertools.accumulate(sizes, initial=0))
+
+
+def shard_bytes_of(layouts: Sequence[KVLayout]) -> int:
+    """The bytes of a shard with a section for each of these layouts."""
+    return section_starts(layouts)[-1] + layouts[-1].shard_bytes
 
 
 DEFAULT_MATCHERS = (PluginChoice("prefix"), PluginChoice("rolling_hash"))
@@ -103,6 +120,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
     model: Text
     layout: KVLayout
+    """The layout of the first group of layers; most models have no other one."""
     revision: Text = ""
     weights: Text = ""
     rotary: Text = ""
@@ -110,6 +128,30 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cache_salt: Text = ""
     world_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     matchers: Annotated[tuple[PluginChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
+    other_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] | UnsetType = UNSET
+    """The layouts of the other groups, which differ in the shape of their layers or in their block tables.
+
+    Unset, the field is not encoded, so that models with one group keep the digest under which stores have their KV.
+    """
+
+    def __post_init__(self) -> None:
+        if len({layout.chunk_tokens for layout in self.layouts}) > 1:
+            raise LayoutMismatch("all groups of layers must have the same chunk_tokens")
+
+    @property
+    def layouts(self) -> tuple[KVLayout, ...]:
+        """The layout of each group of layers, in the order of their sections in a shard."""
+        return self.layout, *(self.other_layouts or ())
+
+    @property
+    def section_starts(self) -> tuple[int, ...]:
+        """Where each group's section begins in a shard."""
+        return section_starts(self.layouts)
+
+    @property
+    def shard_bytes(self) -> int:
+        """The part of a slot that belongs to one rank."""
+        return shard_bytes_of(self.layouts)
 
     @property
     def digest(self) -> str:
@@ -132,7 +174,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def slot_bytes(self) -> int:
         """The KV of one chunk, of all ranks."""
-        return self.world_size * self.layout.shard_bytes
+        return self.world_size * self.shard_bytes
 
 
 def check_same(known: Namespace, given: Namespace, owner: str) -> None:

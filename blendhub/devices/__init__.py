@@ -1,7 +1,7 @@
 """Shared parts of device plugins: input checks, uniform views of pages, and transfers on streams. Needs torch."""
 
 from blendhub.devices.batches import Batch, BatchPlanner
-from blendhub.devices.bounds import Bounds, after_prefix, check_arena, check_writable
+from blendhub.devices.bounds import Bounds, after_prefix, check_arena, check_chunks, check_writable, group_at
 from blendhub.devices.host_arena import HostArena, PinningThread
 from blendhub.devices.pages import TENSOR_TYPES, Pages, Planes, planes_of, read_pages
 from blendhub.devices.queues import Mover
@@ -26,7 +26,9 @@ __all__ = [
     "after_prefix",
     "angles_between",
     "check_arena",
+    "check_chunks",
     "check_writable",
+    "group_at",
     "pairs_of",
     "planes_of",
     "read_pages",

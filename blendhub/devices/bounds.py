@@ -2,15 +2,25 @@
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from blendhub.contracts import Segment
-from blendhub.core.errors import InvalidInput
+from blendhub.core.errors import InvalidInput, LayoutMismatch
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.devices.pages import Pages
+
+Group = TypeVar("Group")
+
+
+def group_at(groups: Sequence[Group], number: int) -> Group:
+    """The attached group of this number; raises InvalidInput if there is none."""
+    if not 0 <= number < len(groups):
+        raise InvalidInput(f"there is no group {number} of layers: {len(groups)} are attached")
+    return groups[number]
 
 
 def after_prefix(segments: Iterable[Segment], skip_prefix_n_tokens: int) -> Iterator[Segment]:
@@ -33,6 +43,14 @@ def check_writable(arena: npt.NDArray[np.uint8]) -> None:
     """Raise InvalidInput unless the arena can be saved to."""
     if not arena.flags.writeable:
         raise InvalidInput("the arena is read-only, so nothing can be saved; pin a writable one")
+
+
+def check_chunks(layout: KVLayout, first: KVLayout) -> None:
+    """Raise LayoutMismatch unless the chunks of a group of layers are as long as those of the first group."""
+    if layout.chunk_tokens != first.chunk_tokens:
+        raise LayoutMismatch(
+            f"groups of layers have chunks of {layout.chunk_tokens} tokens and of {first.chunk_tokens}"
+        )
 
 
 class Bounds:

@@ -110,17 +110,16 @@ class StreamTransfer(Transfer):
 class TransferQueue(ABC):
     """The queue of all loads of a device, or of all its saves."""
 
-    def __init__(self, name: str, n_streams: int, runtime: Runtime, mover: Mover, planner: BatchPlanner) -> None:
+    def __init__(self, name: str, n_streams: int, runtime: Runtime, planner: BatchPlanner) -> None:
         self._runtime = runtime
-        self._mover = mover
         self._streams = [StagingStream(runtime, planner) for _ in range(n_streams)]
         self._next_streams = cycle(self._streams)
         self._thread = ThreadPoolExecutor(1, f"blendhub-{name}")
 
-    def start(self, arena: HostArena, batches: Iterable[Batch]) -> StreamTransfer:
-        """Run the batches after the engine's work that they must follow."""
+    def start(self, arena: HostArena, mover: Mover, batches: Iterable[Batch]) -> StreamTransfer:
+        """Run the batches of a group's mover after the engine's work that they must follow."""
         self._runtime.enter()
-        return StreamTransfer(self._runtime, self._thread.submit(self._submit, self._begin(), arena, batches))
+        return StreamTransfer(self._runtime, self._thread.submit(self._submit, self._begin(), arena, mover, batches))
 
     def drain(self) -> None:
         """Return when no transfer is pending."""
@@ -130,7 +129,7 @@ class TransferQueue(ABC):
         self.drain()
         self._thread.shutdown()
 
-    def _submit(self, begin: Any, arena: HostArena, batches: Iterable[Batch]) -> list[Any]:
+    def _submit(self, begin: Any, arena: HostArena, mover: Mover, batches: Iterable[Batch]) -> list[Any]:
         """Submit all batches, on the streams in turn; returns an event for the end of each used stream."""
         used: list[StagingStream] = []
         try:
@@ -140,7 +139,7 @@ class TransferQueue(ABC):
                 if stream not in used:
                     used.append(stream)
                     self._runtime.wait_event(stream.handle, begin)
-                self._submit_batch(stream, stream.copy_table(batch), batch, arena)
+                self._submit_batch(stream, stream.copy_table(batch), batch, arena, mover)
             for stream in used:
                 self._finish_batch(stream)
             return [self._runtime.record_event(stream.handle) for stream in used]
@@ -164,7 +163,9 @@ class TransferQueue(ABC):
         _synchronize_all(self._runtime, [self._runtime.record_event(stream.handle) for stream in self._streams])
 
     @abstractmethod
-    def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
+    def _submit_batch(
+        self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
+    ) -> None:
         """Submit the copies and the mover's work of the batch to the stream."""
 
     def _finish_batch(self, stream: StagingStream) -> None:  # noqa: B027 (the host's part of a load comes first)
@@ -182,7 +183,9 @@ class LoadTransferQueue(TransferQueue):
     def _begin(self) -> Any:
         return super()._begin() if self._step_begins is None else self._step_begins
 
-    def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
+    def _submit_batch(
+        self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
+    ) -> None:
         if _are_pinned(batch, arena):
             self._runtime.copy(stream.handle, list(stream.staging_and_arena(batch, arena)))
         else:
@@ -192,14 +195,16 @@ class LoadTransferQueue(TransferQueue):
                 target[one.staging_at : one.staging_at + one.nbytes] = arena.bytes[one.at : one.at + one.nbytes]
             stream.copy_bounce_buffer(batch, to_staging=True)
         memory = stream.staging if batch.slices else arena.tensor
-        self._runtime.launch(stream.handle, self._mover.rows_to_pages, memory, table, batch)
+        self._runtime.launch(stream.handle, mover.rows_to_pages, memory, table, batch)
 
 
 class SaveTransferQueue(TransferQueue):
-    def _submit_batch(self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena) -> None:
+    def _submit_batch(
+        self, stream: StagingStream, table: torch.Tensor, batch: Batch, arena: HostArena, mover: Mover
+    ) -> None:
         self._finish_batch(stream)
         memory = stream.staging if batch.slices else arena.tensor
-        self._runtime.launch(stream.handle, self._mover.pages_to_rows, memory, table, batch)
+        self._runtime.launch(stream.handle, mover.pages_to_rows, memory, table, batch)
         if _are_pinned(batch, arena):
             pairs = stream.staging_and_arena(batch, arena)
             self._runtime.copy(stream.handle, [(target, source) for source, target in pairs])

@@ -12,7 +12,7 @@ from blendhub.contracts import ArenaProgress, Device, PagedLayer, Segment, Trans
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices.batches import Batch, BatchPlanner
-from blendhub.devices.bounds import Bounds, check_arena, check_writable
+from blendhub.devices.bounds import Bounds, check_arena, check_chunks, check_writable, group_at
 from blendhub.devices.host_arena import HostArena, PinningThread
 from blendhub.devices.pages import Pages, read_pages
 from blendhub.devices.queues import LoadTransferQueue, Mover, SaveTransferQueue
@@ -24,13 +24,20 @@ ACCESS_BYTES = 16
 MAX_SLOTS = 2**31
 
 
-class _Attached(NamedTuple):
-    """The state that ``attach`` creates and ``close`` drops."""
+class _Group(NamedTuple):
+    """A group of layers."""
 
     pages: Pages
-    runtime: Runtime
     bounds: Bounds
     planner: BatchPlanner
+    mover: Mover
+
+
+class _Attached(NamedTuple):
+    """The state that the first ``attach`` creates and ``close`` drops. Groups share staging, streams and threads."""
+
+    groups: list[_Group]
+    runtime: Runtime
     loads: LoadTransferQueue
     saves: SaveTransferQueue
     pinning: PinningThread
@@ -66,17 +73,21 @@ class StreamDevice(Device):
         """The mover between rows of this layout and these pages. Kernels are compiled when it returns."""
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed or self._attached:
-            raise InvalidInput("a device is attached once; create another one for other pages")
+        if self._closed:
+            raise InvalidInput("this device is closed; create another one")
         pages = read_pages(layers, block_size, layout, self.formats)
         if pages.n_blocks * block_size >= MAX_SLOTS:
             raise Unsupported(
                 f"{pages.n_blocks} blocks of {block_size} tokens are too many: device {self.name!r} numbers slots with "
                 "32 bits; lower --gpu-memory-utilization"
             )
+        if self._attached:
+            _check_like(self._attached.groups[0], pages, layout)
         planner = self._planner(layout, block_size)
         try:
-            self._attached = self._set_up(pages, planner, block_size)
+            attached = self._attached or self._set_up(pages, planner)
+            attached.runtime.enter()
+            mover = self._mover(pages, layout, block_size)
         except BlendHubError:
             raise
         except Exception as error:
@@ -84,8 +95,10 @@ class StreamDevice(Device):
                 f"device {self.name!r} cannot be set up on {pages.place}: {type(error).__name__}: {error}; "
                 "`blendhub plugins` says what it needs"
             ) from error
-        if self._given_arena is not None:
-            self._use_arena(self._attached, self._given_arena)
+        attached.groups.append(_Group(pages, Bounds(layout, block_size, pages), planner, mover))
+        is_first, self._attached = self._attached is None, attached
+        if is_first and self._given_arena is not None:
+            self._use_arena(attached, self._given_arena)
 
     def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
@@ -102,22 +115,28 @@ class StreamDevice(Device):
         attached.pinning.wait()
 
     def load(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+        self,
+        segments: Sequence[Segment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int = 0,
+        group: int = 0,
     ) -> Transfer:
         attached, arena = self._ready()
-        attached.bounds.check(segments, block_ids, arena.bytes.size)
-        attached.bounds.check_load(segments, skip_prefix_n_tokens)
-        return attached.loads.start(arena, self._batches(segments, block_ids, skip_prefix_n_tokens))
+        one = group_at(attached.groups, group)
+        one.bounds.check(segments, block_ids, arena.bytes.size)
+        one.bounds.check_load(segments, skip_prefix_n_tokens)
+        return attached.loads.start(arena, one.mover, self._batches(one, segments, block_ids, skip_prefix_n_tokens))
 
     def begin_step(self) -> None:
         if self._attached:
             self._attached.loads.begin_step()
 
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
         attached, arena = self._ready()
-        attached.bounds.check(segments, block_ids, arena.bytes.size)
+        one = group_at(attached.groups, group)
+        one.bounds.check(segments, block_ids, arena.bytes.size)
         check_writable(arena.bytes)
-        return attached.saves.start(arena, self._batches(segments, block_ids, 0))
+        return attached.saves.start(arena, one.mover, self._batches(one, segments, block_ids, 0))
 
     def close(self) -> None:
         self._release_arena()
@@ -128,25 +147,24 @@ class StreamDevice(Device):
         self._closed = True
         self._attached = None
 
-    def _set_up(self, pages: Pages, planner: BatchPlanner, block_size: int) -> _Attached:
-        """Allocate staging and compile kernels."""
+    def _set_up(self, pages: Pages, planner: BatchPlanner) -> _Attached:
+        """Allocate staging, of which each stream has as much for every group."""
         runtime = self._runtime(pages.place)
         runtime.enter()
-        mover = self._mover(pages, planner.layout, block_size)
-        queue = self.streams_per_queue, runtime, mover, planner
+        queue = self.streams_per_queue, runtime, planner
         return _Attached(
-            pages,
+            [],
             runtime,
-            Bounds(planner.layout, block_size, pages),
-            planner,
             LoadTransferQueue(f"{self.name}-loads", *queue),
             SaveTransferQueue(f"{self.name}-saves", *queue),
             PinningThread(self.name),
         )
 
-    def _batches(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int) -> Iterator[Batch]:
+    def _batches(
+        self, group: _Group, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skipped: int
+    ) -> Iterator[Batch]:
         attached, arena = self._ready()
-        shard_bytes = attached.planner.layout.shard_bytes
+        shard_bytes = group.planner.layout.shard_bytes
 
         def reaches(shard: int) -> bool:
             return (
@@ -157,7 +175,7 @@ class StreamDevice(Device):
             )
 
         # The caller may change the block table after the call, while the queue's thread reads it.
-        return attached.planner.batches(tuple(segments), block_ids.copy(), skipped, reaches)
+        return group.planner.batches(tuple(segments), block_ids.copy(), skipped, reaches)
 
     def _planner(self, layout: KVLayout, block_size: int) -> BatchPlanner:
         n_streams = 2 * self.streams_per_queue
@@ -185,10 +203,20 @@ class StreamDevice(Device):
     def _attached_pages(self) -> tuple[Pages, KVLayout]:
         if self._attached is None:
             raise InvalidInput(f"device {self.name!r} needs attach before it can compute attention")
-        return self._attached.pages, self._attached.planner.layout
+        if len(self._attached.groups) > 1:
+            raise Unsupported(f"device {self.name!r} computes attention over one group of layers only")
+        (group,) = self._attached.groups
+        return group.pages, group.planner.layout
 
     def _ready(self) -> tuple[_Attached, HostArena]:
         if self._attached is None or self._arena is None:
             problem = "is closed" if self._closed else "needs attach and pin before it can copy"
             raise InvalidInput(f"device {self.name!r} {problem}")
         return self._attached, self._arena
+
+
+def _check_like(first: _Group, pages: Pages, layout: KVLayout) -> None:
+    """Raise unless a group of layers can be copied with the staging and the streams of the first one."""
+    if pages.place != first.pages.place:
+        raise Unsupported(f"pages lie on {pages.place} and on {first.pages.place}; they must lie on one device")
+    check_chunks(layout, first.planner.layout)

@@ -140,12 +140,17 @@ class ReferenceDevice(Device):
 
     def __init__(self) -> None:
         self._layers: Sequence[PagedLayer] | None = None
+        self._others: list[ReferenceDevice] = []
+        """A device for each further group."""
         self._arena: npt.NDArray[np.uint8] | None = None
         self._closed = False
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._layers is not None or self._closed:
-            raise InvalidInput("a device is attached once")
+        if self._closed:
+            raise InvalidInput("the device is closed")
+        if self._layers is not None:
+            self._attach_group(layers, block_size, layout)
+            return
         if len(layers) != layout.layers:
             raise LayoutMismatch(f"{len(layers)} layers, but the layout has {layout.layers}")
         for layer in layers:
@@ -154,6 +159,15 @@ class ReferenceDevice(Device):
         self._bits = [[bits_of(tensor) for tensor in layer.tensors] for layer in layers]
         self.clear_tolerances()
         self._n_blocks = min(bits[0].shape[layers[0].format == "kv_first"] for bits in self._bits)
+
+    def _attach_group(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
+        if layout.chunk_tokens != self._layout.chunk_tokens:
+            raise LayoutMismatch("groups have chunks of different sizes")
+        other = ReferenceDevice()
+        other.attach(layers, block_size, layout)
+        if self._arena is not None:
+            other.pin(self._arena)
+        self._others.append(other)
 
     def clear_tolerances(self) -> None:
         """Forget earlier rotations: the pages of both devices were made equal."""
@@ -185,10 +199,18 @@ class ReferenceDevice(Device):
         if arena.dtype != np.uint8 or arena.ndim != 1 or arena.strides != (1,):
             raise InvalidInput("an arena is a flat array of bytes")
         self._arena = arena
+        for other in self._others:
+            other.pin(arena)
 
     def load(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+        self,
+        segments: Sequence[Segment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int = 0,
+        group: int = 0,
     ) -> Transfer:
+        if group:
+            return self._other(group).load(segments, block_ids, skip_prefix_n_tokens)
         _, layers = self._ready()
         self._check_segments(segments, block_ids)
         self._check_load(segments, skip_prefix_n_tokens)
@@ -222,7 +244,9 @@ class ReferenceDevice(Device):
     def _rotated(self, key: Floats, rotation: Rotation, old: int, new: int) -> tuple[Floats, Floats]:
         return rotated(key, rotation, old, new)
 
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
+        if group:
+            return self._other(group).save(segments, block_ids)
         arena, layers = self._ready()
         self._check_segments(segments, block_ids)
         if not arena.flags.writeable:
@@ -239,8 +263,15 @@ class ReferenceDevice(Device):
 
     def close(self) -> None:
         self._closed = True
+        for other in self._others:
+            other.close()
         self._layers = self._arena = None
         self._bits = self.exact = self.tolerance = []
+
+    def _other(self, group: int) -> "ReferenceDevice":
+        if not 0 < group <= len(self._others):
+            raise InvalidInput(f"there is no group {group}")
+        return self._others[group - 1]
 
     def _ready(self) -> tuple[npt.NDArray[np.uint8], Sequence[PagedLayer]]:
         if self._arena is None or self._layers is None:

@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
     KVConnectorRole,
     KVConnectorWorkerMetadata,
+    SupportsHMA,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
     KVConnectorPromMetrics,
@@ -26,6 +27,7 @@ from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import neighbours_of
+from blendhub.vllm.scheduler.block_tables import block_tables_of
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler_start import SchedulerStart, Serving
@@ -43,8 +45,12 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 
-class BlendHubConnector(KVConnectorBase_V1):
-    """Stores and reuses KV through a hub. ``scheduler/`` and ``worker/`` do the work."""
+class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
+    """Stores and reuses KV through a hub. ``scheduler/`` and ``worker/`` do the work.
+
+    It supports vLLM's hybrid allocator, which has a block table for each group of layers; without the declaration vLLM
+    would turn that off, which costs models with attention windows most of their KV capacity.
+    """
 
     def __init__(self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: "KVCacheConfig") -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -71,7 +77,9 @@ class BlendHubConnector(KVConnectorBase_V1):
         """What the check has found, until it is reported."""
         common = (vllm_config, self._settings, self._host)
         if role is KVConnectorRole.SCHEDULER:
-            self._starting = SchedulerStart(*common, self._transport, engine_id, self._blocks)
+            self._starting = SchedulerStart(
+                *common, self._transport, engine_id, self._blocks, block_tables_of(kv_cache_config)
+            )
         else:
             self._unchecked = WorkerStart(*common, engine_id)
         # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no
@@ -119,6 +127,11 @@ class BlendHubConnector(KVConnectorBase_V1):
         saved, loaded = self._worker.finished()
         return saved or None, loaded or None
 
+    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+        results = super().get_transfer_results(finished_req_ids)
+        results.failed_recving = self._worker.take_failed() if self._worker else set()
+        return results
+
     def get_block_ids_with_load_errors(self) -> set[int]:
         return self._worker.take_bad_blocks() if self._worker else set()
 
@@ -163,9 +176,9 @@ class BlendHubConnector(KVConnectorBase_V1):
     def update_state_after_alloc(self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int) -> None:
         if not self._scheduler:
             return
-        block_ids = blocks.get_block_ids()[0]
-        self._blocks.allocated(request.request_id, block_ids)
-        self._scheduler.allocated(request, block_ids, num_external_tokens)
+        tables = blocks.get_block_ids()
+        self._blocks.allocated(request.request_id, tables)
+        self._scheduler.allocated(request, tables, num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> KVConnectorMetadata:
         self._go_on_starting(scheduler_output)
@@ -180,6 +193,11 @@ class BlendHubConnector(KVConnectorBase_V1):
             side.process_report(report)
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
+        return self.request_finished_all_groups(request, (block_ids,))
+
+    def request_finished_all_groups(
+        self, request: "Request", block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
         self._blocks.ended(request.request_id)
         if self._scheduler:
             return self._scheduler.ended(request, block_ids)

@@ -63,7 +63,8 @@ class LoadJob(msgspec.Struct, frozen=True):
     variant: Variant
     tokens: Tokens
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
-    blocks: npt.NDArray[np.int64]
+    blocks: tuple[npt.NDArray[np.int64], ...]
+    """The request's blocks in each block table that vLLM keeps for it. Text is blended only where there is one."""
     decision: Decision
     lease: int = 0
     """The lease of the lookup. The scheduler's session keeps it; the workers release it once all ranks have copied."""
@@ -92,8 +93,8 @@ class SaveJob(msgspec.Struct, frozen=True):
     slots: tuple[Slot, ...]
     """The slots that hold some of the span."""
     span: Span
-    blocks: npt.NDArray[np.int64]
-    """The request's blocks, from position 0 to the end of the span."""
+    blocks: tuple[npt.NDArray[np.int64], ...]
+    """The request's blocks in each block table, from position 0 to the end of the span."""
     adapter: Adapter | None = None
     """The adapter that the KV was computed with."""
 

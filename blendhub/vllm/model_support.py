@@ -22,8 +22,8 @@ BY_REQUEST = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
 class ModelSupport(msgspec.Struct, frozen=True):
     """The results of a worker's start-up checks."""
 
-    layout: KVLayout | None
-    """The layout of the KV; None: nothing can be reused."""
+    layouts: tuple[KVLayout, ...]
+    """The layout of each group of layers; empty: nothing can be reused."""
     blends: bool
     """Whether moved text can be reused, and holes computed apart from the engine's own prefill."""
     reasons: tuple[str, ...]
@@ -35,7 +35,7 @@ class ModelSupport(msgspec.Struct, frozen=True):
 
 
 def unsupported(reason: str) -> ModelSupport:
-    return ModelSupport(None, False, (reason,))
+    return ModelSupport((), False, (reason,))
 
 
 def permitted(support: ModelSupport, settings: Settings, served: Any) -> ModelSupport:
@@ -114,5 +114,5 @@ def neighbours_of(own: Any, outer: Any) -> Neighbours | None:
 def beside(neighbours: Neighbours, support: ModelSupport) -> ModelSupport:
     """What a model that blends supports beside other connectors."""
     if neighbours.refusal:
-        return ModelSupport(support.layout, False, (neighbours.refusal,))
+        return ModelSupport(support.layouts, False, (neighbours.refusal,))
     return msgspec.structs.replace(support, shows_hashes=neighbours.identify_by_hash)

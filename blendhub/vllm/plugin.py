@@ -7,4 +7,4 @@ def register() -> None:
 
     # vLLM may load its plugins more than once in a process, and refuses a name that it knows.
     if "BlendHubConnector" not in KVConnectorFactory._registry:
-        KVConnectorFactory.register_connector("BlendHubConnector", "blendhub.vllm.connector_class", "BlendHubConnector")
+        KVConnectorFactory.register_connector("BlendHubConnector", "blendhub.vllm.connector", "BlendHubConnector")

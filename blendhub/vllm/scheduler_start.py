@@ -7,6 +7,7 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
 
+from msgspec import UNSET
 from vllm.config import VllmConfig
 from vllm.v1.request import Request
 
@@ -20,6 +21,7 @@ from blendhub.vllm.messages import HubAddress, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, permitted, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
@@ -63,6 +65,7 @@ class SchedulerStart:
         transport: PluginChoice,
         engine_id: str,
         blocks: RequestBlocks,
+        tables: BlockTables,
     ) -> None:
         self.waiting: dict[str, Request] = {}
         """The requests that have arrived."""
@@ -76,6 +79,7 @@ class SchedulerStart:
         self._transport = transport
         self._engine_id = engine_id
         self._blocks = blocks
+        self._tables = tables
         self._n_ranks = config.parallel_config.tensor_parallel_size
         self._n_steps = 0
         self._serving: Future[Serving] | None = None
@@ -112,10 +116,10 @@ class SchedulerStart:
         supports = [proof.support for proof in proofs]
         if len(proofs) < self._n_ranks:
             supports = [unsupported(NOT_HEARD)]
-        worst = next((support for support in supports if not support.layout), None) or next(
+        worst = next((support for support in supports if not support.layouts), None) or next(
             (support for support in supports if not support.blends), supports[0]
         )
-        if worst.layout is None:
+        if not worst.layouts:
             self._refuse(worst.reasons)
             return
         worst = permitted(worst, self._settings, self._config.model_config)
@@ -141,14 +145,15 @@ class SchedulerStart:
 
     def _built(self, proofs: list[WorkerProof], support: ModelSupport) -> Serving:
         config, settings = self._config, self._settings
-        assert support.layout and config.kv_transfer_config and settings.device
+        assert support.layouts and config.kv_transfer_config and settings.device
         namespace = Namespace(
             model=config.model_config.model,
             revision=config.model_config.revision or "",
             weights=blake2b(" ".join(one.weights for one in proofs).encode(), digest_size=16).hexdigest(),
             rotary=proofs[0].rotary,
             world_size=len(proofs),
-            layout=support.layout,
+            layout=support.layouts[0],
+            other_layouts=support.layouts[1:] or UNSET,
             matchers=settings.matchers,
         )
         facts = StartupFacts(
@@ -174,6 +179,7 @@ class SchedulerStart:
                 self._host,
                 observers,
                 self._blocks,
+                self._tables,
             )
         except BaseException:
             if hub:

@@ -13,6 +13,11 @@ CAN_ASK_FOR_BLOCKS = hasattr(KVConnectorBase_V1, "bind_kv_cache_manager")
 """Whether a connector can ask for the blocks of a request (0.30); if not, ``RequestBlocks`` follows them."""
 
 
+CAN_FAIL_REQUESTS = hasattr(KVConnectorBase_V1, "get_transfer_results")
+"""Whether a connector can say which requests' loads have failed, and not only of which blocks; the latter mean nothing
+where a model has several block tables."""
+
+
 def build_metadata(group: AttentionGroup, common: CommonAttentionMetadata) -> Any:
     """The metadata of a group's layers, for one of BlendHub's forwards."""
     # Since 0.32 the group fits block tables to kernels whose blocks are smaller than vLLM's, before its builder builds.

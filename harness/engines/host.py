@@ -28,7 +28,7 @@ class Host:
         # With several ranks the workers are in processes of their own.
         driver = getattr(core.model_executor, "driver_worker", None)
         self._runner = driver.worker.model_runner if driver else None
-        self._blocks: dict[str, list[int]] = {}
+        self._blocks: dict[str, tuple[list[int], ...]] = {}
         self._preempted = 0
         self._hook_s = 0.0
         self._number = 0
@@ -151,17 +151,16 @@ class Host:
         import numpy as np
         import torch
 
-        from blendhub.core.spans import Span
-        from blendhub.vllm.model.chosen import Chosen, Part
         from blendhub.vllm.model.engine_model import EngineModel
-        from blendhub.vllm.model.pages import layout_of, paged_layer, read
+        from blendhub.vllm.model.layer_groups import layer_groups, pages_of
+        from blendhub.vllm.model.pages import read
 
-        model = EngineModel(self._runner, self._engine.vllm_config)
-        layout = layout_of(model, 256)
-        blocks = np.asarray(self._blocks[request], np.int64)
-        slots = model.slots(Chosen([Part(np.zeros(n, np.uint32), blocks, [Span(0, n)])]))
-        layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
-        both = [read(layer, layout, model.page_size, slots) for layer in layers]
+        model, at = EngineModel(self._runner, self._engine.vllm_config), np.arange(n)
+        both = []
+        for name, layer in zip(model.layer_names, pages_of(model, layer_groups(model, 256)), strict=True):
+            table = model.table_of(name)
+            size, blocks = model.block_sizes[table], np.asarray(self._blocks[request][table], np.int64)
+            both.append(read(layer, torch.from_numpy(blocks[at // size] * size + at % size)))
         # With one vector for both (MLA), there are no values apart.
         return torch.stack([torch.stack([k, v if v.numel() else k]) for k, v in both]).float().cpu().numpy()
 
@@ -228,7 +227,7 @@ class Host:
         manager, free = self._scheduler.kv_cache_manager, self._scheduler.kv_cache_manager.free
 
         def remember(request: Any) -> None:
-            self._blocks[request.request_id] = list(manager.get_block_ids(request.request_id)[0])
+            self._blocks[request.request_id] = manager.get_block_ids(request.request_id)
             if self._keeps_kv:
                 self._kept[request.request_id] = self.kv(request.request_id, request.num_computed_tokens)
             free(request)

@@ -105,7 +105,7 @@ class Member:
         self.ask(wire.Commit, lease=reserved.lease, upto=reserved.span.end if upto is None else upto)
 
     def shard(self, slot: int) -> np.ndarray:
-        size = self.namespace.layout.shard_bytes
+        size = self.namespace.shard_bytes
         view = self.view or ArenaView(self.hub.arena.name)
         return view.slot(slot + self.rank * size, size)
 

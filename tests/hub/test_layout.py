@@ -1,5 +1,6 @@
 """The geometry of slots, and when two engines may share them."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,6 +42,23 @@ def test_chunks_tile_a_span_and_stay_within_one_cell_of_the_grid(layout, start, 
         assert len(chunk) and chunk.start // layout.chunk_tokens == (chunk.end - 1) // layout.chunk_tokens
 
 
+@given(st.lists(layouts, min_size=1, max_size=4), sizes)
+def test_the_sections_of_a_shard_do_not_overlap(some, world_size):
+    first, *others = (msgspec.structs.replace(layout, chunk_tokens=some[0].chunk_tokens) for layout in some)
+    space = Namespace(model="m", layout=first, world_size=world_size, other_layouts=tuple(others) or msgspec.UNSET)
+    ends = [start + layout.shard_bytes for start, layout in zip(space.section_starts, space.layouts, strict=True)]
+    assert space.section_starts[0] == 0 and ends[-1] == space.shard_bytes
+    assert all(end <= start for end, start in zip(ends, space.section_starts[1:], strict=False))
+    assert space.slot_bytes == world_size * space.shard_bytes
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Namespace) == space
+
+
+def test_groups_of_layers_have_chunks_of_one_size():
+    layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="int8", chunk_tokens=32)
+    with pytest.raises(LayoutMismatch, match="chunk_tokens"):
+        Namespace(model="m", layout=layout, other_layouts=(msgspec.structs.replace(layout, chunk_tokens=64),))
+
+
 def test_namespaces_are_told_apart_by_every_field():
     layout = KVLayout(layers=1, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")
     base = {"model": "m", "layout": layout}
@@ -54,6 +72,7 @@ def test_namespaces_are_told_apart_by_every_field():
         {"world_size": 2},
         {"matchers": (PluginChoice("prefix"),)},
         {"layout": KVLayout(layers=2, kv_heads=1, key_dim=2, value_dim=2, dtype="int8")},
+        {"other_layouts": (layout,)},
     ]
     assert {name for other in others for name in other} == set(Namespace.__struct_fields__)
     digests = {Namespace(**{**base, **other}).digest for other in [{}, *others]}

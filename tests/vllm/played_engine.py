@@ -32,8 +32,9 @@ from blendhub.vllm.messages import HubAddress, LoadJob, LoadResult, WorkerReport
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
 
@@ -51,6 +52,8 @@ FACTS = StartupFacts(
 )
 TEXT = np.random.default_rng(1).permutation(60_000).tolist()
 
+ONE_TABLE = BlockTables((BLOCK,), None)
+
 
 def text(number: int, length: int) -> list[int]:
     """Tokens that no other text has."""
@@ -65,8 +68,8 @@ class PlayedBlocks(RequestBlocks):
         self.blocks = list(range(1, 101))
         self.cached: Callable[[Sequence[BlockHash], int], int | None] = lambda hashes, most: None
 
-    def of(self, request: str) -> list[int]:
-        return self.blocks
+    def of(self, request: str) -> Tables:
+        return (self.blocks,)
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
         return self.cached(hashes, most)
@@ -82,17 +85,18 @@ class PlayedEngine:
         rank: int = 0,
         settings: Settings = SETTINGS,
         audits: bool = False,
+        tables: BlockTables = ONE_TABLE,
     ) -> None:
         config = VllmConfig(
             kv_transfer_config=KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both"),
             cache_config=CacheConfig(block_size=BLOCK),
         )
         address = address or HubAddress(hub.inproc_endpoint, PluginChoice("inproc"))
-        admission = Admission(config, settings, ModelSupport(LAYOUT, True, ()), NAMESPACE)
+        admission = Admission(config, settings, ModelSupport((LAYOUT,), True, ()), NAMESPACE)
         facts = msgspec.structs.replace(FACTS, settings=settings, audits=audits)
         self.blocks = PlayedBlocks()
         self.side = build_scheduler(
-            config, facts, admission, address, "engine", HOST, Observers(HOST.observers()), self.blocks
+            config, facts, admission, address, "engine", HOST, Observers(HOST.observers()), self.blocks, tables
         )
         self.client = HubClient(address.endpoint, address.transport.name, address.transport.options, host=HOST)
         self.client.register("engine", NAMESPACE, rank)
@@ -140,7 +144,7 @@ class PlayedEngine:
         for job in plan.saves:
             if self.client.arena is None:
                 for slot in job.slots:
-                    self.client.put(job.right, slot.span.start, bytes(self.client.namespace.layout.shard_bytes))
+                    self.client.put(job.right, slot.span.start, bytes(self.client.namespace.shard_bytes))
             self.client.commit(job.right, job.span.end)
         self.saved += plan.saves
         self.ending = plan.ending
@@ -150,7 +154,7 @@ class PlayedEngine:
         """What vLLM does with a request whose turn it is; returns how far its KV is there after it."""
         n_external, _ = self.side.matched(request, local)
         assert n_external is not None
-        self.side.allocated(request, list(range(1, 1 - (-(local + n_external) // BLOCK))), n_external)
+        self.side.allocated(request, (list(range(1, 1 - (-(local + n_external) // BLOCK))),), n_external)
         if n_external:
             self.step()
             for job in self.loads:
@@ -161,7 +165,7 @@ class PlayedEngine:
     def end(self, request: Request, computed: int) -> None:
         request.num_computed_tokens = computed
         blocks = list(range(1, 1 - (-computed // BLOCK)))
-        if self.side.ended(request, blocks)[0]:
+        if self.side.ended(request, (blocks,))[0]:
             while request.request_id not in self.ending:
                 self.step()
             self.side.process_report(WorkerReport(committed_ranks={request.request_id: 1}))

@@ -21,9 +21,10 @@ from blendhub import Span
 from blendhub.contracts import Segment, Transfer
 from blendhub.devices import HostArena, PinningThread
 from blendhub.testing.devices.deferred import DeferredRuntime, Task
-from blendhub.vllm.model.pages import paged_layer
+from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import BlendContext
+from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, SETTINGS, PlayedEngine, played_engine
 from tests.vllm.two_ranks import ALONE
 
@@ -80,7 +81,7 @@ class NotingDevice(CpuDevice):
         super().__init__(CpuOptions())
         self.noted: list[tuple[int, int]] = []
 
-    def load(self, segments: Sequence[Segment], blocks: np.ndarray, skip_prefix_n_tokens: int) -> Transfer:
+    def load(self, segments: Sequence[Segment], blocks: np.ndarray, skip_prefix_n_tokens: int, group: int) -> Transfer:
         self.noted.append((segments[0].span.start, skip_prefix_n_tokens))
         return super().load(segments, blocks, skip_prefix_n_tokens)
 
@@ -89,7 +90,7 @@ class Model:
     """One layer of vLLM's model as the worker sees it."""
 
     layer_names = ("layer",)
-    page_size = block_size = BLOCK
+    block_size = BLOCK
     frees_blocks_early = False
     adapters = None
     max_tokens = 256
@@ -103,9 +104,6 @@ class Model:
     def layer(self, name: str) -> Any:
         return self._layer
 
-    def pages(self, blocks: np.ndarray) -> np.ndarray:
-        return blocks
-
 
 class PlayedWorker:
     """A worker with a separate session, and vLLM's runner around it."""
@@ -117,9 +115,9 @@ class PlayedWorker:
         self.forwards: list[int] = []
         """The steps whose forwards have run."""
         self.steps = 0
-        layers = [paged_layer(self.model, 0)]
-        device.attach(layers, BLOCK, LAYOUT)
-        context = BlendContext(self.model, layers, LAYOUT, device, None, ALONE)
+        groups, layers = one_group(LAYOUT, BLOCK), pages_in(self.model, LAYOUT, BLOCK)
+        attach(device, groups, layers)
+        context = BlendContext(self.model, layers, groups, device, None, ALONE)
         self.worker = ConnectorWorker(context, HOST, "engine", SETTINGS.lookup_timeout_s)
 
     def arrive(self, name: str, prompt: list[int], first_block: int = 1, local: int = 0) -> Request:
@@ -129,7 +127,7 @@ class PlayedWorker:
         n_external, is_asynchronous = self.engine.side.matched(request, local)
         assert n_external and is_asynchronous
         blocks = list(range(first_block, first_block - (-(local + n_external) // BLOCK)))
-        self.engine.side.allocated(request, blocks, n_external)
+        self.engine.side.allocated(request, (blocks,), n_external)
         return request
 
     def step(self, after_forward: Callable[[], None] = lambda: None) -> set[str]:

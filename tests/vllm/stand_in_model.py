@@ -31,7 +31,7 @@ class Layer:
 class StandInModel:
     """Keys depend on token and position, values on the token. ``together`` is called in every forward."""
 
-    block_size = page_size = BLOCK
+    block_size, block_sizes, has_one_table = BLOCK, (BLOCK,), True
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = False
@@ -59,6 +59,12 @@ class StandInModel:
 
     def rules(self):
         return []
+
+    def table_of(self, name):
+        return 0
+
+    def page_size_of(self, name):
+        return BLOCK
 
     def layer(self, name):
         return self._layers[name]

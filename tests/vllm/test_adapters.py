@@ -152,7 +152,7 @@ def test_a_request_of_one_step_is_stored_too(engine):
     engine.step(a=(0, 96))
     request.append_output_token_ids(1)
     request.num_computed_tokens = 96
-    assert engine.side.ended(request, list(range(1, 7)))[0], "its blocks are needed until its adapter is known"
+    assert engine.side.ended(request, (list(range(1, 7)),))[0], "its blocks are needed until its adapter is known"
     report(engine, "x", engine.side._n_steps)
     for _ in range(3):
         engine.step()

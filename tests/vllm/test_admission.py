@@ -23,8 +23,8 @@ from blendhub.vllm.settings import NOWHERE, Settings
 register()
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32")
 BASE = Namespace(model="m", layout=LAYOUT)
-BLENDS = ModelSupport(LAYOUT, True, ())
-EXACT_ONLY = ModelSupport(LAYOUT, False, ("keys cannot be moved",))
+BLENDS = ModelSupport((LAYOUT,), True, ())
+EXACT_ONLY = ModelSupport((LAYOUT,), False, ("keys cannot be moved",))
 PROMPT = list(range(40))
 IMAGE = MultiModalFeatureSpec(data=None, modality="image", identifier="i", mm_position=PlaceholderRange(0, 4))
 

@@ -16,7 +16,7 @@ MATCHES = (Match(Span(0, 30), 1, 0, True), Match(Span(30, 60), 2, 300, False), M
 
 def asking(n_tokens, most, matches=MATCHES, start=5):
     decision = Decision(start, matches[-1].span.end, matches, 0.15)
-    found = asking_of(LoadJob("r", "space", np.zeros(n_tokens, np.uint32), np.arange(8), decision), most)
+    found = asking_of(LoadJob("r", "space", np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
     return list(found.part.spans), list(found.stored)
 
 

@@ -55,11 +55,9 @@ class SummingModel:
 
 def blended(model, decision, n, budget=1000, **audit) -> tuple[Blend, list[int]]:
     """The load of a request that was blended and audited, and the cost of each of its steps."""
-    context = BlendContext(
-        model, [], LAYOUT, SimpleNamespace(block_tokens=1), HOST.create("selector", "first_k"), ALONE
-    )
+    context = BlendContext(model, [], (), SimpleNamespace(block_tokens=1), HOST.create("selector", "first_k"), ALONE)
     tokens = np.arange(1, n + 1, dtype=np.uint32)
-    blend = Blend(context, LoadJob("r", "space", tokens, np.arange(-(-n // BLOCK)), decision, **audit))
+    blend = Blend(context, LoadJob("r", "space", tokens, (np.arange(-(-n // BLOCK)),), decision, **audit))
     return blend, to_the_end(context, [blend], budget)
 
 
@@ -188,8 +186,8 @@ def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
         def logits(self, hidden):
             raise AttributeError("compute_logits")
 
-    support = ModelSupport(LAYOUT, True, ("one",))
-    assert with_audits(support, SummingModel(16), ALONE) == ModelSupport(LAYOUT, True, ("one",), audits=True)
+    support = ModelSupport((LAYOUT,), True, ("one",))
+    assert with_audits(support, SummingModel(16), ALONE) == ModelSupport((LAYOUT,), True, ("one",), audits=True)
     without = with_audits(support, Mute(16), ALONE)
     assert not without.audits and without.blends
     assert "requests are not audited" in without.reasons[1] and "compute_logits" in without.reasons[1]

@@ -193,8 +193,8 @@ def test_an_audited_request_waits_for_all_of_its_prompt_and_its_outcome_reaches_
         assert engine.load(request, outcome=DIFFERS) == len(prompt)
         (job,) = engine.loads
         assert job.decision.audit and job.end == len(prompt) > job.decision.end == 128
-        assert len(job.blocks) * 16 >= len(prompt)
-        _, response = engine.side.ended(request, list(job.blocks))
+        assert len(job.blocks[0]) * 16 >= len(prompt)
+        _, response = engine.side.ended(request, job.blocks)
         assert response["blendhub"]["audit"] == {"agrees": False, "kl": 3.0, "tokens": 4, "agreed_tokens": 2}
         assert response["blendhub"]["hole_tokens"] == 0, "the rest of the prompt is no hole"
         assert engine.side.loads.audits.take_records() == [AuditRecord(NAMESPACE.digest, 0.15, False, 3.0, 1)]
@@ -218,7 +218,7 @@ def test_as_many_tokens_are_compared_as_are_set_asked_for_and_have_room_in_the_l
         engine.load(request, outcome=DIFFERS)
         (job,) = engine.loads
         assert job.audit_tokens == compared and job.stop_tokens == {7}
-        assert len(prompt) + job.audit_tokens - 1 <= len(job.blocks) * 16
+        assert len(prompt) + job.audit_tokens - 1 <= len(job.blocks[0]) * 16
 
 
 def test_an_audited_request_s_blocks_stay_its_own():

@@ -51,10 +51,10 @@ def test_a_load_carries_the_whole_prompt(engine):
     engine.serve("a", text(0, 64))
     request = engine.request("b", [*text(0, 64), *text(1, 9)])
     engine.side.arrived(request)
-    engine.side.allocated(request, list(range(5)), engine.side.matched(request, 0)[0])
+    engine.side.allocated(request, (list(range(5)),), engine.side.matched(request, 0)[0])
     (load,) = engine.side.plan(SchedulerOutput.make_empty()).loads
     assert load.decision.end == 64 and load.tokens.tolist() == request.prompt_token_ids
-    engine.side.ended(request, list(range(5)))
+    engine.side.ended(request, (list(range(5)),))
 
 
 def test_a_load_that_another_connector_takes_over_is_a_refusal_with_a_reason(engine):
@@ -63,10 +63,10 @@ def test_a_load_that_another_connector_takes_over_is_a_refusal_with_a_reason(eng
     request = engine.request("b", text(0, 128))
     engine.side.arrived(request)
     assert engine.side.matched(request, 0) == (96, True)
-    engine.side.allocated(request, list(range(4)), 0)
+    engine.side.allocated(request, (list(range(4)),), 0)
     assert not engine.side.plan(SchedulerOutput.make_empty()).loads
     assert engine.counters["refused_other_connector"] == 1
-    _, response = engine.side.ended(request, list(range(4)))
+    _, response = engine.side.ended(request, (list(range(4)),))
     assert response["blendhub"]["reason"] == "another connector of MultiConnector loads its KV"
     engine.settle()
     assert engine.gauge("read_leases") == 0
@@ -78,10 +78,10 @@ def test_an_aborted_load_is_cancelled(engine):
     engine.side.arrived(request)
     n_external, asynchronous = engine.side.matched(request, 0)
     assert (n_external, asynchronous) == (64, True)
-    engine.side.allocated(request, list(range(4)), n_external)
+    engine.side.allocated(request, (list(range(4)),), n_external)
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert [load.request for load in plan.loads] == ["b"]
-    assert engine.side.ended(request, list(range(4)))[0] is False
+    assert engine.side.ended(request, (list(range(4)),))[0] is False
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert plan.cancelled == {"b"} and not plan.loads
     engine.settle()

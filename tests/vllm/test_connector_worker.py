@@ -98,7 +98,7 @@ def test_an_aborted_load_holds_up_no_step_and_keeps_its_blocks_and_lease_until_i
     request = worker.arrive("aborted", text(0, 96) + text(1, 32))
     device.is_held = True
     worker.step()
-    assert worker.engine.side.ended(request, [1, 2, 3, 4, 5, 6])[0] is False
+    assert worker.engine.side.ended(request, ([1, 2, 3, 4, 5, 6],))[0] is False
     started = time.monotonic()
     for _ in range(3):
         assert worker.step() == set(), "vLLM would give the blocks to others while the copy writes them"

@@ -15,13 +15,13 @@ from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
-from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
+from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE, forward_together, on_two_ranks
 
@@ -57,9 +57,9 @@ class Model(StandInModel):
 
 def context_of(selector="first_k", ranks=ALONE, model=None):
     model = model or Model()
-    layers = [paged_layer(model, index) for index in range(LAYERS)]
+    layers = pages_in(model, LAYOUT, BLOCK)
     chooser = HOST.create("selector", selector, {}) if isinstance(selector, str) else selector
-    return BlendContext(model, layers, LAYOUT, SimpleNamespace(block_tokens=1), chooser, ranks)
+    return BlendContext(model, layers, one_group(LAYOUT, BLOCK), SimpleNamespace(block_tokens=1), chooser, ranks)
 
 
 def blends_of(context, numbers=range(REQUESTS), ratio=1.0):
@@ -69,7 +69,7 @@ def blends_of(context, numbers=range(REQUESTS), ratio=1.0):
         end = LENGTHS[number]
         matches = (Match(Span(0, 20), number, 100, False), Match(Span(24, end), 9, 300, False))
         decision = Decision(0, end, matches, ratio)
-        blends.append(Blend(context, LoadJob(f"r{number}", "space", TOKENS[number], BLOCKS[number], decision)))
+        blends.append(Blend(context, LoadJob(f"r{number}", "space", TOKENS[number], (BLOCKS[number],), decision)))
     return blends
 
 

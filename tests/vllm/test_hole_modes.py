@@ -19,7 +19,7 @@ from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
-from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, played_engine, text
+from tests.vllm.played_engine import BLOCK, HOST, played_engine, text
 from tests.vllm.two_ranks import ALONE
 
 FIRST, SECOND = text(0, 128), text(1, 96)
@@ -96,7 +96,7 @@ def test_an_empty_hit_list_is_no_load_and_holds_nothing(engine, local, reason):
     request = engine.request("a", text(2, 100))
     engine.side.arrived(request)
     assert engine.side.matched(request, local) == (0, False)
-    engine.side.allocated(request, list(range(7)), 0)
+    engine.side.allocated(request, (list(range(7)),), 0)
     plan = engine.side.plan(SchedulerOutput.make_empty())
     assert not plan.loads and engine.report("a")["reason"].startswith(reason)
     engine.settle()
@@ -113,8 +113,8 @@ def test_separators_are_computed_beside_the_recomputed_share_and_not_as_a_part_o
     computed = []
     model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
     selector, device = HOST.create("selector", "first_k", {"k": 0}), SimpleNamespace(block_tokens=1)
-    context = BlendContext(model, [], LAYOUT, device, selector, ALONE)
-    blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), np.arange(40), decision))
+    context = BlendContext(model, [], (), device, selector, ALONE)
+    blend = Blend(context, LoadJob("r", "space", np.zeros(decision.end, np.uint32), (np.arange(40),), decision))
     to_the_end(context, [blend])
     assert total(blend.result.recomputed) == 0.25 * 5 * 40
     assert blend.result.holes == 5 * separator

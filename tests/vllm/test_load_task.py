@@ -75,7 +75,7 @@ class Scene:
         decision = Decision(40, 96, tuple(match.part(40, 96) for match in found.matches), 0.0)
         pieces = decision.pieces_of(found.pieces)
         assert found.lease
-        self.job = LoadJob("r", SALTED, TOKENS, np.arange(6), decision, found.lease, scheduler.epoch, pieces)
+        self.job = LoadJob("r", SALTED, TOKENS, (np.arange(6),), decision, found.lease, scheduler.epoch, pieces)
         self.ranks = [Rank(client, self.job, number) for number, client in enumerate(clients)]
 
     def begin(self) -> Rank:

@@ -71,9 +71,9 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     space = Namespace(model="m", layout=LAYOUT)
     plan = StepPlan(HubPlace(HubAddress("ipc:///x", PluginChoice("zmq", {"linger_s": 1.0})), space), budget=64)
     tokens, variant = np.arange(12, dtype=np.uint32), Variant("adapter", "salt")
-    plan.loads.append(LoadJob("r", variant, tokens, blocks, decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
+    plan.loads.append(LoadJob("r", variant, tokens, (blocks,), decision, 7, 8, (Segment(Span(2, 12), 64, 3, 40),)))
     right = WriteRight(5, 6, 7, "nonce", 8, 9.5)
-    plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), blocks))
+    plan.saves.append(SaveJob("r", right, (Slot(Span(0, 8), 64),), Span(3, 8), (blocks,)))
     plan.cancelled.add("gone")
     plan.ending.add("done")
     given = pickle.loads(pickle.dumps(plan))
@@ -82,9 +82,9 @@ def test_a_plan_survives_the_way_to_workers_in_other_processes():
     assert (load.lease, load.epoch, load.pieces) == (7, 8, plan.loads[0].pieces)
     assert load.variant == variant
     assert load.decision == decision and load.tokens.dtype == np.uint32
-    assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks, blocks)
+    assert np.array_equal(load.tokens, plan.loads[0].tokens) and np.array_equal(load.blocks[0], blocks)
     assert save.right == plan.saves[0].right
-    assert save.slots == plan.saves[0].slots and save.span == Span(3, 8) and np.array_equal(save.blocks, blocks)
+    assert save.slots == plan.saves[0].slots and save.span == Span(3, 8) and np.array_equal(save.blocks[0], blocks)
 
 
 def test_what_workers_tell_survives_the_way_to_the_scheduler():
@@ -92,9 +92,9 @@ def test_what_workers_tell_survives_the_way_to_the_scheduler():
     report = WorkerReport(
         {"r": LoadResult((Span(3, 6),), 4, 0.5, error="no")}, 7, {"Busy": 2}, opened=1, adapters=adapters
     )
-    report.proofs = {1: WorkerProof(1, ModelSupport(LAYOUT, False, ("why",)), "weights", "rotary")}
+    report.proofs = {1: WorkerProof(1, ModelSupport((LAYOUT,), False, ("why",)), "weights", "rotary")}
     assert WorkerReport(adapters={0: {}}).aggregate(report).adapters == {0: {}} | adapters
-    other = WorkerReport(proofs={0: WorkerProof(0, ModelSupport(LAYOUT, True, ()))})
+    other = WorkerReport(proofs={0: WorkerProof(0, ModelSupport((LAYOUT,), True, ()))})
     assert other.aggregate(report).proofs == other.proofs | report.proofs
     assert pickle.loads(pickle.dumps(report)) == report
 

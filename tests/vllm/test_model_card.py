@@ -12,7 +12,7 @@ from blendhub.vllm.model_support import ModelSupport, permitted
 from blendhub.vllm.settings import Settings
 
 LAYOUT = KVLayout(layers=2, kv_heads=2, key_dim=8, value_dim=8, dtype="float32")
-SUPPORT = ModelSupport(LAYOUT, True, (), True)
+SUPPORT = ModelSupport((LAYOUT,), True, (), True)
 SERVED = SimpleNamespace(model="/models/tiny", dtype="torch.float32")
 CARD = ModelCard("org/tiny", "float32", 16, (Figure("hkvd", {"layer": 2}, 0.15, 48, 50, 0.87),))
 SETTINGS = Settings(selector=PluginChoice("hkvd", {"layer": 2}), recompute_ratio=0.15, expected_agreement=0.85)
@@ -32,7 +32,7 @@ def test_a_card_that_shows_the_agreement_permits_and_without_a_card_none_is_aske
 
 
 def test_what_the_model_does_not_support_stays_as_it_is(tmp_path):
-    exact_only = ModelSupport(LAYOUT, False, ("keys cannot be moved",))
+    exact_only = ModelSupport((LAYOUT,), False, ("keys cannot be moved",))
     assert asked(tmp_path, support=exact_only, expected_agreement=1.0) == exact_only
 
 
@@ -57,7 +57,7 @@ def test_what_the_model_does_not_support_stays_as_it_is(tmp_path):
 )
 def test_only_exact_prefixes_are_reused_where_the_card_does_not_permit_more(changes, why, tmp_path):
     held = asked(tmp_path, **changes)
-    assert (held.layout, held.blends, held.audits) == (LAYOUT, False, False)
+    assert (held.layouts, held.blends, held.audits) == ((LAYOUT,), False, False)
     (reason,) = held.reasons
     assert reason.startswith("only exact prefixes are reused: kv_connector_extra_config.blendhub.model_card, ")
     assert why in reason and "\n" not in reason

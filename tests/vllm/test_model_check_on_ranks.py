@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
-from blendhub.vllm.model.model_check import check_model, layout_and_rotations
+from blendhub.vllm.model.model_check import check_model, groups_and_rotations
 from tests.vllm.stand_in_model import StandInModel
 from tests.vllm.two_ranks import ENDED, forward_together, on_two_ranks
 
@@ -57,9 +57,9 @@ PROBING = SimpleNamespace(probe_layer=1, attended_layers=())
 def on_rank_1(kind):
     def work(ranks):
         model = (kind if ranks.number else StandInModel)(forward_together)
-        layout, candidates = layout_and_rotations(model, 256)
-        check = check_model(model, layout, candidates, PROBING, ranks)
-        return check.support.layout is not None, check.support.blends, check.support.reasons, len(check.rotations)
+        groups, candidates = groups_and_rotations(model, 256)
+        check = check_model(model, groups, candidates, PROBING, ranks)
+        return check.support.layouts != (), check.support.blends, check.support.reasons, len(check.rotations)
 
     return work
 

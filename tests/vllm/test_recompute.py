@@ -18,6 +18,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.worker.forwards import Forwards
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.test_contracts import BAD_PICKS, MOVED, Picking
@@ -32,7 +33,7 @@ HOST = PluginHost.discover()
 class Model:
     """A model on a device that has no numbers."""
 
-    block_size = page_size = BLOCK
+    block_size = BLOCK
     max_tokens, max_spans = 4096, 64
     device = torch.device("meta")
 
@@ -52,9 +53,9 @@ class Model:
 
 def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
     pages = torch.empty((BLOCKS, HEADS, BLOCK, 2 * WIDTH), dtype=torch.bfloat16, device="meta")
-    layers = [PagedLayer(f"layer {n}", "packed_heads", (pages,)) for n in range(3)]
+    layers = [LayerPages(PagedLayer(f"layer {n}", "packed_heads", (pages,)), LAYOUT, BLOCK) for n in range(3)]
     selector, device = HOST.create("selector", "hkvd", {}), SimpleNamespace(block_tokens=1)
-    engine = BlendContext(Model(), layers, LAYOUT, device, selector, ALONE)
+    engine = BlendContext(Model(), layers, (), device, selector, ALONE)
     part = Part(np.zeros(96, np.uint32), np.arange(8), [Span(0, 1), Span(3, 40)])
     scores = Forwards(engine)._score(Chosen([part]), 1)
     assert scores.device.type == "meta" and scores.shape == (38,)
@@ -78,10 +79,10 @@ def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_te
     selector = Picking(picked)
     blame(selector, "selector 'picking'")
     model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: computed.extend(chosen.spans))
-    engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=1), selector, ALONE)
+    engine = BlendContext(model, [], (), SimpleNamespace(block_tokens=1), selector, ALONE)
     matches = tuple(Match(span, 1, span.start + 100 * number, False) for number, span in enumerate(MOVED, 1))
     decision = Decision(10, 50, matches, 0.5)
-    blend = Blend(engine, LoadJob("r", "space", np.zeros(50, np.uint32), np.arange(8), decision))
+    blend = Blend(engine, LoadJob("r", "space", np.zeros(50, np.uint32), (np.arange(8),), decision))
     to_the_end(engine, [blend])
     if complaint:
         assert f"selector 'picking' failed in select: {complaint}" in str(blend.error) and not computed
@@ -92,9 +93,9 @@ def test_what_a_selector_picks_is_computed_only_if_it_is_this_request_s_moved_te
 def test_a_selector_sees_the_whole_prompt_with_its_holes_and_its_question():
     selector, tokens = Picking([]), np.arange(70, dtype=np.uint32)
     model = SimpleNamespace(max_tokens=4096, max_spans=64, forward=lambda chosen: None)
-    engine = BlendContext(model, [], LAYOUT, SimpleNamespace(block_tokens=4), selector, ALONE)
+    engine = BlendContext(model, [], (), SimpleNamespace(block_tokens=4), selector, ALONE)
     matches = (Match(Span(0, 10), 1, 0, True), *(Match(span, 2, span.start + 100, False) for span in MOVED))
-    blend = Blend(engine, LoadJob("r", "space", tokens, np.arange(8), Decision(5, 50, matches, 0.5)))
+    blend = Blend(engine, LoadJob("r", "space", tokens, (np.arange(8),), Decision(5, 50, matches, 0.5)))
     to_the_end(engine, [blend])
     (asked,) = selector.asked
     assert (asked.moved, asked.holes, asked.question) == (MOVED, [Span(30, 40)], Span(50, 70))

@@ -22,9 +22,11 @@ from blendhub.hub.config import HubConfig, Listen
 from blendhub.hub.embedded import HubInThread
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import HubAddress, LoadJob, SaveJob
-from blendhub.vllm.model.pages import paged_layer
+from blendhub.vllm.model.layer_groups import attach
 from blendhub.vllm.spans import clipped
+from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.remote_kv import RemoteKV
+from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.played_engine import BLOCK, HOST, LAYOUT, NAMESPACE, PlayedEngine, text
 from tests.vllm.played_worker import Model, NotingDevice, worker_of
 
@@ -60,16 +62,17 @@ def model():
 
 def remote_of(model, n_slots):
     device = CpuDevice(CpuOptions())
-    device.attach([paged_layer(model, 0)], BLOCK, LAYOUT)
-    return RemoteKV(device, LAYOUT.shard_bytes, n_slots)
+    groups = one_group(LAYOUT, BLOCK)
+    attach(device, groups, pages_in(model, LAYOUT, BLOCK))
+    return RemoteKV(LayerCopies(device, groups), n_slots)
 
 
 def save(remote, client, reserved, start, end):
     """Save a part of the reserved span, in as many rounds as staging memory makes of it."""
     slots = tuple(slot for slot in reserved.slots if len(clipped(Span(start, end), slot.span)))
-    job = SaveJob("r", reserved.right, slots, Span(start, end), FROM)
+    job = SaveJob("r", reserved.right, slots, Span(start, end), (FROM,))
     while job:
-        delivery = remote.save(job, FROM)
+        delivery = remote.save(job)
         delivery.copy.wait()
         delivery.send(client)
         delivery.close()
@@ -78,12 +81,12 @@ def save(remote, client, reserved, start, end):
 
 
 def job_of(found):
-    return LoadJob("r", Variant(), TOKENS, TO, Decision(0, 96, found.matches, 0.0), found.lease, 0, found.pieces)
+    return LoadJob("r", Variant(), TOKENS, (TO,), Decision(0, 96, found.matches, 0.0), found.lease, 0, found.pieces)
 
 
 def load(remote, client):
     found = client.lookup(TOKENS)
-    remote.load(client, job_of(found), TO).wait()
+    remote.load(client, job_of(found)).wait()
     client.release(found.lease)
 
 
@@ -105,13 +108,13 @@ def test_what_is_saved_is_loaded_bit_for_bit(n_slots, ends, client, model):
 def test_a_save_that_finds_no_room_waits_until_another_one_is_sent(client, model):
     remote = remote_of(model, 2)
     reserved = client.reserve(TOKENS, Span(0, 96))
-    job = SaveJob("r", reserved.right, reserved.slots, Span(0, 96), FROM)
-    delivery = remote.save(job, FROM)
+    job = SaveJob("r", reserved.right, reserved.slots, Span(0, 96), (FROM,))
+    delivery = remote.save(job)
     assert delivery.job.span == Span(0, 64) and delivery.rest.span == Span(64, 96)
-    assert remote.save(delivery.rest, FROM) is None
+    assert remote.save(delivery.rest) is None
     delivery.copy.wait()
     delivery.close()
-    assert remote.save(delivery.rest, FROM).rest is None
+    assert remote.save(delivery.rest).rest is None
 
 
 def test_requests_that_fill_their_slots_over_many_steps_need_no_room_between_them(client, model):
@@ -128,10 +131,10 @@ def test_a_copy_that_cannot_begin_takes_no_room(client, model, monkeypatch):
     remote = remote_of(model, 2)
     reserved = client.reserve(TOKENS, Span(0, 64))
 
-    def fail(segments, blocks):
+    def fail(segments, tables):
         raise RuntimeError("out of memory")
 
-    monkeypatch.setattr(remote._device, "save", fail)
+    monkeypatch.setattr(remote._copies, "save", fail)
     for _ in range(3):
         with pytest.raises(RuntimeError, match="out of memory"):
             save(remote, client, reserved, 0, 64)
@@ -142,7 +145,7 @@ def test_a_copy_that_cannot_begin_takes_no_room(client, model, monkeypatch):
 def test_a_hub_that_stops_answering_fails_the_load_at_once(client, model):
     remote = remote_of(model, 8)
     save(remote, client, client.reserve(TOKENS, Span(0, 96)), 0, 96)
-    transfer = remote.load(client, job_of(client.lookup(TOKENS)), TO)
+    transfer = remote.load(client, job_of(client.lookup(TOKENS)))
     transfer._reply = SimpleNamespace(done=lambda: False)  # as if the answer were lost
     assert not transfer.done()
     client._down.set()

@@ -19,7 +19,7 @@ def step(resumed=(), **blocks):
 @pytest.fixture
 def followed():
     followed = RequestBlocks()
-    followed.allocated("a", [1, 2])
+    followed.allocated("a", ([1, 2],))
     return followed
 
 
@@ -27,20 +27,20 @@ def test_further_blocks_follow_those_of_the_allocation(followed):
     followed.scheduled(step(a=[5], b=None))
     followed.scheduled(step(a=None))
     followed.scheduled(step(a=[3, 4]))
-    assert followed.of("a") == [1, 2, 5, 3, 4]
+    assert followed.of("a") == [[1, 2, 5, 3, 4]]
 
 
 def test_a_request_that_lost_its_blocks_has_only_the_new_ones(followed):
-    followed.allocated("a", [7])
-    assert followed.of("a") == [7]
+    followed.allocated("a", ([7],))
+    assert followed.of("a") == [[7]]
     followed.scheduled(step(a=[7, 8], resumed=["a"]))
-    assert followed.of("a") == [7, 8]
+    assert followed.of("a") == [[7, 8]]
 
 
 def test_what_vllm_gave_is_not_changed():
     given = [1]
     followed = RequestBlocks()
-    followed.allocated("a", given)
+    followed.allocated("a", (given,))
     followed.scheduled(step(a=[2]))
     assert given == [1]
 
@@ -56,7 +56,7 @@ def test_a_vllm_that_can_be_asked_is_asked_each_time():
     manager = SimpleNamespace(get_block_ids=lambda request: (known[request],))
     known, asked = {"a": [1, 2]}, RequestBlocks()
     asked.ask(manager)
-    asked.allocated("a", [7])
+    asked.allocated("a", ([7],))
     asked.scheduled(step(a=[8]))
     known["a"] = [1, 0, 5]  # vLLM took one back
-    assert asked.of("a") == [1, 0, 5]
+    assert asked.of("a") == ([1, 0, 5],)

@@ -122,7 +122,7 @@ def test_the_end_of_a_request_is_in_one_plan_only(engine):
     engine.step(a=(0, 64))
     request.append_output_token_ids(1)
     request.num_computed_tokens = 64
-    assert engine.side.ended(request, [1, 2, 3, 4])[0]
+    assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
     announced = []
     for _ in range(5):
         engine.step()
@@ -148,7 +148,7 @@ def test_blocks_are_kept_for_a_missing_reservation_until_the_timeout_only(engine
         engine.side.plan(output)
         request.append_output_token_ids(1)
         request.num_computed_tokens = 64
-        assert engine.side.ended(request, [1, 2, 3, 4])[0]
+        assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
         started = time.monotonic()
         while "a" not in engine.side.plan(SchedulerOutput.make_empty()).ending:
             assert time.monotonic() - started < 0.5

@@ -152,7 +152,7 @@ def test_a_clear_drops_uncommitted_saves(engine):
     engine.step(a=(0, 32))
     request.append_output_token_ids(1)
     request.num_computed_tokens = 64
-    assert engine.side.ended(request, [1, 2, 3, 4])[0]
+    assert engine.side.ended(request, ([1, 2, 3, 4],))[0]
     plan = engine.side.plan(SchedulerOutput.make_empty())
     (save,) = plan.saves
     assert plan.ending == {"a"} and save.span.end == 64

@@ -56,7 +56,7 @@ def test_a_prompt_that_vllm_computes_sooner_is_served_without_blending_and_its_r
     assert reason.startswith("recomputing 990 tokens would take about 2 steps, and computing 1500 takes vLLM 1; min_")
     assert engine.counters["refused_too_slow"] == 1
     # Once vLLM has computed the others, there is room.
-    engine.side.ended(request, [])
+    engine.side.ended(request, ([],))
     for other in others:
         other.num_computed_tokens = len(other.prompt_token_ids)
     engine.step()
@@ -88,7 +88,7 @@ def turn(engine, request):
 def begin_load(engine, prompt):
     """A request whose load has begun, and has not ended."""
     request = arrived(engine, "loading", prompt)
-    engine.side.allocated(request, list(range(1, 42)), turn(engine, request))
+    engine.side.allocated(request, (list(range(1, 42)),), turn(engine, request))
     engine.step()
     return request
 
@@ -109,7 +109,7 @@ def test_a_long_prompt_waits_while_an_earlier_one_is_blended(engine, how):
     engine.step()
     assert turn(engine, long) is None
     if how == "aborted":
-        engine.side.ended(blended, [])
+        engine.side.ended(blended, ([],))
     else:
         report_loaded(engine, blended, error="" if how == "loaded" else "the hub is gone")
     assert turn(engine, long) == 0
@@ -130,7 +130,7 @@ def test_short_prompts_go_beside_as_many_as_vllm_computes_in_a_step(engine):
     for request, result in zip(short, [0, 0, None], strict=True):
         assert turn(engine, request) == result
         if result == 0:
-            engine.side.allocated(request, [], 0)
+            engine.side.allocated(request, ([],), 0)
 
 
 def test_a_prompt_without_reuse_waits_likewise(engine):

@@ -157,9 +157,9 @@ def test_a_load_that_failed_leaves_nothing_to_take(engine):
 def test_a_request_that_was_aborted_while_it_was_loading_leaves_nothing_to_take(engine):
     request, _ = arrived(engine, "aborted", PROMPT)
     n_external, _ = engine.side.matched(request, 0)
-    engine.side.allocated(request, list(range(1, 20)), n_external)
+    engine.side.allocated(request, (list(range(1, 20)),), n_external)
     engine.step()
-    engine.side.ended(request, [])
+    engine.side.ended(request, ([],))
     assert not len(engine.side.loads._settled)
 
 
@@ -217,7 +217,7 @@ def test_a_request_that_is_to_be_audited_takes_nothing_and_is_taken_by_others():
         assert request.block_hashes == own
         n_external, _ = engine.side.matched(request, 0)
         assert n_external == len(GOES_ON)
-        engine.side.allocated(request, list(range(1, 30)), n_external)
+        engine.side.allocated(request, (list(range(1, 30)),), n_external)
         engine.step()
         audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
         engine.side.process_report(WorkerReport({"audited": LoadResult(audit=audit)}))

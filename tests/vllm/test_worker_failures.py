@@ -13,10 +13,10 @@ from blendhub import Match, PluginHost, Span
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob, SaveJob, StepPlan
-from blendhub.vllm.model.pages import paged_layer
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.recompute import Blend, BlendContext
 from tests.vllm.blending import to_the_end
+from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel
 from tests.vllm.two_ranks import ALONE, ENDED, forward_together, on_two_ranks
 
@@ -51,15 +51,15 @@ class Selector:
 
 def job_of(n):
     decision = Decision(0, n, (Match(Span(0, n), 1, 100, False),), 0.5)
-    return LoadJob("r", Variant(), np.arange(n, dtype=np.uint32), np.arange(-(-n // BLOCK)), decision)
+    return LoadJob("r", Variant(), np.arange(n, dtype=np.uint32), (np.arange(-(-n // BLOCK)),), decision)
 
 
 def blended(ranks, model_kind=StandInModel, fails_in=""):
     """The error of a load, after steps that compute its tokens."""
     model = model_kind(forward_together if ranks.count > 1 else lambda tensor: tensor)
-    layers = [paged_layer(model, index) for index in range(2)]
+    layers, groups = pages_in(model, LAYOUT, BLOCK), one_group(LAYOUT, BLOCK)
     device = SimpleNamespace(block_tokens=1, overlaps_compute=True)
-    worker = ConnectorWorker(BlendContext(model, layers, LAYOUT, device, Selector(fails_in), ranks), HOST, "e", 1.0)
+    worker = ConnectorWorker(BlendContext(model, layers, groups, device, Selector(fails_in), ranks), HOST, "e", 1.0)
     job = job_of(40)
     blend = Blend(worker._context, job)
     to_the_end(worker._context, [blend], budget=BLOCK)
@@ -95,15 +95,17 @@ def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
 
     device = SimpleNamespace(block_tokens=1, overlaps_compute=True, pin=pin, begin_step=lambda: None)
     model = StandInModel()
-    worker = ConnectorWorker(BlendContext(model, [], LAYOUT, device, Selector(), ALONE), HOST, "e", 1.0)
+    worker = ConnectorWorker(
+        BlendContext(model, [], one_group(LAYOUT, BLOCK), device, Selector(), ALONE), HOST, "e", 1.0
+    )
     arena = SimpleNamespace(name=SimpleNamespace(nonce="new"), bytes=np.zeros(8, np.uint8), progress=None)
     worker._executor = SimpleNamespace(client=lambda: SimpleNamespace(arena=arena), has_tried=True)
-    job, saved = job_of(40), SaveJob("s", "right", (), Span(0, 40), np.arange(3))
+    job, saved = job_of(40), SaveJob("s", "right", (), Span(0, 40), (np.arange(3),))
     plan = StepPlan(loads=[job], saves=[saved], ending={"s"})
     worker.begin_step(plan)
     worker.load(plan)
     worker.save(plan)
     assert worker.finished() == ({"s"}, {"r"})
-    assert worker.take_bad_blocks() == {0, 1, 2}
+    assert worker.take_bad_blocks() == {1, 2}
     report = worker.take_report()
     assert str(error) in report.loads["r"].error and report.failed_saves == {type(error).__name__: 1}

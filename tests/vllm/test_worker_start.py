@@ -14,7 +14,7 @@ from blendhub import PluginHost
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.model.device_memory import DeviceMemory
-from blendhub.vllm.model.model_check import layout_and_rotations
+from blendhub.vllm.model.model_check import groups_and_rotations
 from blendhub.vllm.model_support import Neighbours, neighbours_of
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker import worker_start
@@ -106,14 +106,14 @@ def test_text_is_moved_beside_connectors_that_take_no_blended_kv_for_exact(monke
     assert not sentence or re.search(sentence, beside.support.reasons[0])
     assert beside.support.shows_hashes == ("OffloadingConnector" in behind)
     # Engines that differ in their neighbours share what is stored.
-    assert (alone.support.layout, alone.rotary) == (beside.support.layout, beside.rotary) and alone.rotary
+    assert (alone.support.layouts, alone.rotary) == (beside.support.layouts, beside.rotary) and alone.rotary
 
 
 def test_an_outer_connector_with_which_failed_loads_end_requests_closes_reuse_and_names_the_key(monkeypatch):
     start = Start(monkeypatch, model_of())
     start.register()
     proof, worker = start.finish(Neighbours("fail"))
-    assert worker is None and proof.support.layout is None
+    assert worker is None and proof.support.layouts == ()
     assert 'set "kv_load_failure_policy": "recompute" beside "kv_connector"' in proof.support.reasons[0]
 
 
@@ -135,7 +135,7 @@ def test_whatever_an_attachment_raises_closes_reuse_with_its_sentence(monkeypatc
     start = Start(monkeypatch, model_of(), lambda number: error if number == at else None)
     start.register()
     proof, worker = start.finish()
-    assert worker is None and proof.support.layout is None
+    assert worker is None and proof.support.layouts == ()
     (reason,) = proof.support.reasons
     assert str(error) in reason
     assert all(device.is_closed for device in start.devices)
@@ -156,10 +156,10 @@ def test_an_attachment_that_fails_on_one_rank_closes_reuse_on_both(monkeypatch, 
         start = Start(monkeypatch, model_of(together=forward_together), fails, ranks._group)
         start.register()
         proof, worker = start.finish()
-        return proof.support.layout, proof.support.reasons, worker
+        return proof.support.layouts, proof.support.reasons, worker
 
-    for layout, (reason,), worker in on_two_ranks(work):
-        assert layout is None and worker is None
+    for layouts, (reason,), worker in on_two_ranks(work):
+        assert layouts == () and worker is None
         assert "no memory for staging" in reason and reason.endswith("(rank 1 of 2)")
 
 
@@ -168,7 +168,7 @@ def test_an_engine_whose_pages_may_be_unmapped_reuses_nothing(option):
     model = model_of()
     setattr(model.config.model_config, option, True)
     with pytest.raises(Unsupported, match="with enable_sleep_mode or enable_cumem_allocator vLLM may unmap"):
-        layout_and_rotations(model, 32)
+        groups_and_rotations(model, 32)
 
 
 class Gpu:

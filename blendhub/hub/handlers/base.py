@@ -56,5 +56,5 @@ class Handlers(ABC):
         """The part of a slot that belongs to the session's rank."""
         if session.rank < 0:
             raise InvalidInput("this session registered without a rank, so it has no shard of a chunk")
-        size = session.engine.namespace.layout.shard_bytes
+        size = session.engine.namespace.shard_bytes
         return self.state.cache.arena.slot(slot + session.rank * size, size)

@@ -71,7 +71,7 @@ class Cache:
         """The parts of a chunk's slot, one a rank; while the store is being read, those of the slot to be filled."""
         namespace = chunk.run.index.namespace
         offset = self.filling[chunk] if chunk.offset is None else chunk.offset
-        size = namespace.layout.shard_bytes
+        size = namespace.shard_bytes
         return [self.arena.slot(offset + rank * size, size) for rank in range(namespace.world_size)]
 
     def insert(self, chunk: Chunk, offset: int) -> None:

@@ -96,6 +96,27 @@ class CopyingTests(DeviceTests):
         transfer.wait()
         harness.check()
 
+    @holds("A transfer copies the layers of one group")
+    def test_groups_of_layers_have_pages_and_block_tables_of_their_own(self, make_harness: MakeHarness) -> None:
+        """As in a model whose layers have windows, or heads of different widths."""
+        first = make_harness(self.setup(kv_heads=4, key_dim=16, value_dim=16, rotations=(None,) * 3))
+        second = make_harness(self.setup(kv_heads=1, key_dim=10, value_dim=10, block_size=5, n_blocks=17))
+        second.join(first, 1)
+        for saved, loaded in ((first, second), (second, first)):
+            saved.save(saved.chunks(3, 58))
+            first.check()
+            second.check()
+            loaded.load(loaded.chunks(7, 61), skip_prefix_n_tokens=20)
+            first.check()
+            second.check()
+            first.overwrite_pages()
+            second.overwrite_pages()
+        together = [first.start_load(first.chunks(3, 58), 9), second.start_load(second.chunks(3, 58), 30)]
+        for transfer in together:
+            transfer.wait()
+        first.check()
+        second.check()
+
     def test_a_large_transfer_is_whole(self, make_harness: MakeHarness) -> None:
         harness = make_harness(
             self.setup(block_size=32, chunk_tokens=256, n_blocks=70, n_shards=9, rotations=(None, None, None))

@@ -89,6 +89,8 @@ class DeviceHarness:
         self.reference = ReferenceDevice()
         self.setup = setup
         self.layout = setup.layout()
+        self._group: dict[str, int] = {}
+        """The argument of transfers that names the group of this harness's layers; empty for the first group."""
         self._random = np.random.default_rng(seed)
         self._layers = [self._layer(index, rotation) for index, rotation in enumerate(setup.rotations)]
         self.expected_arena = self._random_arena()
@@ -126,6 +128,14 @@ class DeviceHarness:
         self.device = device
         self._attach_and_pin(device, layers)
 
+    def join(self, other: "DeviceHarness", group: int) -> None:
+        """Attach these layers as a further group of another harness's device, and use its arena."""
+        self.device.close()
+        self.device, self._group = other.device, {"group": group}
+        self.device.attach(self.layers, self.setup.block_size, self.layout)
+        self.arena, self.expected_arena = other.arena, other.expected_arena
+        self.reference.pin(self.expected_arena)
+
     def load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> None:
         self.start_load(segments, skip_prefix_n_tokens).wait()
         self.check()
@@ -136,11 +146,11 @@ class DeviceHarness:
 
     def start_load(self, segments: Sequence[Segment], skip_prefix_n_tokens: int = 0) -> Transfer:
         self.reference.load(segments, self.block_ids, skip_prefix_n_tokens).wait()
-        return self.device.load(segments, self.block_ids, skip_prefix_n_tokens)
+        return self.device.load(segments, self.block_ids, skip_prefix_n_tokens, **self._group)
 
     def start_save(self, segments: Sequence[Segment]) -> Transfer:
         self.reference.save(segments, self.block_ids).wait()
-        return self.device.save(segments, self.block_ids)
+        return self.device.save(segments, self.block_ids, **self._group)
 
     def pin_new_arena(self) -> None:
         """Replace the arena by one with new random bytes."""

@@ -91,7 +91,7 @@ class DeviceRefusingTests(DeviceTests):
                     harness.device.load(order, harness.block_ids)
                 harness.check()
 
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
+    @holds("Raises Unsupported for a format or dtype")
     def test_pages_that_are_not_what_the_layout_says(self, make_harness: MakeHarness, format: PageFormat) -> None:
         """Also with another block size, more tensors, items of another size, and in one layer of many."""
         harness = make_harness(self.setup(format=format, rotations=(None,) * 4))
@@ -114,10 +114,19 @@ class DeviceRefusingTests(DeviceTests):
             with contextlib.closing(self.create()) as device, pytest.raises(LayoutMismatch):
                 device.attach(*given)
 
-    @holds("Called once, before any transfer.")
-    def test_a_device_is_attached_once(self, harness: DeviceHarness) -> None:
-        with pytest.raises(InvalidInput):
-            harness.device.attach(harness.layers, harness.setup.block_size, harness.layout)
+    @holds("Raises InvalidInput for a group that is not attached, as")
+    def test_a_group_that_is_not_attached_is_refused(self, harness: DeviceHarness) -> None:
+        for copy in (harness.device.load, harness.device.save):
+            for group in (1, -1):
+                with pytest.raises(InvalidInput):
+                    copy(harness.chunks(3, 60), harness.block_ids, group=group)
+        harness.check()
+
+    @holds("Raises LayoutMismatch for pages that contradict ``layout``, and for chunks")
+    def test_groups_have_chunks_of_one_size(self, make_harness: MakeHarness) -> None:
+        harness, other = make_harness(self.setup()), make_harness(self.setup(chunk_tokens=16))
+        with pytest.raises(LayoutMismatch):
+            harness.device.attach(other.layers, other.setup.block_size, other.layout)
         harness.load(harness.chunks(3, 60))
 
     def test_nothing_is_copied_before_attach_and_pin(self, harness: DeviceHarness, device: Device) -> None:
@@ -130,6 +139,8 @@ class DeviceRefusingTests(DeviceTests):
         self._copies_nothing(harness.device, harness)
         with pytest.raises(InvalidInput):
             harness.device.pin(harness.arena)
+        with pytest.raises(InvalidInput):
+            harness.device.attach(harness.layers, harness.setup.block_size, harness.layout)
 
     def _copies_nothing(self, device: Device, harness: DeviceHarness) -> None:
         for copy in (device.load, device.save):
@@ -153,7 +164,7 @@ class DeviceRefusingTests(DeviceTests):
             harness.device.save(harness.chunks(3, 60), harness.block_ids)
         harness.check()
 
-    @holds("Raises LayoutMismatch for pages that contradict ``layout``, Unsupported for a")
+    @holds("Raises Unsupported for a format or dtype")
     def test_unsupported_formats_and_dtypes_are_refused(self, harness: DeviceHarness, device: Device) -> None:
         layers = [replace(layer, format=cast(PageFormat, "spiral")) for layer in harness.layers]
         with pytest.raises(Unsupported):

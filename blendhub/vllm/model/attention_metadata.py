@@ -10,10 +10,8 @@ import numpy as np
 import torch
 from vllm.config import CUDAGraphMode, VllmConfig, set_current_vllm_config
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.kv_cache_interface import AttentionSpec, FullAttentionSpec
 from vllm.v1.worker.utils import AttentionGroup
 
-from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_builders import OwnGroup
 from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.platforms import Platform
@@ -31,7 +29,6 @@ class AttentionMetadata:
 
     def __init__(self, runner: Runner, platform: Platform, config: VllmConfig) -> None:
         self._platform = platform
-        # One group of blocks: BlendHub does not declare support for vLLM's hybrid allocator, so vLLM makes no others.
         self.block_size: int = runner.block_groups[0].kv_cache_spec.block_size
         self._device = runner.device
         longest = -(-config.model_config.max_model_len // self.block_size)
@@ -41,10 +38,6 @@ class AttentionMetadata:
         self._groups = list(_private_groups(runner, platform, _config_of_forwards(config, most)))
         groups = [group.first for group in self._groups]
         self.layer_names = [name for group in groups for name in group.layer_names]
-        self.page_sizes: set[int] = {group.get_metadata_builder().kv_cache_spec.block_size for group in groups}
-        """How many tokens the attention kernels keep in a page: a block is one of these, or several."""
-        self.frees_blocks_early = not all(isinstance(group.kv_cache_spec, FullAttentionSpec) for group in groups)
-        """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
         self.max_spans = max(1, min([most, *map(_most_contexts, groups)]))
         """The most spans of one forward: builders have buffers for as many requests, and tables are bounded."""
         self.table_bytes = self.max_spans * row_bytes
@@ -92,11 +85,6 @@ def _private_groups(runner: Runner, platform: Platform, config: VllmConfig) -> I
     on_host = runner.device.type == "cpu"
     for number, groups in enumerate(runner.attention_groups):
         for group in groups:
-            if not isinstance(group.kv_cache_spec, AttentionSpec):
-                raise Unsupported(
-                    f"{group.layer_names[0]} keeps a {type(group.kv_cache_spec).__name__}, not keys and values; "
-                    "models with recurrent or linear attention layers are served without reuse"
-                )
             size = runner.kernel_block_sizes[number]
             create = partial(_private_group, group, runner.device, size, platform, config)
             yield OwnGroup(create, None if on_host else torch.get_device_module(runner.device).Event)

@@ -5,15 +5,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blendhub.contracts import PagedLayer
 from blendhub.core.errors import Unsupported
-from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.devices.chosen_attention import Keys, attend
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel, StopForward
 from blendhub.vllm.model.own_layers import rules_of
-from blendhub.vllm.model.pages import read_as_computed
+from blendhub.vllm.model.pages import LayerPages, read_as_computed
 
 
 class Asking(NamedTuple):
@@ -31,9 +29,7 @@ class AttentionProbe:
     Neither they nor the tokens that are left out need pages.
     """
 
-    def __init__(
-        self, model: EngineModel, layers: Sequence[PagedLayer], layout: KVLayout, depths: Sequence[float]
-    ) -> None:
+    def __init__(self, model: EngineModel, layers: Sequence[LayerPages], depths: Sequence[float]) -> None:
         """``depths``: the layers that count, as fractions of the model's depth. Raises Unsupported."""
         numbers = {int(depth * len(layers)) for depth in depths}
         self.last = max(numbers)
@@ -45,7 +41,6 @@ class AttentionProbe:
         except Unsupported as error:
             raise Unsupported(f"BlendHub does not compute what tokens attend to here: {error}") from error
         self.model = model
-        self.layout = layout
 
     def received(self, asking: Sequence[Asking]) -> list[torch.Tensor]:
         """For each prompt, the weight that each position gets from the tokens that ask: summed over the layers that
@@ -75,7 +70,7 @@ class ProbeAttention:
         name, probe = layer.layer_name, self._probe
         for prompt, total in zip(self._prompts, self.received, strict=True):
             places, rules = prompt.places, probe.rules[name]
-            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], probe.layout, prompt.slots)
+            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], prompt.slots)
             if rules.latent:
                 stored_values = stored_keys[..., : rules.latent]
             both = (

@@ -10,6 +10,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.lora.layers import LoRAMapping
 from vllm.model_executor.models.interfaces import requires_raw_input_tokens
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
@@ -30,20 +31,47 @@ class EngineModel:
     def __init__(self, runner: Any, config: VllmConfig) -> None:
         self.config = config
         self._runner = Runner(runner)
-        self._platform = platform_of(runner, config, self._runner.layer_names)
-        self._metadata = AttentionMetadata(self._runner, self._platform, config)
+        layers = self._runner.layers
+        self._platform = platform_of(runner, config, list(layers))
+        self._tables = {name: table for name, (table, _) in layers.items()}
+        self._page_sizes = {
+            name: int(group.get_metadata_builder().kv_cache_spec.block_size) for name, (_, group) in layers.items()
+        }
+        """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
+        specs = [group.kv_cache_spec for _, group in layers.values()]
+        self.frees_blocks_early = not all(isinstance(spec, FullAttentionSpec) for spec in specs)
+        """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
+        self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
+        """The tokens of a block in each of the block tables that vLLM keeps for a request."""
+        self._only_metadata = None
+        if self.has_one_table:
+            self._only_metadata = AttentionMetadata(self._runner, self._platform, config)
         self.device = self._runner.device
         self.max_tokens: int = config.scheduler_config.max_num_batched_tokens
         self.attention: ChosenAttention | None = None
         """The attention of ``forward``; None: that of the engine's backend."""
-        self.block_size = self._metadata.block_size
+        self.block_size = self.block_sizes[0]
         self.n_blocks = self._runner.n_blocks
-        if len(self._metadata.page_sizes) > 1:
-            raise Unsupported(f"layers have pages of different sizes: {sorted(self._metadata.page_sizes)} tokens")
-        (self.page_size,) = self._metadata.page_sizes
-        """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
-        self.frees_blocks_early = self._metadata.frees_blocks_early
-        self.layer_names = sorted(filter(self._keeps_kv, self._metadata.layer_names), key=_layer_order)
+        self.layer_names = sorted(filter(self._keeps_kv, layers), key=_layer_order)
+
+    @property
+    def _metadata(self) -> AttentionMetadata:
+        """For forwards, which there are only with one block table."""
+        assert self._only_metadata
+        return self._only_metadata
+
+    @property
+    def has_one_table(self) -> bool:
+        """Whether all layers share a block table: not so for models with windows, with vLLM's hybrid allocator."""
+        return len(self.block_sizes) == 1
+
+    def table_of(self, name: str) -> int:
+        """The number of a layer's block table."""
+        return self._tables[name]
+
+    def page_size_of(self, name: str) -> int:
+        """The tokens of a page of a layer."""
+        return self._page_sizes[name]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -59,7 +87,7 @@ class EngineModel:
     @property
     def metadata_bytes(self) -> int:
         """The most device memory that a forward's metadata takes."""
-        return 0 if self.attention else self._metadata.table_bytes
+        return 0 if self.attention or not self._only_metadata else self._only_metadata.table_bytes
 
     def rules(self) -> list[AttentionRules]:
         """How the tokens of each layer attend; raises Unsupported for what no attention but the engine's computes."""
@@ -88,7 +116,7 @@ class EngineModel:
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
-        n = self.block_size // self.page_size
+        n = self.block_size // self._page_sizes[self.layer_names[0]]
         return (blocks[:, None] * n + np.arange(n)).ravel()
 
     def forward(self, chosen: Chosen, *, positions: torch.Tensor | None = None) -> torch.Tensor:

@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from vllm.config import VllmConfig
 
-from blendhub.contracts import PagedLayer, Rotation, Selector
+from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
-from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.pages import layout_of, paged_layer, read_as_computed
+from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
+from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model_support import ModelSupport, unsupported
-from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS
+from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS, CAN_FAIL_REQUESTS
 from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
@@ -45,28 +45,39 @@ class ModelCheck(NamedTuple):
     """Whether it can be measured what a prompt's end attends to, for a selector that asks."""
 
 
-def layout_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[KVLayout, list[Rotation]]:
-    """The layout of KV on a rank, and the rotations that its keys may have; raises Unsupported. Runs no forward."""
+def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[LayerGroup, ...], list[Rotation]]:
+    """The groups of a rank's layers, and the rotations that their keys may have; raises Unsupported.
+
+    Runs no forward.
+    """
     _refuse_to_reuse(model)
-    layout = layout_of(model, chunk_tokens)
-    return layout, rotations_of(model.module, layout.key_dim, model.config.model_config.max_model_len)
+    groups = layer_groups(model, chunk_tokens)
+    n_positions, found = model.config.model_config.max_model_len, dict[str, Rotation]()
+    for width in {group.layout.key_dim for group in groups} if model.has_one_table else ():
+        found |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
+    return groups, list(found.values())
 
 
 def check_model(
-    model: EngineModel, layout: KVLayout, candidates: Sequence[Rotation], selector: Selector, ranks: Ranks
+    model: EngineModel, groups: Sequence[LayerGroup], candidates: Sequence[Rotation], selector: Selector, ranks: Ranks
 ) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
 
     Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
     forward for the others.
     """
-    layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
+    layers, layouts = pages_of(model, groups), tuple(group.layout for group in groups)
     try:
-        _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layout, layers))
+        _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
     except BlendHubError as error:
         return ModelCheck(unsupported(str(error)))
     forward = "a forward over chosen tokens"
     try:
+        if not model.has_one_table:
+            raise Unsupported(
+                "vLLM's hybrid allocator frees the blocks that have left a window, which tokens recomputed later would "
+                "need; --disable-hybrid-kv-cache-manager has text reused anywhere, and takes KV capacity"
+            )
         if model.frees_blocks_early:
             raise Unsupported(
                 "every layer has an attention window, and vLLM frees the blocks that have left it: tokens recomputed "
@@ -74,16 +85,16 @@ def check_model(
             )
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
-        _checked(ranks, forward, lambda: _check_parts(model, layout, layers))
+        _checked(ranks, forward, lambda: _check_parts(model, layers))
         if selector.probe_layer:
-            _checked(ranks, forward, lambda: _check_probe(model, layout, layers, selector.probe_layer))
-        without_attention = _refusal_of_attention(model, layout, layers, selector, ranks)
-        fits = _checked(ranks, forward, lambda: _rotation_errors(model, layout, layers, [None, *candidates]))
+            _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
+        without_attention = _refusal_of_attention(model, layers, selector, ranks)
+        fits = _checked(ranks, forward, lambda: _rotation_errors(model, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
-        return ModelCheck(ModelSupport(layout, False, (f"{error}; exact prefixes are reused all the same",)))
+        return ModelCheck(ModelSupport(layouts, False, (f"{error}; exact prefixes are reused all the same",)))
     measures_attention = bool(selector.attended_layers) and not without_attention
-    return ModelCheck(ModelSupport(layout, True, without_attention), rotations, measures_attention)
+    return ModelCheck(ModelSupport(layouts, True, without_attention), rotations, measures_attention)
 
 
 def _checked(ranks: Ranks, what: str, check: Callable[[], Result]) -> Result:
@@ -114,6 +125,11 @@ def _refuse_to_reuse(model: EngineModel) -> None:
             "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
             "because vLLM does not tell a connector about it; serve without both to reuse KV"
         )
+    if not model.has_one_table and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
+        raise Unsupported(
+            "with the hybrid allocator, this vLLM does not let a connector see which blocks it frees, or say which "
+            "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and takes KV capacity"
+        )
     if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
         raise Unsupported(
             "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
@@ -131,34 +147,39 @@ def _refuse_to_blend(config: VllmConfig) -> None:
         raise Unsupported("the speculative draft model keeps its own KV, which recomputation does not fill")
 
 
-def _check_layout(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     """A layer's writes must be read back from where BlendHub expects them."""
-    if model.keeps_latent(0):
-        return  # the latent is written by the forward only; the check of the rotation reads it
     generator = torch.Generator().manual_seed(1)
-    slots = torch.arange(model.block_size, device=model.device)
+    dtype = model.config.model_config.dtype
     for index, layer in enumerate(layers):
-        dtype = model.config.model_config.dtype
+        if model.keeps_latent(index):
+            if not model.has_one_table:
+                raise Unsupported(
+                    f"{layer.name} keeps a latent, and where it lies shows only in a forward of BlendHub's, of which "
+                    "there are none with vLLM's hybrid allocator; --disable-hybrid-kv-cache-manager has text reused"
+                )
+            continue  # the latent is written by the forward only; the check of the rotation reads it
+        layout, slots = layer.layout, torch.arange(layer.page_size, device=model.device)
         drawn = (
-            torch.rand((model.block_size, layout.kv_heads, width), generator=generator).to(model.device, _dtype(layer))
+            torch.rand((layer.page_size, layout.kv_heads, width), generator=generator).to(model.device, layer.dtype)
             for width in (layout.key_dim, layout.value_dim)
         )
         # 8-bit floats of a layer with a small scale could not keep numbers around 1.
         keys, values = (given.to(dtype) for given in model.unscaled(layer.name, *drawn))
         model.write(index, keys, values, slots)
-        both = read_as_computed(model, layer, layout, slots)
+        both = read_as_computed(model, layer, slots)
         for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
-            same = torch.equal(given, found) if _dtype(layer) is dtype else error_of(found, given) < COARSE
+            same = torch.equal(given, found) if layer.dtype is dtype else error_of(found, given) < COARSE
             if not same:
                 raise Unsupported(
-                    f"{layer.name}: {what} are not where BlendHub expects them in pages of format {layer.format!r} "
-                    f"(attention backend {model.layer(layer.name).get_attn_backend().get_name()}); "
-                    "nothing is reused with this backend"
+                    f"{layer.name}: {what} are not where BlendHub expects them in pages of format "
+                    f"{layer.paged.format!r} (attention backend "
+                    f"{model.layer(layer.name).get_attn_backend().get_name()}); nothing is reused with this backend"
                 )
 
 
 def _rotation_errors(
-    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], candidates: Sequence[Rotation | None]
+    model: EngineModel, layers: Sequence[LayerPages], candidates: Sequence[Rotation | None]
 ) -> torch.Tensor:
     """How far each layer's keys are off if a candidate rotates them to other positions: ``[layers, candidates]``.
 
@@ -167,7 +188,7 @@ def _rotation_errors(
     """
     longest = model.config.model_config.max_model_len - 1
     places = sorted({min(3, longest), min(1234, longest), longest // 2, longest})
-    seen = [_keys_of_one_token(model, layout, layers, place) for place in places]
+    seen = [_keys_of_one_token(model, layers, place) for place in places]
     errors = torch.zeros(len(layers), len(candidates), dtype=torch.float64)
     for index in range(len(layers)):
         keys = [keys[index] for keys, _ in seen]
@@ -179,7 +200,7 @@ def _rotation_errors(
 
 
 def _chosen_rotations(
-    errors: torch.Tensor, layers: list[PagedLayer], candidates: Sequence[Rotation | None], ranks: Ranks
+    errors: torch.Tensor, layers: Sequence[LayerPages], candidates: Sequence[Rotation | None], ranks: Ranks
 ) -> tuple[Rotation | None, ...]:
     """The rotation of each layer that fits best on the rank where it fits worst: the same on all ranks."""
     names = " ".join(map(digest, candidates))
@@ -201,18 +222,21 @@ def _chosen_rotations(
 
 
 def _keys_of_one_token(
-    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], place: int
+    model: EngineModel, layers: Sequence[LayerPages], place: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     chosen = Chosen([Part(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)])])
     model.forward(chosen, positions=torch.tensor([place]))
     slots = torch.zeros(1, dtype=torch.int64, device=model.device)
-    both = [read_as_computed(model, layer, layout, slots) for layer in layers]
+    both = [read_as_computed(model, layer, slots) for layer in layers]
     return [keys for keys, _ in both], [values for _, values in both]
 
 
 def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation: Rotation | None) -> float:
-    if rotation is not None and places[-1] >= len(rotation.cos_sin):
-        return float("inf")
+    if rotation is not None:
+        n_positions, width = rotation.cos_sin.shape
+        # Another layer's keys may be wider.
+        if places[-1] >= n_positions or rotation.offset + width > keys[0].shape[-1]:
+            return float("inf")
     return max(
         error_of(rotated(first, rotation, torch.tensor([old]), torch.tensor([new])), second)
         for first, old in zip(keys, places, strict=True)
@@ -221,7 +245,7 @@ def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation:
     ) if len(places) > 1 else 0.0  # fmt: skip
 
 
-def _check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) -> None:
+def _check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
     """Tokens computed as several spans must get the same keys as in one span."""
     tokens = _trial_tokens(model)
     n = len(tokens)
@@ -229,15 +253,15 @@ def _check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer])
         return
     slots = torch.arange(n, device=model.device)
     model.forward(Chosen([Part(tokens, BLOCK, [Span(0, n)])]))
-    whole = [read_as_computed(model, layer, layout, slots) for layer in layers]
+    whole = [read_as_computed(model, layer, slots) for layer in layers]
     for spans in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
         model.forward(Chosen([Part(tokens, BLOCK, spans)]))
     for layer, expected in zip(layers, whole, strict=True):
-        found = read_as_computed(model, layer, layout, slots)
+        found = read_as_computed(model, layer, slots)
         _compare(layer, found, expected, "tokens computed in parts are off by {} from those computed at once")
 
 
-def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], probe_layer: int) -> None:
+def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: int) -> None:
     """The KV that a probe returns must be the KV that the layer would have written."""
     if probe_layer >= len(layers):
         raise Unsupported(
@@ -247,28 +271,28 @@ def _check_probe(model: EngineModel, layout: KVLayout, layers: list[PagedLayer],
     tokens, layer = _trial_tokens(model), layers[probe_layer]
     whole = Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])
     model.forward(whole)
-    written = read_as_computed(model, layer, layout, torch.arange(len(tokens), device=model.device))
+    written = read_as_computed(model, layer, torch.arange(len(tokens), device=model.device))
     seen = model.forward_until(probe_layer, whole)
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
 
 
 def _refusal_of_attention(
-    model: EngineModel, layout: KVLayout, layers: list[PagedLayer], selector: Selector, ranks: Ranks
+    model: EngineModel, layers: Sequence[LayerPages], selector: Selector, ranks: Ranks
 ) -> tuple[str, ...]:
     """Why the selector must pick without what it asks for; empty if it asks for nothing, or gets it."""
     depths = selector.attended_layers
     if not depths:
         return ()
     try:
-        _checked(ranks, "the probe of attention", lambda: _check_attention(model, layout, layers, depths))
+        _checked(ranks, "the probe of attention", lambda: _check_attention(model, layers, depths))
     except BlendHubError as error:
         return (f"the selector picks without knowing what the end of a prompt attends to: {error}",)
     return ()
 
 
-def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLayer], depths: Sequence[float]) -> None:
+def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: Sequence[float]) -> None:
     """Tokens that only ask must get the KV that the model's own attention leads to."""
-    probe, tokens = AttentionProbe(model, layers, layout, depths), _trial_tokens(model)
+    probe, tokens = AttentionProbe(model, layers, depths), _trial_tokens(model)
     n = len(tokens)
     whole, half = Part(tokens, BLOCK, [Span(0, n)]), Span(0, n // 2)
     model.forward(Chosen([whole]))
@@ -276,12 +300,12 @@ def _check_attention(model: EngineModel, layout: KVLayout, layers: list[PagedLay
     seen: dict[str, Tensors] = {}
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
-        seen[layer.layer_name] = key.clone(), value[..., : layout.value_dim].clone()
+        seen[layer.layer_name] = key.clone(), value[..., : probe.layers[layer.layer_name].layout.value_dim].clone()
         attention(layer, query, key, value, output)
 
     model.forward_apart(attention.chosen, list(probe.layers), attend)
     for name, layer in probe.layers.items():
-        written = read_as_computed(model, layer, layout, torch.arange(half.end, n, device=model.device))
+        written = read_as_computed(model, layer, torch.arange(half.end, n, device=model.device))
         _compare(layer, seen[name], written, "tokens that ask get KV that is off by {} from what the model computes")
 
 
@@ -291,7 +315,7 @@ def _trial_tokens(model: EngineModel) -> Tokens:
     return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
 
 
-def _compare(layer: PagedLayer, found: Tensors, expected: Tensors, complaint: str) -> None:
+def _compare(layer: LayerPages, found: Tensors, expected: Tensors, complaint: str) -> None:
     for one, other in zip(found, expected, strict=True):
         if error_of(one, other) > tolerance(layer):
             raise Unsupported(f"{layer.name}: {complaint.format(f'{error_of(one, other):.1%}')}")
@@ -306,9 +330,5 @@ def error_of(given: torch.Tensor, expected: torch.Tensor) -> float:
     return error if error == error else float("inf")
 
 
-def _dtype(layer: PagedLayer) -> torch.dtype:
-    return layer.tensors[0].dtype
-
-
-def tolerance(layer: PagedLayer) -> float:
-    return TOLERANCE.get(_dtype(layer), COARSE)
+def tolerance(layer: LayerPages) -> float:
+    return TOLERANCE.get(layer.dtype, COARSE)

@@ -1,7 +1,7 @@
 """How vLLM's attention backends lay out their pages, and the tokens of a page as plain tensors."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,23 @@ DTYPES = {
 FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
 SPLIT_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 PACKED_HEADS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN", "FLEX_ATTENTION")
+
+
+class LayerPages(NamedTuple):
+    """The pages of one layer, and what it takes to read them."""
+
+    paged: PagedLayer
+    layout: KVLayout
+    """The layout of the layer's group."""
+    page_size: int
+
+    @property
+    def name(self) -> str:
+        return self.paged.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.paged.tensors[0].dtype
 
 
 def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None) -> PagedLayer:
@@ -60,8 +77,10 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
             f"{name} keeps its KV in {len(pages)} tensors of the shapes {shapes}; BlendHub knows keys and values "
             "[blocks, tokens, heads, width] in two tensors"
         )
-    if shapes[0][1] != model.page_size:
-        raise Unsupported(f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_size}")
+    if shapes[0][1] != model.page_size_of(name):
+        raise Unsupported(
+            f"{name} has pages of {shapes[0][1]} tokens, and its metadata count {model.page_size_of(name)}"
+        )
     if any(one.dtype not in SPLIT_DTYPES for one in pages):
         raise Unsupported(f"{name} keeps quantised KV ({pages[0].dtype}, {pages[1].dtype}); serve without quantised KV")
     # With MLA the latent comes first. Only the other tensor is rotated, as keys are.
@@ -69,43 +88,31 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
     return keys, values
 
 
-def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
-    """The layout of a token's KV on one rank; raises Unsupported if the layers differ."""
-    shapes = set()
-    for index, name in enumerate(model.layer_names):
-        layer, pages = model.layer(name), paged_layer(model, index)
-        if pages.format == "latent":
-            shapes.add((1, pages.tensors[0].shape[-1], 0, pages.tensors[0].dtype))
-        elif pages.format == "split":
-            keys, values = pages.tensors
-            shapes.add((*keys.shape[2:], values.shape[-1], keys.dtype))
-        else:
-            shapes.add((layer.num_kv_heads, layer.head_size, _value_width(layer), pages.tensors[0].dtype))
-    if len(shapes) != 1:
-        raise Unsupported(f"the layers keep KV of {len(shapes)} shapes: {sorted(map(str, shapes))}")
-    heads, key_dim, value_dim, dtype = shapes.pop()
-    return KVLayout(
-        layers=len(model.layer_names),
-        kv_heads=heads,
-        key_dim=key_dim,
-        value_dim=value_dim,
-        dtype=DTYPES[dtype],
-        chunk_tokens=chunk_tokens,
-    )
+def shape_of(model: EngineModel, index: int) -> tuple[int, int, int, str]:
+    """The heads of a layer's KV, the widths of their keys and values, and the dtype."""
+    layer, pages = model.layer(model.layer_names[index]), paged_layer(model, index)
+    dtype = DTYPES[pages.tensors[0].dtype]
+    if pages.format == "latent":
+        return 1, pages.tensors[0].shape[-1], 0, dtype
+    if pages.format == "split":
+        keys, values = pages.tensors
+        return *keys.shape[2:], values.shape[-1], dtype
+    return layer.num_kv_heads, layer.head_size, _value_width(layer), dtype
 
 
 def _value_width(layer: Any) -> int:
     return int(getattr(layer, "head_size_v", None) or layer.head_size)
 
 
-def read(layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tensor) -> Tensors:
+def read(layer: LayerPages, slots: torch.Tensor) -> Tensors:
     """Keys and values of the tokens at these slots, each ``[n, heads, width]``, as copies."""
-    keys, values = planes_of(layer, block_size, layout)
+    keys, values = planes_of(layer.paged, layer.page_size, layer.layout)
     # Some devices' operators write with slots of int32; torch indexes with int64 everywhere.
     at = slots.to(keys.device, torch.int64)
-    return keys[at // block_size, :, at % block_size], values[at // block_size, :, at % block_size]
+    page, slot = at // layer.page_size, at % layer.page_size
+    return keys[page, :, slot], values[page, :, slot]
 
 
-def read_as_computed(model: EngineModel, layer: PagedLayer, layout: KVLayout, slots: torch.Tensor) -> Tensors:
+def read_as_computed(model: EngineModel, layer: LayerPages, slots: torch.Tensor) -> Tensors:
     """``read``, with values as the model computed them, up to the rounding of the pages."""
-    return model.unscaled(layer.name, *read(layer, layout, model.page_size, slots))
+    return model.unscaled(layer.name, *read(layer, slots))

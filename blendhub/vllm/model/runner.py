@@ -1,10 +1,12 @@
 """The part of vLLM's model runner, V1 or V2, that BlendHub needs."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import Any
 
 import torch
+from vllm.v1.kv_cache_interface import AttentionSpec, ChunkedLocalAttentionSpec, FullAttentionSpec, SlidingWindowSpec
 
 from blendhub.core.errors import Unsupported
 from blendhub.system.served_vllm import SERVED
@@ -12,6 +14,8 @@ from blendhub.system.served_vllm import SERVED
 NEEDED = ("device", "get_model", "model", "attn_groups", "kv_cache_config", "supports_mm_inputs", "model_config")
 KERNEL_BLOCK_SIZES = ("_kernel_block_sizes", "kernel_block_sizes")
 """The attribute's name in V1 and in V2; vllm-ascend uses that of V2."""
+OTHER_SPECS = ("CircularBufferSpec", "HiddenStateCacheSpec", "RSWASpec")
+"""Kinds of KV that vLLM derives from the known ones, and whose blocks hold other tokens."""
 
 
 class Runner:
@@ -39,8 +43,17 @@ class Runner:
         self._runner = runner
 
     @property
-    def layer_names(self) -> list[str]:
-        return [name for groups in self.attention_groups for group in groups for name in group.layer_names]
+    def layers(self) -> dict[str, tuple[int, Any]]:
+        """For each attention layer, the number of its block table, and its attention group. Raises Unsupported for
+        layers that keep other things than a key and a value for each token."""
+        found: dict[str, tuple[int, Any]] = {}
+        for table, groups in enumerate(self.attention_groups):
+            for group in groups:
+                _check_spec(group.layer_names[0], group.kv_cache_spec)
+                found |= dict.fromkeys(group.layer_names, (table, group))
+        if len(self.block_groups) > 1:
+            _check_specs_beside_others(self.block_groups, found)
+        return found
 
     @property
     def module(self) -> torch.nn.Module:
@@ -57,6 +70,27 @@ class Runner:
     def adapters(self) -> Any:
         """The manager that keeps the LoRA adapters, and sets that of each token; None without LoRA."""
         return getattr(getattr(self._runner, "lora_manager", None), "_adapter_manager", None)
+
+
+def _check_spec(name: str, spec: Any) -> None:
+    if not isinstance(spec, AttentionSpec):
+        raise Unsupported(
+            f"{name} keeps a {type(spec).__name__}, not keys and values; models with recurrent or linear attention "
+            "layers are served without reuse"
+        )
+
+
+def _check_specs_beside_others(block_groups: Sequence[Any], layers: Mapping[str, tuple[int, Any]]) -> None:
+    """Several block tables: of each, it must be known which tokens its blocks hold."""
+    for name in (name for group in block_groups for name in group.layer_names):
+        spec = layers[name][1].kv_cache_spec if name in layers else None
+        kind = type(spec).__name__
+        is_known = isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)
+        if not is_known or kind in OTHER_SPECS or getattr(spec, "bounded_replay", False):
+            raise Unsupported(
+                f"{name} keeps its KV as {kind if spec else 'no attention layer does'}, of which BlendHub does not "
+                "know the tokens; the model is served without reuse"
+            )
 
 
 def find_runner() -> Any:

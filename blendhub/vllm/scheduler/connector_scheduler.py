@@ -13,9 +13,10 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -31,6 +32,7 @@ class ConnectorScheduler:
         requests: dict[str, RequestState],
         executor: HubExecutor,
         admission: Admission,
+        lookups: Lookups,
         loads: LoadScheduler,
         saves: SaveScheduler,
         reports: Reports,
@@ -42,6 +44,7 @@ class ConnectorScheduler:
         self.reports = reports
         self._requests = requests
         self._admission = admission
+        self._lookups = lookups
         self._unsent_place: HubPlace | None = executor.place
         """The hub's place, which is sent to the workers in the first plan after the hub was reached."""
         self._closed_ranks = admission.namespace.world_size
@@ -58,15 +61,20 @@ class ConnectorScheduler:
     def matched(self, request: Request, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that come from BlendHub; None: ask again in a later step."""
         state = self._requests.get(request.request_id)
-        return self.loads.matched(state, local) if state else (0, False)
+        if not state:
+            return 0, False
+        matched, is_loaded = self.loads.matched(state, local)
+        if matched is None or self.saves.prepare(state) or is_loaded:
+            return matched, is_loaded
+        return (matched if self._lookups.wait_for(lambda: self.saves.prepare(state)) else None), False
 
-    def allocated(self, request: Request, blocks: list[int], n_external: int) -> None:
+    def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
         """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
         state = self._requests.get(request.request_id)
         if state is None:
             return
         was_approximate_from = state.first_approximate
-        self.loads.allocated(state, blocks, n_external)
+        self.loads.allocated(state, tables, n_external)
         if state.first_approximate != was_approximate_from:
             # If it was preempted, its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
@@ -94,18 +102,18 @@ class ConnectorScheduler:
 
     # A request ends.
 
-    def ended(self, request: Request, blocks: list[int]) -> tuple[bool, dict[str, Any] | None]:
+    def ended(self, request: Request, tables: Tables) -> tuple[bool, dict[str, Any] | None]:
         """End a request. Returns whether its blocks are still needed, and the report for the response."""
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
         response = self.reports.ended(state.outcome(), explains=state.terms.explains)
         self.loads.ended(state)
-        if state.stage is Stage.LOADING:
+        if state.stage is Stage.LOADING or not state.is_scheduled:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
             return False, response
-        return self.saves.end(state, blocks), response
+        return self.saves.end(state, tables), response
 
     @property
     def has_work(self) -> bool:
@@ -139,6 +147,7 @@ def build_scheduler(
     host: PluginHost,
     observers: Observers,
     blocks: RequestBlocks,
+    tables: BlockTables,
 ) -> ConnectorScheduler:
     """A scheduler that has tried to reach the hub. Raises if the hub refuses this engine."""
     settings, requests = facts.settings, dict[str, RequestState]()
@@ -152,18 +161,18 @@ def build_scheduler(
     arena.look()
     reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
-    block_size = config.cache_config.block_size
+    lookups = Lookups(executor, settings, requests, blocks, audits, reports.counters)
     loads = LoadScheduler(
-        Lookups(executor, settings, requests, blocks, audits, reports.counters),
+        lookups,
         audits,
         SettledBlocks(blocks),
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
         settings,
-        block_size,
+        tables.block_sizes[0],
         # The workers' tables of rotations are as long.
         facts.max_model_len,
-        ShownHashes(block_size) if facts.shows_hashes else None,
+        ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
     )
-    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, block_size)
-    return ConnectorScheduler(requests, executor, admission, loads, saves, reports)
+    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
+    return ConnectorScheduler(requests, executor, admission, lookups, loads, saves, reports)

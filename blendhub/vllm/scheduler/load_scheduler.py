@@ -16,7 +16,7 @@ from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import Pace, decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
-from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, ShownHashes
+from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
@@ -178,7 +178,7 @@ class LoadScheduler:
             self._shown.show(state, None)
         return 0, False
 
-    def allocated(self, state: RequestState, blocks: list[int], n_external: int) -> None:
+    def allocated(self, state: RequestState, tables: Tables, n_external: int) -> None:
         """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
         if not state.is_scheduled:
             state.scheduled()
@@ -205,7 +205,7 @@ class LoadScheduler:
                 state.id,
                 state.terms.variant,
                 state.tokens(),
-                np.asarray(blocks, np.int64),
+                tuple(np.asarray(blocks, np.int64) for blocks in tables),
                 decision,
                 reading.lease,
                 reading.epoch,

@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from blendhub.client.hub_client import HubClient
@@ -169,7 +169,7 @@ class PendingLookup:
 
 
 class Lookups:
-    """The lookups of an engine, for its scheduler. Only ``has_found`` waits, at most ``lookup_wait_ms`` a step."""
+    """The lookups of an engine, for its scheduler. Its methods wait for ``lookup_wait_ms`` a step together, at most."""
 
     def __init__(
         self,
@@ -259,18 +259,25 @@ class Lookups:
             return self._wait(state)
         return True
 
-    def _wait(self, state: RequestState) -> bool:
-        """Wait a moment for the answer; returns whether it has come. Raises if the lookup failed or timed out."""
+    def wait_for(self, has_come: Callable[[], bool]) -> bool:
+        """Wait a moment for an answer of the hub; returns whether it has come."""
         started = time.monotonic()
-        assert state.lookup
         try:
-            while (found := state.lookup.answer()) is None and time.monotonic() - started < self._wait_left_s:
+            while not (came := has_come()) and time.monotonic() - started < self._wait_left_s:
                 time.sleep(50e-6)
         finally:
             # All requests of a step share the wait: a hundred that wait must not hold up those that run.
             self._wait_left_s = max(0.0, self._wait_left_s - (time.monotonic() - started))
+        return came
+
+    def _wait(self, state: RequestState) -> bool:
+        """Wait a moment for the answer; returns whether it has come. Raises if the lookup failed or timed out."""
+        lookup = state.lookup
+        assert lookup
+        self.wait_for(lambda: lookup.answer() is not None)
+        found = lookup.answer()
         if found is None:
             return False
-        self._counters["lookup_microseconds"] += round((time.monotonic() - state.lookup.sent_at) * 1e6)
+        self._counters["lookup_microseconds"] += round((time.monotonic() - lookup.sent_at) * 1e6)
         state.answered(found)
         return True

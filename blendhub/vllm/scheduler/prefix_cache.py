@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
     from blendhub.vllm.scheduler.request_state import RequestState
 
+Tables = Sequence[Sequence[int]]
+"""A request's blocks in each of the block tables that vLLM keeps for it. The null block stands for freed ones."""
+
 
 class RequestBlocks:
     """The blocks as vLLM's manager knows them, or, of a vLLM that connectors cannot ask, as the scheduler's calls tell.
@@ -29,25 +32,25 @@ class RequestBlocks:
 
     def __init__(self) -> None:
         self._manager: KVCacheManager | None = None
-        self._followed: dict[str, list[int]] = {}
-        """The blocks by request; empty if there is a manager."""
+        self._followed: dict[str, list[list[int]]] = {}
+        """The block tables by request; empty if there is a manager."""
 
     def ask(self, manager: "KVCacheManager") -> None:
         """Ask this manager from now on. Called before the first request, if ever."""
         self._manager = manager
 
-    def of(self, request: str) -> list[int]:
-        """The blocks of a running request, in the order of its tokens."""
-        return self._manager.get_block_ids(request)[0] if self._manager else self._followed[request]
+    def of(self, request: str) -> Tables:
+        """The blocks of a running request in each block table, in the order of its tokens."""
+        return self._manager.get_block_ids(request) if self._manager else self._followed[request]
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
         """How many tokens vLLM's prefix cache has under these hashes, at most so many; None: that cannot be asked."""
         return self._manager.coordinator.find_longest_cache_hit(list(hashes), most)[1] if self._manager else None
 
-    def allocated(self, request: str, blocks: list[int]) -> None:
+    def allocated(self, request: str, tables: Tables) -> None:
         """Note that vLLM has allocated blocks to a request that waited: these are all its blocks."""
         if not self._manager:
-            self._followed[request] = list(blocks)
+            self._followed[request] = [list(blocks) for blocks in tables]
 
     def scheduled(self, step: SchedulerOutput) -> None:
         """Note that vLLM has scheduled a step. Running requests may have got further blocks for it."""
@@ -58,9 +61,10 @@ class RequestBlocks:
             if groups is None:
                 continue
             if request in cached.resumed_req_ids:
-                self._followed[request] = list(groups[0])
+                self._followed[request] = [list(blocks) for blocks in groups]
             else:
-                self._followed[request] += groups[0]
+                for blocks, new in zip(self._followed[request], groups, strict=True):
+                    blocks += new
 
     def ended(self, request: str) -> None:
         """Note that the request needs its blocks no more."""

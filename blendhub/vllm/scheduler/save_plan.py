@@ -73,6 +73,8 @@ class SavePlan:
         self.saves: list[PlannedSave] = []
         self._reserve = reserve
         self._min_tokens = min_tokens
+        self._answer_end = 0
+        """The end of what is planned of the answer."""
 
     def blend(self, span: Span, settled: Sequence[Span]) -> None:
         """Store blended KV, and what stands between, from the first token on that ``settled``, ascending, lacks."""
@@ -90,13 +92,16 @@ class SavePlan:
             if gap.end == n_prompt or len(gap) >= self._min_tokens:
                 self._add(gap, "behind", None)
 
-    def add_answer(self, n_prompt: int, computed: int, exact: bool) -> None:
-        """Store the generated tokens, too."""
-        if computed > n_prompt:
-            last = self.saves[-1].reservation if self.saves else None
-            continues = last is not None and last.span.end == n_prompt
-            kind: Kind = "exact" if exact else "behind"
-            self._add(Span(n_prompt, computed), kind, last.run if last and continues else None)
+    def add_answer(self, n_prompt: int, computed: int, exact: bool, least: int = 1) -> None:
+        """Store the generated tokens, too, if ``least`` or more have been computed since the last time."""
+        start = max(n_prompt, self._answer_end)
+        if computed - start < least:
+            return
+        last = self.saves[-1].reservation if self.saves else None
+        continues = last is not None and last.span.end == start
+        kind: Kind = "exact" if exact else "behind"
+        self._add(Span(start, computed), kind, last.run if last and continues else None)
+        self._answer_end = computed
 
     def drop(self) -> None:
         """Store nothing that is not stored yet."""

@@ -17,15 +17,14 @@ from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
-
-NULL_BLOCK = 0
-"""The block that vLLM puts in the place of blocks which left the attention window and were freed."""
+from blendhub.vllm.worker.layer_copies import NULL_BLOCK
 
 
 class RequestSaves:
@@ -45,16 +44,17 @@ class RequestSaves:
 
         self.has_answer = False
         """Whether its answer is planned, too."""
+        self.since = time.monotonic()
 
     def retire(self) -> None:
         if self.plan:
             self.retired.append(self.plan)
             self.plan = None
 
-    def end(self, computed: int, blocks: list[int], ranks: int) -> None:
+    def end(self, computed: int, tables: Tables, ranks: int) -> None:
         """The request has ended: from now on its KV up to ``computed`` is stored, from these blocks."""
         self.computed = computed
-        self.blocks = blocks
+        self.tables = tables
         self.uncommitted_ranks = ranks
         self.ended_at = time.monotonic()
 
@@ -70,7 +70,7 @@ class SaveScheduler:
         admission: Admission,
         reports: Reports,
         settings: Settings,
-        block_size: int,
+        tables: BlockTables,
     ) -> None:
         self._executor = executor
         self._blocks = blocks
@@ -80,7 +80,11 @@ class SaveScheduler:
         self._reports = reports
         self._min_saved_tokens = settings.policy.min_saved_tokens
         self._timeout_s = settings.lookup_timeout_s
-        self._block_size = block_size
+        self._block_sizes = tables.block_sizes
+        self._piece_tokens = 0
+        """Where vLLM frees blocks that have left a window: an answer is stored in pieces of so many tokens, before."""
+        if tables.shortest_window:
+            self._piece_tokens = max(1, min(admission.namespace.layout.chunk_tokens, tables.shortest_window // 2))
         self._failures: SimpleQueue[BaseException] = SimpleQueue()
         """The errors of failed reservations; the executor's thread adds some."""
         self._running: dict[str, RequestSaves] = {}
@@ -109,13 +113,26 @@ class SaveScheduler:
                 saves.reached = computed_now = before + step.num_scheduled_tokens[name]
                 if save_plan := self._planned(saves):
                     reached = min(computed_now, request.request.num_prompt_tokens)
+                    if self._piece_tokens:
+                        reached = max(reached, self._plan_piece(request, save_plan, before))
                     self._schedule(request, save_plan, reached, self._blocks.of(name), plan)
         for saves in list(self._ending.values()):
             self._save_ended(saves, plan)
         while not self._failures.empty():
             self._reports.unreserved(self._failures.get())
 
-    def end(self, request: RequestState, blocks: list[int]) -> bool:
+    def prepare(self, request: RequestState) -> bool:
+        """Reserve slots for a request that vLLM is about to schedule; returns whether the hub has answered, if need be.
+
+        Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one.
+        """
+        if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
+            return True
+        saves = self._running.setdefault(request.id, RequestSaves(request, 0))
+        plan = self._planned(saves)
+        return plan is None or not plan.is_pending or time.monotonic() > saves.since + self._timeout_s
+
+    def end(self, request: RequestState, tables: Tables) -> bool:
         """A request has ended; returns whether its blocks are still needed."""
         saves = self._running.pop(request.id, None)
         if saves is None:
@@ -125,7 +142,7 @@ class SaveScheduler:
             return False
         # The last token was sampled but not computed; tokens that are being computed now were not sampled yet.
         computed = min(request.request.num_computed_tokens, request.request.num_tokens - 1)
-        saves.end(computed, blocks, self._ranks)
+        saves.end(computed, tables, self._ranks)
         self._ending[request.id] = saves
         self._plan_answer(saves)
         return True
@@ -144,7 +161,7 @@ class SaveScheduler:
             saves.retire()
 
     def abort(self, request: RequestState) -> None:
-        """A request was aborted while it was loading: end its write rights."""
+        """A request was aborted before vLLM computed any of it: end its write rights."""
         if saves := self._running.pop(request.id, None):
             self._abandon(saves)
 
@@ -161,7 +178,7 @@ class SaveScheduler:
         # Read before: the hub may answer at any moment, and its answer must not be missed.
         is_pending = save_plan.is_pending if save_plan else not saves.is_dropped
         if save_plan:
-            self._schedule(request, save_plan, saves.computed, saves.blocks, plan)
+            self._schedule(request, save_plan, saves.computed, saves.tables, plan)
         if is_pending:
             if time.monotonic() < saves.ended_at + self._timeout_s:
                 return
@@ -182,6 +199,16 @@ class SaveScheduler:
             saves.has_answer = True
             plan.add_answer(request.request.num_prompt_tokens, saves.computed, request.first_approximate is None)
         return plan
+
+    def _plan_piece(self, request: RequestState, save_plan: SavePlan, before: int) -> int:
+        """Plan the next piece of an answer, if that was computed; returns how far KV is computed for good.
+
+        ``before``: the tokens before this step. The last token that was sampled is not computed yet.
+        """
+        computed = min(before, request.request.num_tokens - 1)
+        exact = request.first_approximate is None
+        save_plan.add_answer(request.request.num_prompt_tokens, computed, exact, self._piece_tokens)
+        return computed
 
     def _is_of_one_adapter(self, saves: RequestSaves) -> bool:
         """Whether all KV of a request was computed with the weights that its adapter has now, as far as is known.
@@ -207,15 +234,16 @@ class SaveScheduler:
         return False
 
     def _schedule(
-        self, request: RequestState, save_plan: SavePlan, computed: int, blocks: list[int], plan: StepPlan
+        self, request: RequestState, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
     ) -> None:
         for save in save_plan.saves:
             part = save.next_part(computed)
             if part is None:
                 continue
             right, slots, span = part
-            needed = np.asarray(blocks[: -(-span.end // self._block_size)], np.int64)
-            if NULL_BLOCK in needed[span.start // self._block_size :]:
+            sized = list(zip(tables, self._block_sizes, strict=True))
+            needed = tuple(np.asarray(blocks[: -(-span.end // size)], np.int64) for blocks, size in sized)
+            if any(NULL_BLOCK in blocks[span.start // size : -(-span.end // size)] for blocks, size in sized):
                 save.drop()
                 self._failures.put(
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
@@ -236,6 +264,9 @@ class SaveScheduler:
         stored = [match.span for match in request.matches if match.exact or blended]
         # What earlier requests blended is no text that could be moved.
         settled = [span for span in (request.settled_span, request.brought) if span]
+        if self._piece_tokens and request.engine_tokens:
+            # Of what vLLM itself has cached, it has only the last blocks in windows.
+            stored.append(Span(0, request.engine_tokens))
         plan = SavePlan(partial(self._reserve, request), self._min_saved_tokens)
         if request.blended and self._arena.stores_blended:
             plan.blend(request.blended, [match.span for match in request.matches if not match.moved])

@@ -19,6 +19,7 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.forwards import Forwards
+from blendhub.vllm.worker.layer_copies import NULL_BLOCK, LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
@@ -48,6 +49,7 @@ class ConnectorWorker:
         self._context = context
         self._forwards = Forwards(context)
         self._device = context.device
+        self._copies = LayerCopies(context.device, context.groups)
         self._ranks = context.ranks
         self._adapters = LoadedAdapters(context.model.adapters)
         self._host = host
@@ -68,6 +70,8 @@ class ConnectorWorker:
         self._uncommitted: set[str] = set()
         """Requests that have ended and have commits left."""
         self._loaded: set[str] = set()
+        self._failed: set[str] = set()
+        """Requests whose loads have failed, where vLLM takes these in place of blocks."""
         self._bad_blocks: set[int] = set()
         self._report = WorkerReport()
 
@@ -116,6 +120,10 @@ class ConnectorWorker:
         self._uncommitted |= saved
         loaded, self._loaded = self._loaded, set()
         return saved, loaded
+
+    def take_failed(self) -> set[str]:
+        failed, self._failed = self._failed, set()
+        return failed
 
     def take_bad_blocks(self) -> set[int]:
         bad, self._bad_blocks = self._bad_blocks, set()
@@ -173,8 +181,13 @@ class ConnectorWorker:
         loading.fail(error)
         if not loading.is_cancelled:
             log.warning("request %s is computed without its stored KV: %s", job.request, error)
-            size = self._context.model.block_size
-            self._bad_blocks |= set(job.blocks[job.decision.start // size : -(-job.end // size)].tolist())
+            if len(job.blocks) > 1:
+                self._failed.add(job.request)
+            else:
+                size, (blocks,) = self._context.model.block_size, job.blocks
+                bad = set(blocks[job.decision.start // size : -(-job.end // size)].tolist())
+                # Other requests have the null block, too.
+                self._bad_blocks |= bad - {NULL_BLOCK}
         self._finish(loading, LoadResult(error=f"{type(error).__name__}: {error}", another_failed=another_failed))
 
     def _finish(self, loading: LoadTask, result: LoadResult) -> None:
@@ -183,11 +196,10 @@ class ConnectorWorker:
         self._report.loads[loading.job.request] = result
 
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
-        pages = self._context.model.pages(job.blocks)
         if self._remote:
-            return self._remote.load(client, job, pages)
+            return self._remote.load(client, job)
         segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
-        transfer = self._device.load(segments, pages, job.decision.start)
+        transfer = self._copies.load(segments, job.blocks, job.decision.start)
         self._wait_unless_overlapping(transfer)
         return transfer
 
@@ -230,15 +242,13 @@ class ConnectorWorker:
     def _begin_save(self, job: SaveJob, client: HubClient) -> SaveJob | None:
         """Begin a save; returns the part for which there was no room."""
         self._adapters.check(job.adapter, is_loaded=False)
-        model = self._context.model
-        pages = model.pages(job.blocks)
         if self._remote:
-            if model.frees_blocks_early and job.slots[0].span.start < job.span.start:
+            if self._context.model.frees_blocks_early and job.slots[0].span.start < job.span.start:
                 raise HubError(
                     "vLLM may have freed the beginning of a chunk that several steps compute, and through the "
                     "transport a chunk is sent whole"
                 )
-            delivery = self._remote.save(job, pages)
+            delivery = self._remote.save(job)
             if not delivery:
                 return job
             self._saves.add(delivery.job, delivery.copy, ExitStack(), client, delivery)
@@ -252,7 +262,7 @@ class ConnectorWorker:
             segments.append(Segment(span, client.shard_at(slot.slot), span.start - slot.span.start, span.start))
         with ExitStack() as right:
             right.enter_context(client.writing(job.right))
-            transfer = self._device.save(segments, pages)
+            transfer = self._copies.save(segments, job.blocks)
             self._saves.add(job, transfer, right.pop_all(), client)
         self._wait_unless_overlapping(transfer)
         return None
@@ -284,9 +294,8 @@ class ConnectorWorker:
                 self._remote = None
                 self._device.pin(arena.bytes, arena.progress)
             else:
-                layout = self._context.layout
-                n_slots = self._context.model.max_tokens // layout.chunk_tokens + 2
-                self._remote = RemoteKV(self._device, layout.shard_bytes, n_slots)
+                n_slots = self._context.model.max_tokens // self._context.groups[0].layout.chunk_tokens + 2
+                self._remote = RemoteKV(self._copies, n_slots)
             self._pinned = nonce
         return True
 

@@ -10,14 +10,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Selection, Selector
-from blendhub.core.layout import KVLayout
+from blendhub.contracts import Device, Selection, Selector
 from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.messages import LoadJob, LoadResult
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe
 from blendhub.vllm.model.chosen import Chosen, positions_of
 from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.layer_groups import LayerGroup
+from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
@@ -34,8 +35,8 @@ class BlendContext:
     def __init__(
         self,
         model: EngineModel,
-        layers: list[PagedLayer],
-        layout: KVLayout,
+        layers: list[LayerPages],
+        groups: Sequence[LayerGroup],
         device: Device,
         selector: Selector,
         ranks: Ranks,
@@ -44,7 +45,7 @@ class BlendContext:
         """``attention``: None if the selector does not ask what is attended to, or the model cannot be asked."""
         self.model = model
         self.layers = layers
-        self.layout = layout
+        self.groups = groups
         self.device = device
         self.selector = selector
         self.ranks = ranks

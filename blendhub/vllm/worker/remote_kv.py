@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from blendhub.client.hub_client import HubClient
 from blendhub.client.session import PendingReply
 from blendhub.client.wire import Shards
-from blendhub.contracts import Device, Segment, Transfer
+from blendhub.contracts import Segment, Transfer
 from blendhub.contracts.transport import Buffer
 from blendhub.core.spans import Span
 from blendhub.vllm.messages import LoadJob, SaveJob
+from blendhub.vllm.worker.layer_copies import LayerCopies
 
-Blocks = npt.NDArray[np.int64]
 SLOWEST_BYTES_PER_S = 50 * 2**20
 """A fetch that is slower fails, and vLLM computes the tokens."""
 LEAST_FETCH_S = 5.0
@@ -30,17 +30,17 @@ class RemoteKV:
     copied, and sent, as a whole by each save that has a part of it.
     """
 
-    def __init__(self, device: Device, shard_bytes: int, n_slots: int) -> None:
+    def __init__(self, copies: LayerCopies, n_slots: int) -> None:
         """``n_slots``: how many slots loads, and saves, may use at a time."""
-        self._device = device
-        self._shard_bytes = shard_bytes
+        self._copies = copies
+        self._shard_bytes = shard_bytes = copies.shard_bytes
         self._memory = np.zeros(2 * n_slots * shard_bytes, np.uint8)
         places = list(range(0, len(self._memory), shard_bytes))
         self._for_loads, self._for_saves = places[:n_slots], places[n_slots:]
         self._carried_bytes = 0
         self._lock = threading.Lock()
         """Guards the fields for saves, and the number of bytes."""
-        device.pin(self._memory)
+        copies.device.pin(self._memory)
 
     def take_bytes(self) -> int:
         """The number of bytes that went through the transport since the last call."""
@@ -50,12 +50,12 @@ class RemoteKV:
 
     # Loads.
 
-    def load(self, client: HubClient, job: LoadJob, blocks: Blocks) -> Transfer:
+    def load(self, client: HubClient, job: LoadJob) -> Transfer:
         """Fetch the pieces of a job, and copy them to the blocks."""
         slots = list(dict.fromkeys(piece.shard for piece in job.pieces))
         timeout = max(LEAST_FETCH_S, len(slots) * self._shard_bytes / SLOWEST_BYTES_PER_S)
         reply = client.submit_fetch(job.lease, slots, timeout=timeout)
-        return _Fetch(self, client, reply, slots, job, blocks)
+        return _Fetch(self, client, reply, slots, job)
 
     def place(self, segments: Sequence[Segment], shards: Mapping[int, Buffer]) -> list[Segment]:
         """Put as many shards as there is room for into the memory; returns their segments."""
@@ -71,15 +71,15 @@ class RemoteKV:
         """Free the memory of these segments, which are copied."""
         self._for_loads += [segment.shard for segment in placed]
 
-    def copy_in(self, placed: Sequence[Segment], blocks: Blocks, skip_prefix: int) -> Transfer:
-        transfer = self._device.load(placed, blocks, skip_prefix)
-        if not self._device.overlaps_compute:
+    def copy_in(self, placed: Sequence[Segment], job: LoadJob) -> Transfer:
+        transfer = self._copies.load(placed, job.blocks, job.decision.start)
+        if not self._copies.device.overlaps_compute:
             transfer.wait()
         return transfer
 
     # Saves.
 
-    def save(self, job: SaveJob, blocks: Blocks) -> "Delivery | None":
+    def save(self, job: SaveJob) -> "Delivery | None":
         """Copy slots of a job out of the blocks, with what earlier jobs saved of them, as many as there is room for.
 
         None: there is no room yet.
@@ -94,7 +94,7 @@ class RemoteKV:
             for slot, at in zip(part.slots, places, strict=True)
         ]
         try:
-            return Delivery(self, part, places, self._device.save(segments, blocks), rest)
+            return Delivery(self, part, places, self._copies.save(segments, job.blocks), rest)
         except BaseException:
             self.free_of_save(places)
             raise
@@ -157,14 +157,12 @@ class _Fetch(Transfer):
         reply: PendingReply[Shards],
         slots: Sequence[int],
         job: LoadJob,
-        blocks: Blocks,
     ) -> None:
         self._remote = remote
         self._client = client
         self._reply = reply
         self._slots = slots
-        self._blocks = blocks
-        self._skip_prefix = job.decision.start
+        self._job = job
         self._left: Sequence[Segment] = job.pieces
         """The pieces that are not copied yet."""
         self._shards: dict[int, Buffer] | None = None
@@ -209,7 +207,7 @@ class _Fetch(Transfer):
         self._left = self._left[len(placed) :]
         if placed:
             try:
-                self._copying, self._placed = self._remote.copy_in(placed, self._blocks, self._skip_prefix), placed
+                self._copying, self._placed = self._remote.copy_in(placed, self._job), placed
             except BaseException:
                 self._remote.free(placed)
                 raise

@@ -10,15 +10,14 @@ from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Rotation, Selector
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
-from blendhub.core.layout import KVLayout
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.model_check import ModelCheck, check_model, layout_and_rotations, tolerance
-from blendhub.vllm.model.pages import paged_layer
+from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
+from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations, tolerance
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
@@ -44,7 +43,7 @@ class WorkerStart:
         self._host = host
         self._engine_id = engine_id
         self._model: EngineModel | None = None
-        self._layout: KVLayout | None = None
+        self._groups: tuple[LayerGroup, ...] = ()
         self._rotations: list[Rotation] = []
         self._memory = DeviceMemory()
         self._refusal = "vLLM registered no KV caches"
@@ -55,8 +54,8 @@ class WorkerStart:
             runner = find_runner()
             with self._memory.counted(runner.device):
                 self._model = EngineModel(runner, self._config)
-                self._layout, self._rotations = layout_and_rotations(self._model, self._settings.chunk_tokens)
-            compile_kernels(self._new_device, self._model, self._layout, self._rotations)
+                self._groups, self._rotations = groups_and_rotations(self._model, self._settings.chunk_tokens)
+            compile_kernels(self._new_device, self._model, self._groups, self._rotations)
             self._refusal = ""
         except InvalidInput:  # an option of the device is wrong
             raise
@@ -69,9 +68,9 @@ class WorkerStart:
         try:
             if neighbours:
                 neighbours.check_policy()
-            model, layout = ranks.together(self._registered)
+            model = ranks.together(self._registered)
             with self._memory.counted(model.device):
-                check, worker = self._examined(model, layout, ranks, neighbours)
+                check, worker = self._examined(model, ranks, neighbours)
         except Exception as error:
             return WorkerProof(ranks.number, unsupported(_sentence(error))), None
         if worker:
@@ -79,30 +78,29 @@ class WorkerStart:
         rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
         return WorkerProof(ranks.number, check.support, fingerprint(model.module), rotary), worker
 
-    def _registered(self) -> tuple[EngineModel, KVLayout]:
-        if self._refusal or not self._model or not self._layout:
+    def _registered(self) -> EngineModel:
+        if self._refusal or not self._model:
             raise Unsupported(self._refusal)
-        return self._model, self._layout
+        return self._model
 
     def _examined(
-        self, model: EngineModel, layout: KVLayout, ranks: Ranks, neighbours: Neighbours | None
+        self, model: EngineModel, ranks: Ranks, neighbours: Neighbours | None
     ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
-        check = check_model(model, layout, self._rotations, selector, ranks)
+        check = check_model(model, self._groups, self._rotations, selector, ranks)
         self._rotations.clear()  # tables that no layer uses are freed
-        if not check.support.layout:
+        if not check.support.layouts:
             return check, None
         if check.support.blends and neighbours:
             # With the rotations, which are in the namespace: engines beside no other connector share what is stored.
             check = check._replace(support=beside(neighbours, check.support))
         if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
-        rotations = check.rotations or (None,) * len(model.layer_names)
-        layers = [paged_layer(model, index, rotation) for index, rotation in enumerate(rotations)]
+        layers = pages_of(model, self._groups, check.rotations)
         device = self._new_device()
         try:
-            ranks.together(lambda: device.attach(layers, model.page_size, layout))
+            ranks.together(lambda: attach(device, self._groups, layers))
         except BaseException:
             device.close()
             raise
@@ -110,8 +108,8 @@ class WorkerStart:
         if check.support.blends:
             choose_attention(model, device, tolerance(layers[0]), ranks)
             if check.measures_attention:
-                attention = AttentionProbe(model, layers, layout, selector.attended_layers)
-        context = BlendContext(model, layers, layout, device, selector, ranks, attention)
+                attention = AttentionProbe(model, layers, selector.attended_layers)
+        context = BlendContext(model, layers, self._groups, device, selector, ranks, attention)
         return check, ConnectorWorker(context, self._host, self._engine_id, self._settings.lookup_timeout_s)
 
     def _new_device(self) -> Device:
@@ -131,7 +129,7 @@ def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> Mode
 
 
 def compile_kernels(
-    new_device: Callable[[], Device], model: EngineModel, layout: KVLayout, rotations: Sequence[Rotation]
+    new_device: Callable[[], Device], model: EngineModel, groups: Sequence[LayerGroup], rotations: Sequence[Rotation]
 ) -> None:
     """Have a device compile its kernels for each way in which the layers' keys may be rotated.
 
@@ -141,8 +139,8 @@ def compile_kernels(
     for some in _variants(rotations):
         device = new_device()
         try:
-            layers = [paged_layer(model, index, some[index % len(some)]) for index in range(len(model.layer_names))]
-            device.attach(layers, model.page_size, layout)
+            of_layers = [some[number % len(some)] for number in range(len(model.layer_names))]
+            attach(device, groups, pages_of(model, groups, of_layers))
             # The device that serves fails alike, and that is logged.
             with suppress(Exception):
                 device.attention(model.rules(), model.dtype)

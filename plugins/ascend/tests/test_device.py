@@ -72,7 +72,7 @@ def test_a_view_of_a_larger_allocation_is_served_with_the_operators_too():
         tensors = tuple(one.view(like.shape) for one, like in zip(cut, layer.tensors, strict=True))
         layers.append(replace(layer, tensors=tensors))
     harness.replace_device(device_on_npu_runtime(), layers)
-    assert harness.device._attached.loads._mover.operators.scatter is not None
+    assert harness.device._attached.groups[0].mover.operators.scatter is not None
     harness.start_load(harness.chunks(0, 60)).wait()
     for layer, given in zip(harness.layers, layers, strict=True):
         for tensor, cut in zip(layer.tensors, given.tensors, strict=True):

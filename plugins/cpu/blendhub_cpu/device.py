@@ -21,7 +21,9 @@ from blendhub.devices import (
     after_prefix,
     angles_between,
     check_arena,
+    check_chunks,
     check_writable,
+    group_at,
     pairs_of,
     read_pages,
 )
@@ -41,6 +43,15 @@ class Plane(NamedTuple):
     shard_offset: int
     row_bytes: int
     rotation: Rotation | None
+
+
+class Group(NamedTuple):
+    """A group of layers."""
+
+    planes: Sequence[Plane]
+    layout: KVLayout
+    block_size: int
+    bounds: Bounds
 
 
 class Range(NamedTuple):
@@ -73,28 +84,29 @@ class CpuDevice(Device):
 
     def __init__(self, options: CpuOptions) -> None:
         self.block_tokens = options.block_tokens
-        self._planes: list[Plane] = []
+        self._groups: list[Group] = []
         self._arena: npt.NDArray[np.uint8] | None = None
         self._arena_tensor: torch.Tensor | None = None
         self._closed = False
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed or self._planes:
-            raise InvalidInput("a device is attached once; create another one for other pages")
+        if self._closed:
+            raise InvalidInput("this device is closed; create another one")
         pages = read_pages(layers, block_size, layout, self.formats)
         if pages.place.type != "cpu":
             raise Unsupported(
                 f"the pages lie on {pages.place}, but device 'cpu' supports only pages in host memory; "
                 "choose another device"
             )
-        self._dtype = TENSOR_TYPES[layout.dtype][0]
-        self._block_size = block_size
-        self._bounds = Bounds(layout, block_size, pages)
+        if self._groups:
+            check_chunks(layout, self._groups[0].layout)
+        planes: list[Plane] = []
         for index, layer in enumerate(pages.layers):
             keys, values = (plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values))
-            self._planes.append(Plane(keys, layout.keys_at(index), layout.key_row_bytes, layer.rotation))
+            planes.append(Plane(keys, layout.keys_at(index), layout.key_row_bytes, layer.rotation))
             if layout.value_dim:
-                self._planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
+                planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
+        self._groups.append(Group(planes, layout, block_size, Bounds(layout, block_size, pages)))
 
     def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
@@ -106,21 +118,26 @@ class CpuDevice(Device):
             self._arena, self._arena_tensor = arena, torch.from_numpy(arena)
 
     def load(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+        self,
+        segments: Sequence[Segment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int = 0,
+        group: int = 0,
     ) -> Transfer:
-        arena = self._checked_arena(segments, block_ids)
-        self._bounds.check_load(segments, skip_prefix_n_tokens)
+        arena, one_group = self._checked(segments, block_ids, group)
+        one_group.bounds.check_load(segments, skip_prefix_n_tokens)
+        dtype = TENSOR_TYPES[one_group.layout.dtype][0]
         for segment in after_prefix(segments, skip_prefix_n_tokens):
-            places = self._places(segment, block_ids)
+            places = _places(segment, block_ids, one_group.block_size)
             known: dict[int, Angles] = {}
-            for plane in self._planes:
+            for plane in one_group.planes:
                 rows = _rows(arena, plane, segment)
                 if plane.rotation and segment.source_start != segment.span.start:
                     table = plane.rotation.cos_sin
                     if id(table) not in known:
                         old, new = (table[at : at + len(rows)] for at in (segment.source_start, segment.span.start))
                         known[id(table)] = angles_between(old, new)
-                    rows = _rotated(rows.view(self._dtype), plane.rotation, known[id(table)]).view(rows.dtype)
+                    rows = _rotated(rows.view(dtype), plane.rotation, known[id(table)]).view(rows.dtype)
                 if not places.ranges:
                     plane.pages[places.entries] = rows
                 for one in places.ranges:
@@ -128,11 +145,11 @@ class CpuDevice(Device):
                     pages.copy_(rows[one.rows].view(pages.shape))
         return FinishedTransfer()
 
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
-        arena = self._checked_arena(segments, block_ids, writes=True)
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
+        arena, one_group = self._checked(segments, block_ids, group, writes=True)
         for segment in after_prefix(segments, 0):
-            places = self._places(segment, block_ids)
-            for plane in self._planes:
+            places = _places(segment, block_ids, one_group.block_size)
+            for plane in one_group.planes:
                 rows = _rows(arena, plane, segment)
                 if not places.ranges:
                     rows.copy_(plane.pages[places.entries])
@@ -142,42 +159,45 @@ class CpuDevice(Device):
         return FinishedTransfer()
 
     def close(self) -> None:
-        self._planes, self._arena, self._arena_tensor, self._closed = [], None, None, True
+        self._groups, self._arena, self._arena_tensor, self._closed = [], None, None, True
 
-    def _checked_arena(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], *, writes: bool = False
-    ) -> torch.Tensor:
-        if not self._planes or self._arena is None or self._arena_tensor is None:
+    def _checked(
+        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], number: int, *, writes: bool = False
+    ) -> tuple[torch.Tensor, Group]:
+        if not self._groups or self._arena is None or self._arena_tensor is None:
             problem = "is closed" if self._closed else "needs attach and pin before it can copy"
             raise InvalidInput(f"device 'cpu' {problem}")
-        self._bounds.check(segments, block_ids, self._arena.size)
+        group = group_at(self._groups, number)
+        group.bounds.check(segments, block_ids, self._arena.size)
         if writes:
             check_writable(self._arena)
-        return self._arena_tensor
+        return self._arena_tensor, group
 
-    def _places(self, segment: Segment, block_ids: npt.NDArray[np.int64]) -> Places:
-        start, end = segment.span.start, segment.span.end
-        positions = np.arange(start, end)
-        blocks, slots = block_ids[positions // self._block_size].astype(np.int64), positions % self._block_size
-        ranges = list(self._ranges(start, end, block_ids))
-        return Places(ranges if len(ranges) <= MOST_COPIES else (), (torch.from_numpy(blocks), torch.from_numpy(slots)))
 
-    def _ranges(self, start: int, end: int, block_ids: npt.NDArray[np.int64]) -> Iterator[Range]:
-        """Whole blocks whose numbers follow each other are one range."""
-        size, at = self._block_size, start
-        while at < end:
-            number, slot = divmod(at, size)
-            block, first = int(block_ids[number]), at - start
-            if slot or end - at < size:
-                count = min(size - slot, end - at)
-                yield Range(slice(block, block + 1), slice(slot, slot + count), slice(first, first + count))
-            else:
-                n_blocks = 1
-                while at + (n_blocks + 1) * size <= end and block_ids[number + n_blocks] == block + n_blocks:
-                    n_blocks += 1
-                count = n_blocks * size
-                yield Range(slice(block, block + n_blocks), slice(None), slice(first, first + count))
-            at += count
+def _places(segment: Segment, block_ids: npt.NDArray[np.int64], block_size: int) -> Places:
+    start, end = segment.span.start, segment.span.end
+    positions = np.arange(start, end)
+    blocks, slots = block_ids[positions // block_size].astype(np.int64), positions % block_size
+    ranges = list(_ranges(start, end, block_ids, block_size))
+    return Places(ranges if len(ranges) <= MOST_COPIES else (), (torch.from_numpy(blocks), torch.from_numpy(slots)))
+
+
+def _ranges(start: int, end: int, block_ids: npt.NDArray[np.int64], block_size: int) -> Iterator[Range]:
+    """Whole blocks whose numbers follow each other are one range."""
+    size, at = block_size, start
+    while at < end:
+        number, slot = divmod(at, size)
+        block, first = int(block_ids[number]), at - start
+        if slot or end - at < size:
+            count = min(size - slot, end - at)
+            yield Range(slice(block, block + 1), slice(slot, slot + count), slice(first, first + count))
+        else:
+            n_blocks = 1
+            while at + (n_blocks + 1) * size <= end and block_ids[number + n_blocks] == block + n_blocks:
+                n_blocks += 1
+            count = n_blocks * size
+            yield Range(slice(block, block + n_blocks), slice(None), slice(first, first + count))
+        at += count
 
 
 def _rows(arena: torch.Tensor, plane: Plane, segment: Segment) -> torch.Tensor:

@@ -103,19 +103,19 @@ def test_serving_compiles_nothing(compiled):
 
 def test_the_adapter_s_start_compiles_what_any_rotation_found_by_its_checks_needs(compiled):
     model_check = pytest.importorskip("blendhub.vllm.model.model_check", reason="the adapter needs vLLM; `make setup`")
-    from blendhub.vllm.model.pages import paged_layer
+    from blendhub.vllm.model.layer_groups import attach, pages_of
     from blendhub.vllm.worker.worker_start import compile_kernels
     from tests.vllm.stand_in_model import StandInModel, rotary
 
     model = StandInModel()
     model.module.others = torch.nn.ModuleList([rotary(width=8)])
-    layout, rotations = model_check.layout_and_rotations(model, 32)
-    compile_kernels(lambda: device_on(DeferredRuntime(), 64), model, layout, rotations)
+    groups, rotations = model_check.groups_and_rotations(model, 32)
+    compile_kernels(lambda: device_on(DeferredRuntime(), 64), model, groups, rotations)
     assert len(rotations) == 4
     at_start = set(compiled)
     for chosen in product([None, *rotations], repeat=2):
         device = device_on(DeferredRuntime(), 64)
-        device.attach([paged_layer(model, index, one) for index, one in enumerate(chosen)], model.page_size, layout)
+        attach(device, groups, pages_of(model, groups, chosen))
         device.close()
     assert compiled == at_start
 

@@ -24,7 +24,7 @@ from blendhub.core.spans import Span
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
-from blendhub.vllm.model.model_check import check_model, layout_and_rotations
+from blendhub.vllm.model.model_check import check_model, groups_and_rotations
 from blendhub.vllm.worker.ranks import Ranks
 from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.ascend.npu_tensors import NPU, NpuMemory, NpuTensor, native
@@ -133,9 +133,9 @@ def test_tensors_of_two_devices_do_not_mix():
 
 
 def test_the_checks_at_the_start_pass(engine_model):
-    layout, rotations = layout_and_rotations(engine_model, 256)
+    groups, rotations = groups_and_rotations(engine_model, 256)
     check = check_model(
-        engine_model, layout, rotations, SimpleNamespace(probe_layer=1, attended_layers=()), Ranks(get_tp_group())
+        engine_model, groups, rotations, SimpleNamespace(probe_layer=1, attended_layers=()), Ranks(get_tp_group())
     )
     assert check.support.reasons == () and check.support.blends
     assert all(rotation.neox for rotation in check.rotations)

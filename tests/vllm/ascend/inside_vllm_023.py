@@ -24,7 +24,8 @@ from vllm_ascend.attention.mla_v1 import AscendMLABackend, AscendMLAImpl
 from vllm_ascend.ops import rotary_embedding
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.pages import layout_of, paged_layer, read
+from blendhub.vllm.model.layer_groups import layer_groups, pages_of
+from blendhub.vllm.model.pages import paged_layer, read
 from blendhub.vllm.model.platforms import keeps_latent, platform_of
 from blendhub.vllm.model.platforms.ascend import Ascend
 from blendhub.vllm.model.rotary import rotated, rotations_of
@@ -111,17 +112,20 @@ def test_what_is_written_is_found_in_the_pages(layer):
     model = SimpleNamespace(
         layer_names=[layer.layer_name],
         layer=lambda name: layer,
-        page_size=TOKENS,
+        page_size_of=lambda name: TOKENS,
+        table_of=lambda name: 0,
+        block_sizes=(TOKENS,),
         config=settings(layer),
         keeps_latent=lambda index: keeps_latent(layer),
     )
-    pages, layout = paged_layer(model, 0), layout_of(model, 256)
-    assert pages.format == "split"
+    (pages,) = pages_of(model, layer_groups(model, 256))
+    layout = pages.layout
+    assert pages.paged.format == "split"
     assert layout.key_dim == (64 if keeps_latent(layer) else 128)
     keys, values = (torch.randn(n, 1, width).bfloat16() for width in (layout.key_dim, layout.value_dim))
     slots = torch.randperm(3 * TOKENS)[:n]
     one.write(layer, keys, values, slots)
-    found = read(pages, layout, TOKENS, slots.to(torch.int32))
+    found = read(pages, slots.to(torch.int32))
     assert found[0].equal(keys) and found[1].equal(values)
 
 
@@ -270,7 +274,10 @@ def test_other_pages_are_refused(pages, words):
     layer = dense_layer()
     layer.kv_cache = list(pages)
     model = SimpleNamespace(
-        layer_names=["layers.0"], layer=lambda name: layer, page_size=TOKENS, keeps_latent=lambda index: False
+        layer_names=["layers.0"],
+        layer=lambda name: layer,
+        page_size_of=lambda name: TOKENS,
+        keeps_latent=lambda index: False,
     )
     with pytest.raises(Unsupported, match=words):
         paged_layer(model, 0)

@@ -13,7 +13,7 @@ import torch
 from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
-from blendhub.devices import Bounds, after_prefix, check_arena, check_writable, read_pages
+from blendhub.devices import Bounds, after_prefix, check_arena, check_chunks, check_writable, group_at, read_pages
 
 TYPES = {name: getattr(torch, "float8_e4m3fn" if name == "float8_e4m3" else name) for name in ITEM_SIZES}
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
@@ -30,6 +30,15 @@ class Plane(NamedTuple):
     rotation: Rotation | None
 
 
+class Group(NamedTuple):
+    """A group of layers."""
+
+    planes: Sequence[Plane]
+    block_size: int
+    layout: KVLayout
+    bounds: Bounds
+
+
 class Finished(Transfer):
     def done(self) -> bool:
         return True
@@ -42,13 +51,15 @@ class PlainDevice(Device):
     block_tokens = 16
 
     def __init__(self) -> None:
-        self._planes: list[Plane] = []
+        self._groups: list[Group] = []
         self._arena: npt.NDArray[np.uint8] | None = None
         self._closed = False
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
-        if self._closed or self._planes:
-            raise InvalidInput("a device is attached once; create another one for other pages")
+        if self._closed:
+            raise InvalidInput("this device is closed; create another one")
+        if self._groups:
+            check_chunks(layout, self._groups[0].layout)
         pages = read_pages(layers, block_size, layout, self.formats)
         if pages.place.type != self.torch_type:
             raise Unsupported(
@@ -59,8 +70,7 @@ class PlainDevice(Device):
             keys, values = (plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values))
             planes.append(Plane(keys, layout.keys_at(index), layer.rotation))
             planes.append(Plane(values, layout.values_at(index), None))
-        self._planes, self._block_size, self._layout = planes, block_size, layout
-        self._bounds = Bounds(layout, block_size, pages)
+        self._groups.append(Group(planes, block_size, layout, Bounds(layout, block_size, pages)))
 
     def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
@@ -69,49 +79,57 @@ class PlainDevice(Device):
         self._arena = arena
 
     def load(
-        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], skip_prefix_n_tokens: int = 0
+        self,
+        segments: Sequence[Segment],
+        block_ids: npt.NDArray[np.int64],
+        skip_prefix_n_tokens: int = 0,
+        group: int = 0,
     ) -> Transfer:
-        arena = self._checked_arena(segments, block_ids)
-        self._bounds.check_load(segments, skip_prefix_n_tokens)
+        arena, served = self._checked(segments, block_ids, group)
+        served.bounds.check_load(segments, skip_prefix_n_tokens)
         for kept in after_prefix(segments, skip_prefix_n_tokens):
             new = torch.arange(kept.span.start, kept.span.end)
             old = new + kept.source_start - kept.span.start
-            for plane, rows, at in self._pairs(arena, kept, block_ids):
+            for plane, rows, at in _pairs(arena, served, kept, block_ids):
                 if plane.rotation and kept.source_start != kept.span.start:
-                    rows = _rotated(rows.view(TYPES[self._layout.dtype]), plane.rotation, old, new).view(rows.dtype)
+                    rows = _rotated(rows.view(TYPES[served.layout.dtype]), plane.rotation, old, new).view(rows.dtype)
                 plane.pages[at] = rows
         return Finished()
 
-    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> Transfer:
-        arena = self._checked_arena(segments, block_ids)
+    def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
+        arena, served = self._checked(segments, block_ids, group)
         check_writable(arena)
         for segment in segments:
-            for plane, rows, at in self._pairs(arena, segment, block_ids):
+            for plane, rows, at in _pairs(arena, served, segment, block_ids):
                 rows.copy_(plane.pages[at])
         return Finished()
 
     def close(self) -> None:
-        self._planes, self._arena, self._closed = [], None, True
+        self._groups, self._arena, self._closed = [], None, True
 
-    def _pairs(
-        self, arena: npt.NDArray[np.uint8], segment: Segment, block_ids: npt.NDArray[np.int64]
-    ) -> Iterator[tuple[Plane, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
-        """For each plane: the segment's rows in the arena, and where its tokens are in the pages."""
-        positions = np.arange(segment.span.start, segment.span.end)
-        blocks, slots = block_ids[positions // self._block_size], positions % self._block_size
-        at = torch.from_numpy(blocks), torch.from_numpy(slots)
-        for plane in self._planes:
-            _, _, heads, width = plane.pages.shape
-            row_bytes = heads * width * plane.pages.itemsize
-            start = segment.shard + plane.part + segment.row * row_bytes
-            rows = torch.from_numpy(arena[start : start + len(positions) * row_bytes]).view(plane.pages.dtype)
-            yield plane, rows.view(len(positions), heads, width), at
-
-    def _checked_arena(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-        if not self._planes or self._arena is None:
+    def _checked(
+        self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], number: int
+    ) -> tuple[npt.NDArray[np.uint8], Group]:
+        if not self._groups or self._arena is None:
             raise InvalidInput("a device copies after attach and pin, and before close")
-        self._bounds.check(segments, block_ids, len(self._arena))
-        return self._arena
+        group = group_at(self._groups, number)
+        group.bounds.check(segments, block_ids, len(self._arena))
+        return self._arena, group
+
+
+def _pairs(
+    arena: npt.NDArray[np.uint8], group: Group, segment: Segment, block_ids: npt.NDArray[np.int64]
+) -> Iterator[tuple[Plane, torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]:
+    """For each plane: the segment's rows in the arena, and where its tokens are in the pages."""
+    positions = np.arange(segment.span.start, segment.span.end)
+    blocks, slots = block_ids[positions // group.block_size], positions % group.block_size
+    at = torch.from_numpy(blocks), torch.from_numpy(slots)
+    for plane in group.planes:
+        _, _, heads, width = plane.pages.shape
+        row_bytes = heads * width * plane.pages.itemsize
+        start = segment.shard + plane.part + segment.row * row_bytes
+        rows = torch.from_numpy(arena[start : start + len(positions) * row_bytes]).view(plane.pages.dtype)
+        yield plane, rows.view(len(positions), heads, width), at
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, old: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
