@@ -8,8 +8,8 @@ import torch
 
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.engine_model import EngineModel
-from blendhub.vllm.model.model_check import _check_layout
-from blendhub.vllm.model.pages import layout_of, paged_layer
+from blendhub.vllm.model.layer_groups import pages_of
+from blendhub.vllm.model.model_check import _check_layout, groups_and_rotations
 from tests.vllm.stand_in_model import BLOCK, StandInModel
 
 
@@ -53,8 +53,8 @@ class TokensBackwards(Fp8Model):
 
 
 def check(model: Fp8Model) -> None:
-    layers = [paged_layer(model, index) for index in range(len(model.layer_names))]
-    _check_layout(model, layout_of(model, 32), layers)
+    groups, _ = groups_and_rotations(model, 32)
+    _check_layout(model, pages_of(model, groups))
 
 
 SCALES = [(1.0, 1.0), (1e-3, 1e-3), (1e-3, 0.5), (40.0, 1e-4)]

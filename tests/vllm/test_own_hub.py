@@ -2,6 +2,8 @@
 
 import os
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +28,9 @@ def test_the_engines_that_one_process_has_started_are_counted(n_engines):
     parent = subprocess.Popen(["bash", "-c", ENGINES, str(n_engines)], stdout=subprocess.PIPE, text=True)
     assert parent.stdout
     *engines, coordinator = (int(line) for line in iter(parent.stdout.readline, "\n"))
+    for pid in (*engines, coordinator):  # before, a process still has the command line of its parent
+        while Path(f"/proc/{pid}/comm").read_text() != "sleep\n":
+            time.sleep(0.01)
     try:
         assert [engines_of_this_host(engine) for engine in engines] == [n_engines] * n_engines
         assert engines_of_this_host(coordinator) == engines_of_this_host(os.getpid()) == 1

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 import msgspec
+import torch
 from vllm import SamplingParams
 from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
@@ -15,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request
 
@@ -31,7 +33,9 @@ from tests.vllm.played_nixl import NixlConnector, Payload
 register()
 init_none_hash(sha256)
 LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
-PROOF = WorkerProof(0, ModelSupport(LAYOUT, True, ()), "weights", "rotary")
+PROOF = WorkerProof(0, ModelSupport((LAYOUT,), True, ()), "weights", "rotary")
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=4, dtype=torch.float32)
+CACHE = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], SPEC)])
 OURS = {
     "kv_connector": "BlendHubConnector",
     "kv_role": "kv_both",
@@ -47,7 +51,7 @@ def config_of(transfer):
 
 @pytest.fixture
 def connector():
-    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, None)
+    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, CACHE)
     yield made
     made.shutdown()
 
@@ -117,9 +121,9 @@ def test_several_ranks_blend_if_all_of_them_can_and_all_have_reported(monkeypatc
     for proofs, blends, ranks in (
         ({0: PROOF}, None, None),
         ({1: other, 0: PROOF}, True, 2),
-        ({0: PROOF, 1: msgspec.structs.replace(other, support=ModelSupport(LAYOUT, False, ("no",)))}, False, 2),
+        ({0: PROOF, 1: msgspec.structs.replace(other, support=ModelSupport((LAYOUT,), False, ("no",)))}, False, 2),
     ):
-        made = BlendHubConnector(config, KVConnectorRole.SCHEDULER, None)
+        made = BlendHubConnector(config, KVConnectorRole.SCHEDULER, CACHE)
         report(made, WorkerReport(proofs=proofs))
         steps_until_served(made)
         side = made._scheduler
@@ -129,7 +133,7 @@ def test_several_ranks_blend_if_all_of_them_can_and_all_have_reported(monkeypatc
 
 
 def test_a_hub_that_refuses_the_engine_ends_it(monkeypatch):
-    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, None)
+    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, CACHE)
     made._starting._settings = msgspec.structs.replace(made._settings, matchers=(PluginChoice("nobody"),))
     monkeypatch.setattr(scheduler_start, "finds_prefixes", lambda *given: True)
     report(made, WorkerReport(proofs={0: PROOF}))
@@ -149,9 +153,8 @@ def test_a_connector_that_rejects_foreign_handshakes_gets_its_own_ones_whatever_
     both = [OURS, nixl] if is_first else [nixl, OURS]
     several = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
     config = config_of(several | {"kv_connector_extra_config": {"connectors": both}})
-    cache = SimpleNamespace(num_blocks=1)
     worker, scheduler = (
-        MultiConnector(config, role, cache) for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER)
+        MultiConnector(config, role, CACHE) for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER)
     )
     at = 0 if is_first else 1
     ours = worker._connectors[at]
