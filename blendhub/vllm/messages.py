@@ -22,6 +22,9 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model_support import ModelSupport
 
+NULL_BLOCK = 0
+"""The block that vLLM puts in the place of blocks which it did not allocate, or has freed: they left the window."""
+
 
 class HubAddress(msgspec.Struct, frozen=True):
     """The hub's endpoint, and the transport that reaches it."""

@@ -21,9 +21,8 @@ from blendhub.vllm.messages import HubAddress, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import ModelSupport, permitted, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import BlockTables, RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import Settings
 

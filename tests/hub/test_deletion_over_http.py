@@ -18,7 +18,7 @@ from blendhub.hub.limits import DELETIONS_A_SECOND
 A = "cmpl-a-0-1a2b3c4d"
 ANOTHER_USER = 65534
 ASK = """
-import os, socket, sys
+import encodings.idna, os, socket, sys  # another user may not be able to import
 if sys.argv[3]:
     os.setgid(int(sys.argv[3])), os.setuid(int(sys.argv[3]))
 with socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=10) as connection:

@@ -15,16 +15,14 @@ from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceede
 from blendhub.core.spans import Span, join_spans
 from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import SaveJob, StepPlan
+from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.block_tables import BlockTables
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
+from blendhub.vllm.scheduler.prefix_cache import BlockTables, RequestBlocks, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.worker.layer_copies import NULL_BLOCK
 
 
 class RequestSaves:

@@ -16,10 +16,10 @@ from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.layer_copies import NULL_BLOCK, LayerCopies
+from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
