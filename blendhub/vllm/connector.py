@@ -35,7 +35,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import HubAddress, StepPlan, WorkerHandshake, WorkerReport
 from blendhub.vllm.model_support import permitted, unsupported
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.block_tables import block_tables_of
+from blendhub.vllm.scheduler.block_tables import block_tables_of, capacity_line
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
@@ -199,6 +199,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
             self._blocks,
             self._block_tables,
         )
+        log.info("BlendHub: %s", capacity_line(self._vllm_config, self._kv_cache_config))
         assert self._settings.device
         self._observers.engine_started(
             EngineInfo(

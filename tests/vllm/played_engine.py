@@ -196,7 +196,11 @@ class PlayedEngine:
 
 @contextmanager
 def played_engine(
-    rank: int = 0, settings: Settings = SETTINGS, audits: bool = False, **config: Any
+    rank: int = 0,
+    settings: Settings = SETTINGS,
+    audits: bool = False,
+    tables: BlockTables = ONE_TABLE,
+    **config: Any,
 ) -> Iterator[PlayedEngine]:
     """An engine with an embedded hub; ``config`` are keys of the hub's configuration.
 
@@ -204,6 +208,6 @@ def played_engine(
     the model's predictions can be had.
     """
     with HubInThread(HubConfig(**{"arena_gib": 0.01, "metrics": "", **config}), HOST) as hub:
-        engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits)
+        engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits, tables=tables)
         yield engine
         engine.close()

@@ -11,6 +11,8 @@ from tests.vllm.test_engine_model_check import COMMON, GEMMA3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
+WIDE = ["harness.engines.wide_weights:widen"]
+
 GPT_OSS = COMMON | {
     "architectures": ["GptOssForCausalLM"],
     "model_type": "gpt_oss",
@@ -43,7 +45,7 @@ def start(request, tmp_path):
     (path / "config.json").write_text(json.dumps(request.param))
 
     def started(settings=SETTINGS, **options):
-        return Engine(path, settings, load_format="dummy", seed=7, **options)
+        return Engine(path, settings, load_format="dummy", seed=7, arrange=WIDE, **options)
 
     return started
 
@@ -69,3 +71,16 @@ def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(start, texts):
         assert answered.report["exact_tokens"] >= len(prompts[1]) + 99
         assert disagreement([answered], [expected_turn]) < TOLERANCE
         assert not any(name.startswith(("saves_failed", "loads_failed")) for name in engine.call("counts"))
+
+
+def test_a_load_that_fails_is_computed_by_vllm(start, texts):
+    """vLLM cannot tell from blocks which request has failed: with several block tables it takes the request's name."""
+    document = texts.new(300)
+    prompts = [[*document, *texts.new(n)] for n in (9, 40)]
+    with start() as engine:
+        expected = engine.ask(*prompts, tokens=9, mode="off")
+        engine.forget()
+        engine.call("inside", "tests.vllm.failing_loads:fail_from_now_on")
+        found = engine.ask(*prompts, tokens=9)
+        assert engine.call("counts")["loads_failed"] == 2
+        assert disagreement(found, expected) < TOLERANCE

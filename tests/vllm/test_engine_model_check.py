@@ -106,11 +106,11 @@ OPT = COMMON | {
 
 @pytest.fixture
 def start(tmp_path):
-    def start(config):
+    def start(config, **options):
         (tmp_path / "config.json").write_text(json.dumps(config))
         # vLLM's rotation for CPUs takes part of a longer vector (MLA) for a whole one; that in torch does not.
         plain = {"custom_ops": ["none"]}
-        return Engine(tmp_path, SETTINGS | PROBING, load_format="dummy", compilation_config=plain)
+        return Engine(tmp_path, SETTINGS | PROBING, load_format="dummy", compilation_config=plain, **options)
 
     return start
 
@@ -130,7 +130,8 @@ def test_a_model_whose_keys_turn_is_blended(config, start, texts):
     first, second = texts.new(300), texts.new(300)
     prompt = [*second, *texts.new(40), *first, *texts.new(9)]
     n = len(prompt) - 1
-    with start(config) as engine:
+    # With the hybrid allocator only exact prefixes are reused of a model with windows: see test_engine_hybrid.py.
+    with start(config, disable_hybrid_kv_cache_manager=True) as engine:
         engine.one([*first, *second])
         engine.forget()
         expected = engine.full_prefill(prompt)

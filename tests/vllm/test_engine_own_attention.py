@@ -51,7 +51,8 @@ def test_models_with_other_attention(config, tmp_path, texts):
     """And with a selector that asks, which needs the same layers."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     plain = {"custom_ops": ["none"]}
-    with Engine(tmp_path, SETTINGS | ATTENDED, load_format="dummy", compilation_config=plain, **BY_TORCH) as engine:
+    options = {"compilation_config": plain, "disable_hybrid_kv_cache_manager": True, **BY_TORCH}
+    with Engine(tmp_path, SETTINGS | ATTENDED, load_format="dummy", **options) as engine:
         check(engine, texts, 150, 1e-4)
 
 
