@@ -6,36 +6,12 @@ from pathlib import Path
 import pytest
 
 from harness.engines import Engine, disagreement
+from harness.engines.shapes import GEMMA3, GPT_OSS
 from tests.vllm.conftest import SETTINGS, TOLERANCE
-from tests.vllm.test_engine_model_check import COMMON, GEMMA3
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 WIDE = ["harness.engines.wide_weights:widen"]
-
-GPT_OSS = COMMON | {
-    "architectures": ["GptOssForCausalLM"],
-    "model_type": "gpt_oss",
-    "intermediate_size": 128,
-    "num_hidden_layers": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 32,
-    "sliding_window": 64,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
-    "num_local_experts": 4,
-    "num_experts_per_tok": 2,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 150000.0,
-    "rope_scaling": {
-        "rope_type": "yarn",
-        "factor": 4.0,
-        "original_max_position_embeddings": 1024,
-        "beta_fast": 32.0,
-        "beta_slow": 1.0,
-        "truncate": False,
-    },
-    "initial_context_length": 1024,
-}
 
 
 @pytest.fixture(params=[GEMMA3, GPT_OSS], ids=["gemma3", "gpt_oss"])

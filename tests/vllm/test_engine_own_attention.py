@@ -5,9 +5,10 @@ import json
 import pytest
 
 from harness.engines import Engine, largest_difference
+from harness.engines.shapes import DEEPSEEK, GEMMA3, LLAMA4
 from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.conftest import ATTENDED, ON_THE_SECOND_RUNNER, PROBING, SETTINGS
-from tests.vllm.test_engine_model_check import DEEPSEEK, GEMMA3, LLAMA4, NO_AMX
+from tests.vllm.test_engine_model_check import NO_AMX
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
