@@ -28,7 +28,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import StepPlan, WorkerProof, WorkerReport
 from blendhub.vllm.model_support import neighbours_of
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, block_tables_of
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler_start import SchedulerStart, Serving
 from blendhub.vllm.settings import choose_transport, read_settings
 from blendhub.vllm.stats import BlendHubMetrics, BlendHubStats
@@ -76,9 +76,7 @@ class BlendHubConnector(KVConnectorBase_V1, SupportsHMA):
         """What the check has found, until it is reported."""
         common = (vllm_config, self._settings, self._host)
         if role is KVConnectorRole.SCHEDULER:
-            self._starting = SchedulerStart(
-                *common, self._transport, engine_id, self._blocks, block_tables_of(kv_cache_config)
-            )
+            self._starting = SchedulerStart(*common, self._transport, engine_id, self._blocks, kv_cache_config)
         else:
             self._unchecked = WorkerStart(*common, engine_id)
         # An engine inside a script is shut down only when the script ends. At the time of ``atexit`` Python starts no

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from msgspec import UNSET
 from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
 
 from blendhub.core.layout import Namespace
@@ -22,7 +23,7 @@ from blendhub.vllm.model_support import ModelSupport, permitted, unsupported
 from blendhub.vllm.own_hub import start_own_hub
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
-from blendhub.vllm.scheduler.prefix_cache import BlockTables, RequestBlocks
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
 from blendhub.vllm.settings import Settings
 
@@ -64,7 +65,7 @@ class SchedulerStart:
         transport: PluginChoice,
         engine_id: str,
         blocks: RequestBlocks,
-        tables: BlockTables,
+        kv_cache_config: KVCacheConfig,
     ) -> None:
         self.waiting: dict[str, Request] = {}
         """The requests that have arrived."""
@@ -78,7 +79,7 @@ class SchedulerStart:
         self._transport = transport
         self._engine_id = engine_id
         self._blocks = blocks
-        self._tables = tables
+        self._kv_cache_config = kv_cache_config
         self._n_ranks = config.parallel_config.tensor_parallel_size
         self._n_steps = 0
         self._serving: Future[Serving] | None = None
@@ -178,12 +179,13 @@ class SchedulerStart:
                 self._host,
                 observers,
                 self._blocks,
-                self._tables,
+                block_tables_of(self._kv_cache_config),
             )
         except BaseException:
             if hub:
                 hub.close()
             raise
+        log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config))
         observers.engine_started(
             EngineInfo(
                 engine=self._engine_id,

@@ -33,7 +33,7 @@ from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.connector_scheduler import build_scheduler
-from blendhub.vllm.scheduler.prefix_cache import BlockTables, RequestBlocks, Tables
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.startup import StartupFacts
 from blendhub.vllm.settings import ReusePolicy, Settings
 
@@ -195,7 +195,11 @@ class PlayedEngine:
 
 @contextmanager
 def played_engine(
-    rank: int = 0, settings: Settings = SETTINGS, audits: bool = False, **config: Any
+    rank: int = 0,
+    settings: Settings = SETTINGS,
+    audits: bool = False,
+    tables: BlockTables = ONE_TABLE,
+    **config: Any,
 ) -> Iterator[PlayedEngine]:
     """An engine with an embedded hub; ``config`` are keys of the hub's configuration.
 
@@ -203,6 +207,6 @@ def played_engine(
     the model's predictions can be had.
     """
     with HubInThread(HubConfig(**{"arena_gib": 0.01, "metrics": "", **config}), HOST) as hub:
-        engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits)
+        engine = PlayedEngine(hub, rank=rank, settings=settings, audits=audits, tables=tables)
         yield engine
         engine.close()

@@ -5,9 +5,10 @@ import json
 import pytest
 
 from harness.engines import Engine, largest_difference
+from harness.engines.shapes import DEEPSEEK, GEMMA3, LLAMA4
 from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.conftest import ATTENDED, ON_THE_SECOND_RUNNER, PROBING, SETTINGS
-from tests.vllm.test_engine_model_check import DEEPSEEK, GEMMA3, LLAMA4, NO_AMX
+from tests.vllm.test_engine_model_check import NO_AMX
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -51,7 +52,8 @@ def test_models_with_other_attention(config, tmp_path, texts):
     """And with a selector that asks, which needs the same layers."""
     (tmp_path / "config.json").write_text(json.dumps(config))
     plain = {"custom_ops": ["none"]}
-    with Engine(tmp_path, SETTINGS | ATTENDED, load_format="dummy", compilation_config=plain, **BY_TORCH) as engine:
+    options = {"compilation_config": plain, "disable_hybrid_kv_cache_manager": True, **BY_TORCH}
+    with Engine(tmp_path, SETTINGS | ATTENDED, load_format="dummy", **options) as engine:
         check(engine, texts, 150, 1e-4)
 
 

@@ -9,7 +9,8 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.vllm.messages import WorkerReport
-from tests.vllm.played_engine import played_engine, text
+from blendhub.vllm.scheduler.block_tables import BlockTables
+from tests.vllm.played_engine import BLOCK, played_engine, text
 from tests.vllm.standing_still import standing_still
 
 
@@ -185,3 +186,67 @@ def test_each_salt_reuses_its_own_text_over_one_session(engine):
     assert engine.side.clear()
     for salt in salts:
         assert engine.serve(f"after the clear {salt}", document, salt) == 0
+
+
+@pytest.fixture
+def windowed():
+    """An engine whose second block table is of layers with a window of 64 tokens."""
+    with played_engine(tables=BlockTables((BLOCK, BLOCK), 64)) as engine:
+        engine.blocks.of = lambda request: tables
+        tables = [list(range(1, 101)), list(range(1, 101))]
+        yield engine, tables
+
+
+def test_with_windows_a_request_is_scheduled_when_its_first_step_can_be_stored(windowed):
+    """Its blocks may be gone in the second step."""
+    engine, _ = windowed
+    prompt = text(0, 96)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    while engine.side.matched(request, 0) == (None, False):
+        engine.settle()
+    engine.side.allocated(request, ([], []), 0)
+    assert sum(len(job.span) for job in engine.step(a=(0, 96))) == 96
+
+
+def test_an_answer_is_stored_before_its_blocks_have_left_the_window(windowed):
+    engine, tables = windowed
+    prompt, answer = text(0, 64), text(3, 160)
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    while engine.side.matched(request, 0) == (None, False):
+        engine.settle()
+    engine.side.allocated(request, ([], []), 0)
+    engine.step(a=(0, 64))
+    for number, token in enumerate(answer):
+        request.append_output_token_ids(token)
+        gone = max(0, 64 + number - 63) // BLOCK
+        tables[1][:gone] = [0] * gone
+        engine.step(a=(64 + number, 1))
+    request.num_computed_tokens = 64 + len(answer) - 1
+    assert engine.side.ended(request, tables)[0]
+    while "a" not in engine.ending:
+        engine.step()
+    assert engine.found(prompt + answer, exact=True) == set(range(64 + len(answer) - 1))
+
+
+def test_a_request_that_ends_before_it_is_scheduled_leaves_no_right(windowed):
+    engine, _ = windowed
+    request = engine.request("a", text(0, 96))
+    engine.side.arrived(request)
+    engine.side.matched(request, 0)
+    assert engine.side.ended(request, ([], []))[0] is False
+    engine.settle()
+    assert engine.gauge("write_leases") == 0
+
+
+def test_what_vllm_has_cached_is_not_stored_where_it_keeps_a_window_of_it(windowed):
+    engine, tables = windowed
+    prompt = text(0, 160)
+    tables[1][:5] = [0] * 5
+    request = engine.request("a", prompt)
+    engine.side.arrived(request)
+    while engine.side.matched(request, 96) == (None, False):
+        engine.settle()
+    engine.side.allocated(request, ([], []), 0)
+    assert next(job.span for job in engine.step(a=(96, 64))).start == 96

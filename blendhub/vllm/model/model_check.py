@@ -76,7 +76,7 @@ def check_model(
         if not model.has_one_table:
             raise Unsupported(
                 "vLLM's hybrid allocator frees the blocks that have left a window, which tokens recomputed later would "
-                "need; --disable-hybrid-kv-cache-manager has text reused anywhere, and takes KV capacity"
+                "need; --disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
             )
         if model.frees_blocks_early:
             raise Unsupported(
@@ -128,7 +128,7 @@ def _refuse_to_reuse(model: EngineModel) -> None:
     if not model.has_one_table and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
         raise Unsupported(
             "with the hybrid allocator, this vLLM does not let a connector see which blocks it frees, or say which "
-            "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and takes KV capacity"
+            "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and costs KV capacity"
         )
     if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
         raise Unsupported(

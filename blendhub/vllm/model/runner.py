@@ -73,7 +73,7 @@ class Runner:
 
 
 def _check_spec(name: str, spec: Any) -> None:
-    if not isinstance(spec, AttentionSpec):
+    if not isinstance(spec, AttentionSpec) or getattr(spec, "tokens_per_state", 1) != 1:
         raise Unsupported(
             f"{name} keeps a {type(spec).__name__}, not keys and values; models with recurrent or linear attention "
             "layers are served without reuse"

@@ -15,7 +15,7 @@ from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.prefix_cache import BlockTables, RequestBlocks, SettledBlocks, ShownHashes, Tables
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -63,9 +63,8 @@ class ConnectorScheduler:
         if not state:
             return 0, False
         matched, is_loaded = self.loads.matched(state, local)
-        if matched is None or self.saves.prepare(state) or is_loaded:
-            return matched, is_loaded
-        return (matched if self._lookups.wait_for(lambda: self.saves.prepare(state)) else None), False
+        can_store = matched is None or self._lookups.wait_for(lambda: self.saves.prepare(state, self._are_opening))
+        return (matched if can_store or is_loaded else None), is_loaded
 
     def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
         """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
@@ -117,7 +116,12 @@ class ConnectorScheduler:
     @property
     def has_work(self) -> bool:
         """Whether steps are needed although there is no request: for saves, and until the workers use the hub."""
-        return self.saves.is_busy or (self._closed_ranks > 0 and self.executor.is_up)
+        return self.saves.is_busy or self._are_opening
+
+    @property
+    def _are_opening(self) -> bool:
+        """Whether ranks have yet to try to reach a hub that is there."""
+        return self._closed_ranks > 0 and self.executor.is_up
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""

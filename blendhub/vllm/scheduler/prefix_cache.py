@@ -6,13 +6,12 @@ the cache salt of everything up to a block's end. A request with the same own ha
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vllm.v1.core.kv_cache_utils import BlockHash
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
@@ -22,33 +21,6 @@ if TYPE_CHECKING:
 
 Tables = Sequence[Sequence[int]]
 """A request's blocks in each of the block tables that vLLM keeps for it. The null block stands for freed ones."""
-
-
-class BlockTables(NamedTuple):
-    """vLLM's block tables of a request: one, or with its hybrid allocator one for each group of layers."""
-
-    block_sizes: tuple[int, ...]
-    """The tokens of a block in each table."""
-    shortest_window: int | None
-    """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request that
-    runs."""
-
-
-def block_tables_of(config: KVCacheConfig) -> BlockTables:
-    specs = [spec for group in config.kv_cache_groups for spec in _layer_specs(group.kv_cache_spec)]
-    windows = [_window_of(spec) for spec in specs if not isinstance(spec, FullAttentionSpec)]
-    return BlockTables(
-        tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups), min(windows, default=None)
-    )
-
-
-def _layer_specs(spec: Any) -> Iterator[Any]:
-    """The specs of the layers of a group, which may differ in shape only."""
-    yield from spec.kv_cache_specs.values() if hasattr(spec, "kv_cache_specs") else (spec,)
-
-
-def _window_of(spec: Any) -> int:
-    return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None) or 1
 
 
 class RequestBlocks:

@@ -17,7 +17,7 @@ from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.scheduler.prefix_cache import BlockTables, RequestBlocks, Tables
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
@@ -43,6 +43,7 @@ class RequestSaves:
         self.has_answer = False
         """Whether its answer is planned, too."""
         self.since = time.monotonic()
+        """When it was asked for first."""
 
     def retire(self) -> None:
         if self.plan:
@@ -119,16 +120,18 @@ class SaveScheduler:
         while not self._failures.empty():
             self._reports.unreserved(self._failures.get())
 
-    def prepare(self, request: RequestState) -> bool:
-        """Reserve slots for a request that vLLM is about to schedule; returns whether the hub has answered, if need be.
+    def prepare(self, request: RequestState, are_opening: bool) -> bool:
+        """Reserve slots for a request that vLLM is about to schedule; returns whether its first step can be stored.
 
-        Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one.
+        Where vLLM frees blocks that have left a window, those of a long first step are gone in the second one: then the
+        request waits for the hub's answer, and for workers whose sessions ``are_opening``, for a while.
         """
         if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
             return True
         saves = self._running.setdefault(request.id, RequestSaves(request, 0))
         plan = self._planned(saves)
-        return plan is None or not plan.is_pending or time.monotonic() > saves.since + self._timeout_s
+        is_ready = not are_opening and (plan is None or not plan.is_pending)
+        return is_ready or time.monotonic() > saves.since + self._timeout_s
 
     def end(self, request: RequestState, tables: Tables) -> bool:
         """A request has ended; returns whether its blocks are still needed."""

@@ -1,0 +1,1 @@
+"""What BlendHub costs and reuses of models of many architectures."""

@@ -1,0 +1,64 @@
+"""The block tables that vLLM keeps for each request: one, or with its hybrid allocator one for each group of layers."""
+
+from collections import Counter
+from typing import Any, NamedTuple
+
+from vllm.config import VllmConfig
+from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+
+
+class BlockTables(NamedTuple):
+    block_sizes: tuple[int, ...]
+    """The tokens of a block in each table."""
+    shortest_window: int | None
+    """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request that
+    runs."""
+
+
+def block_tables_of(config: KVCacheConfig) -> BlockTables:
+    windows = [_window_of(spec) or 1 for spec in _specs(config) if not isinstance(spec, FullAttentionSpec)]
+    return BlockTables(
+        tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups), min(windows, default=None)
+    )
+
+
+def _specs(config: KVCacheConfig) -> list[Any]:
+    """The spec of each layer."""
+    return [spec for group in config.kv_cache_groups for spec in _of_layers(group)]
+
+
+def _of_layers(group: KVCacheGroupSpec) -> list[Any]:
+    # In groups whose layers differ in shape, each has its own.
+    own = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+    return list(own.values()) if own else [group.kv_cache_spec] * len(group.layer_names)
+
+
+def _window_of(spec: Any) -> int | None:
+    return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
+
+
+def capacity_line(engine: VllmConfig, config: KVCacheConfig) -> str:
+    """What vLLM's KV cache holds, what is reused of each group of layers, and what blending would cost."""
+    tokens = int(get_max_concurrency_for_kv_cache_config(engine, config) * engine.model_config.max_model_len)
+    kinds = Counter(map(_kind, _specs(config)))
+    reused = "; ".join(f"{count} layers {kind}" for kind, count in kinds.items())
+    line = f"KV capacity {tokens:,} tokens, the same as without BlendHub: {reused}"
+    if len(config.kv_cache_groups) > 1:
+        # Groups lie over each other: a block belongs to one of them.
+        block = max(sum(spec.page_size_bytes for spec in _of_layers(group)) for group in config.kv_cache_groups)
+        token = sum(spec.page_size_bytes / spec.block_size for spec in _specs(config))
+        others = int(config.num_blocks * block / token)
+        line += f"; with --disable-hybrid-kv-cache-manager text is reused anywhere, and about {others:,} tokens fit"
+    elif any(_window_of(spec) for spec in _specs(config) if isinstance(spec, FullAttentionSpec)):
+        line += "; vLLM's hybrid allocator, which is off, keeps more, but only exact prefixes are reused with it"
+    return line
+
+
+def _kind(spec: Any) -> str:
+    window = _window_of(spec)
+    if not window:
+        return "with full attention, of which all tokens are reused"
+    if isinstance(spec, FullAttentionSpec):
+        return f"with a window of {window}, of which all tokens are kept and reused"
+    return f"with a window of {window}, of which the tokens that a window still needs are reused"

@@ -1,0 +1,98 @@
+"""Loads and saves of models with several block tables, against copies made token by token."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import torch
+from blendhub_cpu import CpuOptions
+from blendhub_cpu.device import CpuDevice
+
+from blendhub import Span
+from blendhub.contracts import PagedLayer, Segment
+from blendhub.core.layout import KVLayout, section_starts
+from blendhub.vllm.model.layer_groups import LayerGroup
+from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
+
+N_BLOCKS, CHUNK, N_CHUNKS = 40, 12, 6
+
+
+@st.composite
+def models(draw):
+    """Groups of layers, and of each the first position whose block vLLM still has."""
+    made = []
+    for table in range(draw(st.integers(1, 3))):
+        heads, width = draw(st.integers(1, 2)), draw(st.sampled_from([2, 4]))
+        layers = draw(st.integers(1, 2))
+        layout = KVLayout(
+            layers=layers, kv_heads=heads, key_dim=width, value_dim=width, dtype="float32", chunk_tokens=CHUNK
+        )
+        page = draw(st.sampled_from([2, 4]))
+        made.append(LayerGroup(table, tuple(range(layers)), layout, page * draw(st.integers(1, 2)), page))
+    return made
+
+
+@settings(max_examples=60, deadline=None)
+@given(models(), st.data())
+def test_a_window_s_layers_are_written_where_vllm_has_blocks_and_nowhere_else(groups, data):
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    device, pages = CpuDevice(CpuOptions()), []
+    for group in groups:
+        layout, n_pages = group.layout, N_BLOCKS * group.block_size // group.page_size
+        shape = n_pages, layout.kv_heads, group.page_size, layout.key_dim + layout.value_dim
+        mine = [torch.from_numpy(random.normal(size=shape).astype(np.float32)) for _ in group.layers]
+        device.attach([PagedLayer("layer", "packed_heads", (one,)) for one in mine], group.page_size, layout)
+        pages.append(mine)
+    copies = LayerCopies(device, groups)
+    device.pin(random.integers(0, 100, N_CHUNKS * copies.shard_bytes).astype(np.float32).view(np.uint8))
+    n = data.draw(st.integers(1, N_CHUNKS * CHUNK))
+    skipped, tables, expected = data.draw(st.integers(0, n)), [], [[one.clone() for one in mine] for mine in pages]
+    chunks = [Span(at, min(at + CHUNK, n)) for at in range(0, n, CHUNK)]
+    segments = [Segment(one, number * copies.shard_bytes, 0, one.start) for number, one in enumerate(chunks)]
+    starts = section_starts([group.layout for group in groups])
+    for group, mine, start in zip(groups, expected, starts, strict=True):
+        blocks = 1 + random.permutation(N_BLOCKS - 1)[: -(-n // group.block_size)]
+        freed = data.draw(st.integers(0, len(blocks)))
+        blocks[:freed] = 0
+        tables.append(blocks)
+        for position in range(max(skipped, freed * group.block_size), n):
+            block, within = int(blocks[position // group.block_size]), position % group.block_size
+            page, slot = divmod(block * group.block_size + within, group.page_size)
+            for layer, one in enumerate(mine):
+                row = row_of(device._arena, group, copies.shard_bytes, start, layer, position)
+                one[page, :, slot] = torch.from_numpy(row)
+    copies.load(segments, tables, skipped).wait()
+    for mine, theirs in zip(pages, expected, strict=True):
+        assert all(one.equal(other) for one, other in zip(mine, theirs, strict=True))
+
+
+def row_of(arena, group, shard_bytes, start, layer, position):
+    """A token's keys and values ``[heads, width]`` in the arena."""
+    layout, (chunk, row) = group.layout, divmod(position, CHUNK)
+    both = []
+    for at, size in ((layout.keys_at(layer), layout.key_row_bytes), (layout.values_at(layer), layout.value_row_bytes)):
+        begin = chunk * shard_bytes + start + at + row * size
+        both.append(arena[begin : begin + size].view(np.float32).reshape(layout.kv_heads, -1))
+    return np.concatenate(both, -1)
+
+
+class Failing:
+    def __init__(self):
+        self.is_waited_for = False
+
+    def done(self):
+        return True
+
+    def wait(self):
+        self.is_waited_for = True
+        raise RuntimeError("out of memory")
+
+
+def test_a_copy_that_fails_in_one_group_ends_when_all_have_ended():
+    parts = [Failing(), Failing()]
+    with pytest.raises(RuntimeError, match="out of memory"):
+        Transfers(parts).wait()
+    assert all(part.is_waited_for for part in parts)
