@@ -83,6 +83,7 @@ def test_a_response_tells_what_was_reused(server, texts):
         "moved_tokens": 400,
         "recomputed_tokens": 60,
         "hole_tokens": 50,
+        "approximate_from": 50,
     }
 
 

@@ -1,5 +1,6 @@
 """What the scheduler side stores of each request."""
 
+import sys
 import time
 
 import pytest
@@ -9,7 +10,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.vllm.messages import WorkerReport
-from tests.vllm.played_engine import played_engine, text
+from tests.vllm.played_engine import TEXT, played_engine, text
 from tests.vllm.standing_still import standing_still
 
 
@@ -185,3 +186,29 @@ def test_each_salt_reuses_its_own_text_over_one_session(engine):
     assert engine.side.clear()
     for salt in salts:
         assert engine.serve(f"after the clear {salt}", document, salt) == 0
+
+
+def calls_of_a_decode_step(engine, n_running):
+    """How many Python functions a step calls in which so many requests decode whose prompts are stored."""
+    running = {f"{n_running}-{number}": TEXT[number * 48 : number * 48 + 32] for number in range(n_running)}
+    for name, prompt in running.items():
+        request = engine.request(name, prompt)
+        engine.side.arrived(request)
+        engine.load(request)
+        engine.side._requests[name].request.num_computed_tokens = 0
+    engine.step(**dict.fromkeys(running, (0, 32)))
+    engine.step(**dict.fromkeys(running, (32, 1)))
+    output = SchedulerOutput.make_empty()
+    output.num_scheduled_tokens = dict.fromkeys(running, 1)
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        engine.side.plan(output)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_step_looks_at_no_running_request_whose_prompt_is_stored(engine):
+    few, many = calls_of_a_decode_step(engine, 4), calls_of_a_decode_step(engine, 1024)
+    assert many <= few + 2, f"{many} calls with 1,024 running requests, {few} with 4"

@@ -43,6 +43,7 @@ class EngineModel:
         (self.page_size,) = self._metadata.page_sizes
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
         self.frees_blocks_early = self._metadata.frees_blocks_early
+        self.samples_last = self._runner.samples_last
         self.layer_names = sorted(filter(self._keeps_kv, self._metadata.layer_names), key=_layer_order)
 
     @property

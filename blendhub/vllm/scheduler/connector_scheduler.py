@@ -70,6 +70,7 @@ class ConnectorScheduler:
         if state.first_approximate != was_approximate_from:
             # If it was preempted, its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
+        self.saves.begin(state)
 
     # A step.
 
@@ -80,7 +81,7 @@ class ConnectorScheduler:
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
-        self.saves.plan_step(plan, step, self._requests)
+        self.saves.plan_step(plan, step)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
