@@ -48,8 +48,8 @@ def check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) 
     noise: list[list[torch.Tensor]] = [[] for _ in layers]
     for m in range(n - 1, 1, -1):
         fewer = _computed(model, layout, layers, [Span(0, m)])
-        for errors, found, expected in zip(noise, fewer, whole, strict=True):
-            errors.append(_errors(found, expected, m))
+        for errors, some, all_at_once in zip(noise, fewer, whole, strict=True):
+            errors.append(_errors(some, all_at_once, m))
     # Each part is computed behind the KV that the others have had at once.
     _computed(model, layout, layers, [Span(0, n)])
     _computed(model, layout, layers, [Span(0, 1), Span(2, 3)])
@@ -57,11 +57,11 @@ def check_parts(model: EngineModel, layout: KVLayout, layers: list[PagedLayer]) 
     for at, layer in enumerate(layers):
         shapes, errors_of_parts = torch.cat(noise[at]), _errors(parts[at], whole[at], n)
         for which, share in (("most", 0.25), ("some", 1.0)):
-            usual, found = (float(torch.quantile(errors, share)) for errors in (shapes, errors_of_parts))
+            usual, error = (float(torch.quantile(errors, share)) for errors in (shapes, errors_of_parts))
             allowed = max(tolerance(layer), NOISE_FACTOR * usual)
-            if not found <= allowed:
+            if not error <= allowed:
                 raise Unsupported(
-                    f"{layer.name}: {which} tokens computed in parts are off by {found:.1%} from those computed at "
+                    f"{layer.name}: {which} tokens computed in parts are off by {error:.1%} from those computed at "
                     f"once (allowed {allowed:.1%})"
                 )
             if which == "most" and usual > COARSE:
