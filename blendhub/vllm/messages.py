@@ -121,6 +121,8 @@ class StepPlan(KVConnectorMetadata):
     """The number of the step, counted from the engine's start."""
     budget: int = 0
     """The most tokens to recompute in this step."""
+    computes: bool = False
+    """Whether vLLM computes tokens in this step."""
 
 
 class LoadResult(msgspec.Struct, frozen=True):

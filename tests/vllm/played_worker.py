@@ -91,7 +91,7 @@ class Model:
 
     layer_names = ("layer",)
     block_size = BLOCK
-    frees_blocks_early = False
+    frees_blocks_early = samples_last = False
     adapters = None
     max_tokens = 256
     config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))

@@ -85,6 +85,7 @@ def test_a_response_tells_what_was_reused(server, texts):
         "recomputed_tokens": 60,
         "hole_tokens": 50,
         "generation": 1,
+        "approximate_from": 50,
     }
 
 

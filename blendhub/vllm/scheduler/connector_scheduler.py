@@ -13,6 +13,7 @@ from blendhub.vllm.hub_executor import HubExecutor
 from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
+from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
@@ -76,6 +77,7 @@ class ConnectorScheduler:
         if state.first_approximate != was_approximate_from:
             # If it was preempted, its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
+        self.saves.begin(state)
 
     # A step.
 
@@ -86,7 +88,7 @@ class ConnectorScheduler:
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
-        self.saves.plan_step(plan, step, self._requests)
+        self.saves.plan_step(plan, step)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:

@@ -226,7 +226,7 @@ class LoadScheduler:
         self.audits.report()
         if self._shown:
             self._shown.end_step()
-        plan.budget = self._turns.budget(n_scheduled)
+        plan.budget, plan.computes = self._turns.budget(n_scheduled), n_scheduled > 0
         plan.loads, self._loads = self._loads, []
         plan.cancelled, self._cancelled = self._cancelled, set()
 

@@ -17,7 +17,8 @@ from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
-from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations, tolerance
+from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations
+from blendhub.vllm.model.parts_check import tolerance
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
 from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
