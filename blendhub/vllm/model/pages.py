@@ -5,10 +5,10 @@ from typing import Any
 
 import torch
 
-from blendhub.contracts import PagedLayer, Rotation
+from blendhub.contracts import PagedLayer, PageFormat, Rotation
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices import planes_of
+from blendhub.devices import planes_of, rows_at
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.platforms import Tensors
 
@@ -41,7 +41,8 @@ def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None
     backend = layer.get_attn_backend().get_name()
     if backend == "CPU_ATTN":
         blocks, heads, tokens, width = pages.shape
-        return PagedLayer(name, "packed_transposed", (pages.view(blocks, heads, tokens * width),), rotation)
+        format: PageFormat = "packed_tiles" if getattr(layer, "isa", "") == "amx" else "packed_transposed"
+        return PagedLayer(name, format, (pages.view(blocks, heads, tokens * width),), rotation)
     if backend in PACKED_HEADS:
         return PagedLayer(name, "packed_heads", (pages,), rotation)
     if "MLA" in backend:
@@ -103,7 +104,7 @@ def read(layer: PagedLayer, layout: KVLayout, block_size: int, slots: torch.Tens
     keys, values = planes_of(layer, block_size, layout)
     # Some devices' operators write with slots of int32; torch indexes with int64 everywhere.
     at = slots.to(keys.device, torch.int64)
-    return keys[at // block_size, :, at % block_size], values[at // block_size, :, at % block_size]
+    return rows_at(keys, at // block_size, at % block_size), rows_at(values, at // block_size, at % block_size)
 
 
 def read_as_computed(model: EngineModel, layer: PagedLayer, layout: KVLayout, slots: torch.Tensor) -> Tensors:
