@@ -48,6 +48,8 @@ class Finished(Transfer):
 
 
 class PlainDevice(Device):
+    formats = tuple(one for one in Device.formats if one != "packed_tiles")
+    """Tiles are the one format of which there is no view of a token's items."""
     block_tokens = 16
 
     def __init__(self) -> None:
