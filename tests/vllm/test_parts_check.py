@@ -7,8 +7,8 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 import torch
 
 from blendhub.core.errors import Unsupported
-from blendhub.vllm.model.model_check import layout_and_rotations
-from blendhub.vllm.model.pages import paged_layer
+from blendhub.vllm.model.layer_groups import pages_of
+from blendhub.vllm.model.model_check import groups_and_rotations
 from blendhub.vllm.model.parts_check import check_parts
 from tests.vllm.stand_in_model import StandInModel
 
@@ -49,8 +49,8 @@ class WrongInParts(Routed):
 
 
 def check(model):
-    layout, _ = layout_and_rotations(model, 32)
-    check_parts(model, layout, [paged_layer(model, number) for number in range(len(model.layer_names))])
+    groups, _ = groups_and_rotations(model, 32)
+    check_parts(model, pages_of(model, groups))
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -22,8 +22,9 @@ from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.core.spans import Span
 from blendhub.testing.devices.device_harness import Rotary
+from blendhub.vllm.model import layer_groups
 from blendhub.vllm.model.model_check import _check_layout
-from blendhub.vllm.model.pages import layout_of, paged_layer, read
+from blendhub.vllm.model.pages import LayerPages, paged_layer, read
 from blendhub.vllm.model.rotary import rotated
 from tests.vllm.stand_in_model import StandInModel
 
@@ -71,7 +72,7 @@ def test_what_the_kernel_writes_is_read_back(shape, dtype, seed, data):
     # Numbers of the pages, which no kernel rounds.
     keys, values = numbers(seed, 2, len(slots), heads, width).to(DTYPES[dtype]).bfloat16()
     write(pages, keys, values, slots, dtype)
-    found = read(layer_of(pages), layout(heads, width), block, slots)
+    found = read(LayerPages(layer_of(pages), layout(heads, width), block), slots)
     for given_, there in zip((keys, values), found, strict=True):
         assert torch.equal(given_, there.bfloat16())
 
@@ -143,11 +144,14 @@ class Amx(StandInModel):
         write(self.layer(self.layer_names[index]).kv_cache, keys, values, slots)
 
 
+def layers_of(model):
+    return layer_groups.pages_of(model, layer_groups.layer_groups(model, 64))
+
+
 def test_the_start_up_check_proves_the_tiles_by_what_the_layer_writes():
     model = Amx("amx")
-    layer = paged_layer(model, 0)
-    assert layer.format == "packed_tiles"
-    _check_layout(model, layout_of(model, 64), [layer])
+    assert paged_layer(model, 0).format == "packed_tiles"
+    _check_layout(model, layers_of(model))
     mistaken = Amx("vec")
     with pytest.raises(Unsupported, match="keys are not where BlendHub expects them in pages of format"):
-        _check_layout(mistaken, layout_of(mistaken, 64), [paged_layer(mistaken, 0)])
+        _check_layout(mistaken, layers_of(mistaken))
