@@ -54,7 +54,7 @@ def _layers(architecture: str) -> dict[str, KVCacheSpec]:
 
 
 def _latent(**others: Any) -> KVCacheSpec:
-    given = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
+    given: dict[str, Any] = {"block_size": BLOCK, "num_kv_heads": 1, "head_size": 576, "dtype": torch.bfloat16}
     return MLAAttentionSpec(**given | others)
 
 
