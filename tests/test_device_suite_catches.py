@@ -181,7 +181,7 @@ class ContinuesAfterClose(ReferenceDevice):
 
 
 class AcceptsAnyArena(ReferenceDevice):
-    def pin(self, arena: Any) -> None:
+    def pin(self, arena: Any, progress: Any = None) -> None:
         self._arena = arena
 
 
@@ -216,7 +216,7 @@ class CopiesBeforeItChecks(ReferenceDevice):
 
 
 class KeepsTheFirstArena(ReferenceDevice):
-    def pin(self, arena: Any) -> None:
+    def pin(self, arena: Any, progress: Any = None) -> None:
         if self._arena is None:
             super().pin(arena)
 
@@ -224,7 +224,7 @@ class KeepsTheFirstArena(ReferenceDevice):
 class NeverReleasesArenas(ReferenceDevice):
     held: ClassVar[list[Any]] = []
 
-    def pin(self, arena: Any) -> None:
+    def pin(self, arena: Any, progress: Any = None) -> None:
         super().pin(arena)
         self.held.append(arena)
 

@@ -1,5 +1,7 @@
 """The checks that devices share, beyond what the suite requires of any device."""
 
+import time
+
 import msgspec
 import numpy as np
 import pytest
@@ -55,6 +57,35 @@ def test_the_last_axis_is_contiguous():
     pages = torch.zeros(SETUP.n_blocks, 3, 24, 8).transpose(2, 3)
     with pytest.raises(Unsupported, match="the last one must be 1"):
         check(layer(tensors=(pages,)))
+
+
+class CountedRuntime(devices.Runtime):
+    """Registers at the slowest recorded rate, half a second a GiB, and notes each call: its bytes, begin and end."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"), None)
+        self.calls = []
+
+    def set_device(self) -> None:
+        pass
+
+    def register(self, memory):
+        begin = time.monotonic()
+        time.sleep(memory.size / 2**31)
+        self.calls.append((memory.size, begin, time.monotonic()))
+
+    def unregister(self, memory) -> None:
+        pass
+
+
+def test_pinning_holds_up_no_step_for_more_than_5_ms():
+    """A step's calls of the accelerator wait for at most one part, and most of the time there is none to wait for."""
+    runtime = CountedRuntime()
+    devices.HostArena(np.zeros(2**26, np.uint8), runtime).pin()
+    sizes, begins, ends = zip(*runtime.calls, strict=True)
+    assert sum(sizes) == 2**26 and max(sizes) / 2**31 <= 0.005
+    for took, pause in zip(np.subtract(ends, begins), np.subtract(begins[1:], ends[:-1]), strict=False):
+        assert pause >= min(8 * took, 0.09)
 
 
 def test_the_error_about_a_format_lists_the_supported_ones():

@@ -6,7 +6,7 @@ import pytest
 
 from harness.engines import Answer, disagreement
 
-NUMBER = {"id": "", "report": {}, "first_token_s": 0.0, "ended_s": 0.0}
+NUMBER = {"id": "", "report": {}, "transfer": {}, "cached": 0, "first_token_s": 0.0, "ended_s": 0.0}
 
 
 def answer(*steps):

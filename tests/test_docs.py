@@ -187,7 +187,7 @@ def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
     from blendhub.vllm.stats import COUNTERS, DIVERGENCE, LABELLED, OF_AUDITS
 
-    described = [*COUNTERS.items(), *LABELLED.values(), *OF_AUDITS.items()]
+    described = [*COUNTERS.items(), *((name, about) for name, _, about in LABELLED.values()), *OF_AUDITS.items()]
     rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in described]
     rows.append(f"| `vllm:blendhub_audit_kl` | {DIVERGENCE.removesuffix('.')} |")
     assert table_under("## Metrics") == rows, "\n".join(rows)
@@ -208,6 +208,7 @@ def test_every_field_of_the_report_is_documented():
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
     state = RequestState(request, Terms(space, "off", 0.0, stores=False))
     state.refuse(Refusal(Why.OFF, "mode is off"))
+    state._approximate_before = 0
     state.audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
     facts = msgspec.to_builtins(state.outcome().report(explains=False))
     report = {name: fact for name, fact in facts.items() if name not in ("request", "prompt_tokens")}
@@ -242,9 +243,9 @@ def test_what_the_adapter_s_document_says_to_write_is_understood():
         if isinstance(node, ast.keyword) and node.arg == "extra_args":
             bodies.append(ast.literal_eval(node.value))
     assert len(flags) == 7 and len(bodies) == 2
-    (several,) = (one for one in json_examples(text) if one.get("kv_connector") == "MultiConnector")
-    assert several["kv_load_failure_policy"] == "recompute"
-    flags.append(several["kv_connector_extra_config"]["connectors"][0])
+    several = [one for one in json_examples(text) if one.get("kv_connector") == "MultiConnector"]
+    assert len(several) == 3 and {one["kv_load_failure_policy"] for one in several} == {"recompute"}
+    flags += [one["kv_connector_extra_config"]["connectors"][0] for one in several]
     for flag in flags:
         assert flag["kv_connector"] == "BlendHubConnector" and not mistakes_in_transfer_config(flag, host, "cpu")
         read_settings(flag.get("kv_connector_extra_config", {}), host, "cpu")

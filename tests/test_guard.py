@@ -66,7 +66,7 @@ FAULTY = """
         block_tokens = 1
 
         def attach(self, layers, block_size, layout): ...
-        def pin(self, arena):
+        def pin(self, arena, progress=None):
             arena.no_such_attribute
         def load(self, segments, block_ids, skip_prefix_n_tokens=0):
             return LateTransfer()
@@ -99,7 +99,7 @@ FAULTY = """
             raise RuntimeError("no cable")
 
     def spec(factory):
-        return [PluginSpec(name="faulty", api=3, summary="", factory=factory, options=Options)]
+        return [PluginSpec(name="faulty", api=4, summary="", factory=factory, options=Options)]
 
     @hookimpl
     def blendhub_matchers():

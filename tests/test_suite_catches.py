@@ -45,7 +45,7 @@ class ForgetsToForget(ReferenceMatcher):
     def discard(self, run: int, span: Span) -> None:
         kept = self.runs[run]
         shadow = ReferenceRun(kept.tokens, 0)
-        shadow.grow(kept.tokens, Span(0, kept.end), exact=False)
+        shadow.grow(kept.tokens, Span(0, kept.end), generation=1)
         super().discard(run, span)
         self.runs[run] = shadow
 
@@ -63,14 +63,19 @@ class CallsEverythingExact(ReferenceMatcher):
         return [Match(m.span, m.run, m.source_start, True) for m in super().match(tokens)]
 
 
+class OverlooksGenerations(ReferenceMatcher):
+    def add(self, run: int, tokens: Any, span: Span, generation: int = 0) -> None:
+        super().add(run, tokens, span, min(generation, 1))
+
+
 class AnswersInNumpy(ReferenceMatcher):
     def match(self, tokens: Any) -> list[Match]:
         return [Match(m.span, np.int64(m.run), m.source_start, m.exact) for m in super().match(tokens)]
 
 
 class KeepsTheCallersArray(ReferenceMatcher):
-    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
-        super().add(run, tokens, span, exact)
+    def add(self, run: int, tokens: Any, span: Span, generation: int = 0) -> None:
+        super().add(run, tokens, span, generation)
         self.runs[run].tokens = tokens
 
 
@@ -108,13 +113,13 @@ class Leaks(ReferenceMatcher):
 
 
 class StoresInTwoSteps(ReferenceMatcher):
-    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
+    def add(self, run: int, tokens: Any, span: Span, generation: int = 0) -> None:
         if len(span) < 2:
-            return super().add(run, tokens, span, exact)
+            return super().add(run, tokens, span, generation)
         middle = (span.start + span.end) // 2
-        super().add(run, tokens, Span(span.start, middle), exact)
+        super().add(run, tokens, Span(span.start, middle), generation)
         time.sleep(0.001)
-        super().add(run, tokens, Span(middle, span.end), exact)
+        super().add(run, tokens, Span(middle, span.end), generation)
 
 
 class DependsOnTheHashSeed(ReferenceMatcher):
@@ -124,8 +129,8 @@ class DependsOnTheHashSeed(ReferenceMatcher):
 
 
 class ForgetsWhenFull(ReferenceMatcher):
-    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
-        super().add(run, tokens, span, exact)
+    def add(self, run: int, tokens: Any, span: Span, generation: int = 0) -> None:
+        super().add(run, tokens, span, generation)
         if len(self.runs) > 20:
             self.runs[run - 20].tokens[:] = 0
 
@@ -136,10 +141,10 @@ class CountsOneShort(ReferenceMatcher):
 
 
 class StoresAllTokens(ReferenceMatcher):
-    def add(self, run: int, tokens: Any, span: Span, exact: bool = True) -> None:
-        super().add(run, tokens, span, exact)
+    def add(self, run: int, tokens: Any, span: Span, generation: int = 0) -> None:
+        super().add(run, tokens, span, generation)
         if len(tokens) > span.end:
-            super().add(run, tokens, Span(span.end, len(tokens)), exact)
+            super().add(run, tokens, Span(span.end, len(tokens)), generation)
 
 
 FAULTS = [
@@ -155,6 +160,7 @@ FAULTS = [
     (CallsEverythingExact, "prefix", "test_what_was_blended_is_not_exact"),
     (CallsEverythingExact, "segments", "test_the_prefix_counts_even_where_it_is_not_stored"),
     (CallsEverythingExact, "anywhere", "test_any_history_of_calls"),
+    (OverlooksGenerations, "anywhere", "test_the_run_of_the_lowest_generation_is_named"),
     (AnswersInNumpy, "prefix", "test_a_stored_text_is_found_whole"),
     (KeepsTheCallersArray, "anywhere", "test_the_matcher_keeps_its_own_copy"),
     (TakesLists, "anywhere", "test_refuses_tokens"),

@@ -118,6 +118,7 @@ def test_the_observer_writes_a_line_of_json_for_each_request(site, tmp_path, mon
         "moved_tokens",
         "recomputed_tokens",
         "hole_tokens",
+        "generation",
     )
     done = [RequestReport(request=f"r{number}", **dict.fromkeys(counts, number)) for number in range(3)]
     for report in done:

@@ -38,9 +38,12 @@ class Case:
         return [*self.header, *(token for document in self.documents for token in document)]
 
 
-def make_visits(cases: Sequence[Case], headers: Iterator[Tokens], longest: int) -> list[Tokens]:
-    """Prompts, each behind one of ``headers``, in which every document stands once, among those of other cases."""
-    rng = random.Random("visits")
+def make_visits(cases: Sequence[Case], headers: Iterator[Tokens], longest: int, seed: str = "visits") -> list[Tokens]:
+    """Prompts, each behind one of ``headers``, in which every document stands once, among those of other cases.
+
+    Another ``seed`` gives the documents other neighbours.
+    """
+    rng = random.Random(seed)
     slots = max(len(case.documents) for case in cases)
     # A document goes so many cases further: neighbours part, and each finds those of other cases at its new place.
     further = [1 + number % max(1, len(cases) - 1) for number in range(slots)]

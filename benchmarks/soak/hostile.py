@@ -176,7 +176,7 @@ class Hostile:
             **self._ids(),
             variant=self._variant(),
             span=span,
-            exact=self.chance.random() < 0.7,
+            generation=self.chance.choice((0, 0, 0, 1, 4)),
             blended=self.chance.random() < 0.2,
             ratio=self.chance.choice((0.0, 0.15, 1.0)),
             run=self._id(self.runs) if self.chance.random() < 0.5 else None,

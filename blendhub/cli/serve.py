@@ -152,12 +152,12 @@ def _stopping_signals() -> list[signal.Signals]:
 def _screen(hub: "Hub", host: PluginHost) -> str:
     """What ``blendhub serve`` prints when the hub is up."""
     state, config = hub.service.state, hub.config
-    arena = state.cache.arena.name
+    arena = state.cache.arena
     matchers = [plugin.name for plugin in host.plugins() if plugin.kind == "matcher" and plugin.available]
     models = sorted({index.namespace.model for index in state.indexes})
     rows = [
         *(("endpoint", endpoint) for endpoint in hub.endpoints),
-        ("arena", f"{arena.size / 2**30:.2f} GiB, /dev/shm/{arena.segment}"),
+        ("arena", f"{arena.describe()}; /dev/shm/{arena.name.segment}"),
         ("store", _store(hub)),
         ("models", ", ".join(models) or "none yet; engines register them"),
         ("metrics", f"http://{hub.metrics_address}/metrics" if hub.metrics_address else "not served"),

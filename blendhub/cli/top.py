@@ -96,15 +96,21 @@ class View:
     def rows(self) -> list[tuple[str, str]]:
         count, gauge = self._now.counter, self._now.gauge
         looked, found = count("requests_lookup"), count("lookups_that_found")
-        size, free, quarantined = gauge("arena_bytes"), gauge("arena_free_bytes"), gauge("arena_quarantined_bytes")
-        used = size - free - quarantined
+        size, reserved, quarantined = (
+            gauge(f"arena_{name}") for name in ("bytes", "reserved_bytes", "quarantined_bytes")
+        )
+        used = reserved - gauge("arena_free_bytes") - quarantined
+        so_far = f", {_bytes(reserved)} reserved so far" if reserved < size else ""
         refused = {name: n for name, n in self._now.stats.counters.items() if name.startswith("refused_") and n}
         rows = [
             ("lookups", f"{looked:,.0f}{self._rate('requests_lookup')}, hit rate {_share(found, looked)}"),
             ("exact", f"{count('tokens_exact'):,.0f} tokens{self._rate('tokens_exact')}"),
             ("settled", f"{count('tokens_settled'):,.0f} tokens{self._rate('tokens_settled')}"),
             ("moved", f"{count('tokens_moved'):,.0f} tokens{self._rate('tokens_moved')}"),
-            ("arena", f"{_bytes(used)} of {_bytes(size)} ({_share(used, size)}), {_bytes(quarantined)} quarantined"),
+            (
+                "arena",
+                f"{_bytes(used)} of {_bytes(size)} ({_share(used, size)}), {_bytes(quarantined)} quarantined{so_far}",
+            ),
             ("chunks", f"{gauge('chunks'):,.0f}, {gauge('chunks_in_arena'):,.0f} of them in the arena"),
             (
                 "evictions",

@@ -11,14 +11,24 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
+from blendhub.contracts import ArenaProgress
 from blendhub.core.errors import HubError, InvalidInput
 from blendhub.system.file_locks import lock_byte
 
 SHM = Path("/dev/shm")
 HEADER_BYTES = 4096
 """The first memory page; slots follow it."""
-MAGIC = b"BLENDHUB ARENA 2"
+MAGIC = b"BLENDHUB ARENA 3"
+PROGRESS_AT = HEADER_BYTES - 16
+"""Where the header has two numbers of 64 bits: the bytes of slots that are reserved, and those that will be."""
+
 LARGEST_ARENA = 2**50
+SHM_ADVICE = (
+    "for a container, --shm-size=16g; in Kubernetes, an emptyDir volume with medium: Memory at /dev/shm; elsewhere, "
+    "mount -o remount,size=16G /dev/shm"
+)
+"""How shared memory is made larger."""
+
 MappingId = Annotated[int, Meta(ge=LARGEST_ARENA + HEADER_BYTES, le=2**62)]
 """The name of an arena's mapping: the byte of its file, far behind its end, that is locked while the mapping lasts."""
 
@@ -29,6 +39,7 @@ class ArenaName(msgspec.Struct, frozen=True):
     segment: Annotated[str, Meta(pattern=r"^blendhub-\d+-[0-9a-f]{16}$")]
     nonce: Annotated[str, Meta(max_length=64)]
     size: Annotated[int, Meta(ge=0, le=LARGEST_ARENA)]
+    """The bytes of slots that the arena is to have."""
 
 
 def header_of(name: ArenaName) -> bytes:
@@ -45,8 +56,15 @@ def read_header(fd: int) -> ArenaName:
     return msgspec.msgpack.decode(page[len(MAGIC) + 4 : len(MAGIC) + 4 + length], type=ArenaName)
 
 
+def read_progress(fd: int) -> ArenaProgress:
+    """Raises OSError, ValueError or MsgspecError if the file is not an arena."""
+    read_header(fd)
+    reserved, goal = np.frombuffer(os.pread(fd, 16, PROGRESS_AT), np.uint64).tolist()
+    return ArenaProgress(reserved, goal)
+
+
 class ArenaView:
-    """The slots of an arena, mapped into this process.
+    """The slots of an arena, mapped into this process. The hub reserves them step by step while it serves.
 
     The mapping lasts until the last array over it is gone, in this process and in those forked from it. As long as it
     does, the hub sees the lock that belongs to it, and gives no slot to another that this process may still write.
@@ -69,7 +87,12 @@ class ArenaView:
             os.close(fd)
         self.name = name
         self.bytes: npt.NDArray[np.uint8] = np.frombuffer(memory, np.uint8)[HEADER_BYTES:]
-        """All slots. Messages name slots by their offsets in here."""
+        """All slots. Messages name slots by their offsets in here, and only slots that are reserved."""
+        self._progress = np.frombuffer(memory, np.uint64, 2, PROGRESS_AT)
+
+    def progress(self) -> ArenaProgress:
+        """How far the hub has reserved the arena by now; of a hub that has ended, how far it came."""
+        return ArenaProgress(*self._progress.tolist())
 
     def slot(self, offset: int, size: int) -> npt.NDArray[np.uint8]:
         """The bytes of a slot, or of a part of one, in place."""
@@ -79,7 +102,7 @@ class ArenaView:
 
     def release(self) -> None:
         """Drop this view's slots; other arrays over the mapping may still keep the mapping alive."""
-        self.bytes = self.bytes[:0].copy()
+        self.bytes, self._progress = self.bytes[:0].copy(), self._progress.copy()
 
 
 def _lock_some_byte(fd: int) -> int:

@@ -16,7 +16,7 @@ from blendhub.contracts import Segment
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import BlendHubError, Busy, HubError
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Span
+from blendhub.core.spans import MOST_GENERATION, Span
 from blendhub.core.tokens import TokenBuffer, as_tokens
 from blendhub.outcome.report import LONGEST_NAME, PromptReport
 
@@ -61,12 +61,15 @@ class HubClient(HubSession):
         skip_prefix: int = 0,
         wait_s: float = 0.0,
         settled: float | None = None,
+        max_generation: int = MOST_GENERATION,
+        keep_s: float = 0.0,
         timeout: float | None = None,
     ) -> PendingReply[wire.Found]:
         """Ask what is stored of these tokens; with ``acquire``, a lease's ``pieces`` say where the KV is.
 
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
-        settled KV; None: find none.
+        settled KV; None: find none. ``max_generation``: reuse of what is found makes no KV of a higher one.
+        ``keep_s``: what is leased is worth more than other KV for so many seconds.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -75,6 +78,8 @@ class HubClient(HubSession):
             skip_prefix_n_tokens=skip_prefix,
             wait_s=wait_s,
             settled=settled,
+            max_generation=max_generation,
+            keep_s=keep_s,
         )
         timeout = self._timeout + wait_s if timeout is None else timeout
         return self._submit(wire.Found, message, [as_tokens(tokens).data], timeout)
@@ -129,15 +134,26 @@ class HubClient(HubSession):
         span: Span,
         variant: Variant = BASE,
         *,
-        exact: bool = True,
+        generation: int = 0,
         blended: bool = False,
         ratio: float = 0.0,
         run: int | None = None,
+        **about: Any,
     ) -> Reservation:
-        """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty."""
+        """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty.
+
+        ``about``: the ``request`` that computed it, and whether to keep it (``keep_s``) or to ``drop`` it.
+        """
         session, asked_at = self._session, self._clock()
         message = wire.Reserve(
-            **self._ids(), variant=variant, span=span, exact=exact, blended=blended, ratio=ratio, run=run
+            **self._ids(),
+            variant=variant,
+            span=span,
+            generation=generation,
+            blended=blended,
+            ratio=ratio,
+            run=run,
+            **about,
         )
         answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
         right = None
@@ -214,6 +230,10 @@ class HubClient(HubSession):
         own = self._register.engine if self._register else ""
         message = wire.Preview(engine=engine or own, variant=variant)
         return self._call(wire.Previewed, message, [as_tokens(tokens).data])
+
+    def forget(self, *, request: str = "", salt: str = "") -> wire.Forgotten:
+        """Delete what a request stored, or all requests with a cache salt; needs no registration."""
+        return self._call(wire.Forgotten, wire.Forget(request=request[:LONGEST_NAME], salt=salt))
 
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""

@@ -16,14 +16,17 @@ from blendhub.client.arena_view import ArenaName, MappingId
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
-from blendhub.core.spans import Id, Match, Position, Span
+from blendhub.core.spans import MOST_GENERATION, Generation, Id, Match, Position, Span
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 6
+WIRE_VERSION = 7
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
+LONGEST_KEEP_S = 86_400
+KeepSeconds = Annotated[float, Meta(ge=0, le=LONGEST_KEEP_S)]
+"""For how long KV is worth more than other KV; 0: no longer than other KV."""
 MOST_ITEMS = 2**16
 MOST_MATCHES = 2**12
 """The most matches in one message; a lookup answers with no more."""
@@ -105,6 +108,10 @@ class Lookup(InNamespace, frozen=True):
     wait_s: Seconds = 0.0
     settled: Ratio | None = None
     """Find settled KV, too, of which at least this share was recomputed when it was blended. None: find none."""
+    max_generation: Generation = MOST_GENERATION
+    """Find only KV whose reuse makes none of a higher generation."""
+    keep_s: KeepSeconds = 0.0
+    """Keep what is leased."""
 
 
 class Release(FromSession, frozen=True):
@@ -116,18 +123,24 @@ class Release(FromSession, frozen=True):
 class Reserve(InNamespace, frozen=True, kw_only=True):
     """Allocate slots for the KV of ``span`` of these tokens, computed with all tokens before it.
 
-    ``exact``: nothing before or in the span was blended. What is stored exactly already is not stored again: the
+    ``generation`` 0: nothing before or in the span was blended. What is stored exactly already is not stored again: the
     reply's span begins after it. ``run``: extend this run if it ends where the span starts.
 
     ``blended``: KV in the span itself was blended, so it is found behind its whole prefix only. Nor is it stored again
     where anything is stored behind that prefix. ``ratio``: of KV that is not exact, the share that was recomputed.
+
+    ``request``: the request that computed the KV, by which it can be deleted. ``keep_s``: keep it. ``drop``: it is not
+    worth keeping.
     """
 
     span: Span
-    exact: bool = True
+    generation: Generation = 0
     blended: bool = False
     ratio: Ratio = 0.0
     run: Id | None = None
+    request: RequestName = ""
+    keep_s: KeepSeconds = 0.0
+    drop: bool = False
 
 
 class Commit(FromSession, frozen=True):
@@ -180,6 +193,13 @@ class Preview(Message, frozen=True, kw_only=True):
     variant: Variant = Variant()
 
 
+class Forget(Message, frozen=True, kw_only=True):
+    """Delete what a request stored, or all requests with a cache salt; name one of the two. Needs no session."""
+
+    request: RequestName = ""
+    salt: Text = ""
+
+
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -214,6 +234,7 @@ Request: TypeAlias = (
     | Reported
     | Explain
     | Preview
+    | Forget
     | Stats
     | Fetch
     | Put
@@ -221,7 +242,7 @@ Request: TypeAlias = (
 
 # Replies.
 
-OnTheWay = Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)]
+FoundSpans = Annotated[tuple[Span, ...], Meta(max_length=MOST_MATCHES)]
 
 
 class Registered(Message, frozen=True):
@@ -256,8 +277,10 @@ class Found(Message, frozen=True):
     expires_s: Seconds = 0.0
     pieces: tuple[Segment, ...] = ()
     """The parts of the matches that lie in one chunk each, and where the shards of rank 0 are."""
-    on_the_way: OnTheWay = ()
+    on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has. They are being fetched, and no match covers them yet."""
+    too_old: FoundSpans = ()
+    """The parts of the prompt that are stored, but whose reuse would make KV of more than ``max_generation``."""
 
     @property
     def on_the_way_tokens(self) -> int:
@@ -288,12 +311,19 @@ class Previewed(Message, frozen=True):
     engine: Text
     model: Text
     matches: tuple[Match, ...] = ()
-    on_the_way: OnTheWay = ()
+    on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has."""
 
     @property
     def on_the_way_tokens(self) -> int:
         return sum(map(len, self.on_the_way))
+
+
+class Forgotten(Message, frozen=True, kw_only=True):
+    """Deleted: the hub's store, and its arena but for what is being read, hold nothing of it any more."""
+
+    tokens: Id
+    chunks: Id
 
 
 class HubStats(Message, frozen=True):
@@ -309,7 +339,9 @@ class Shards(Message, frozen=True):
     """The requested bytes are the payloads."""
 
 
-Reply: TypeAlias = Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | HubStats | Shards
+Reply: TypeAlias = (
+    Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | HubStats | Shards
+)
 
 
 def hub_codec() -> Codec:

@@ -1,22 +1,24 @@
 """What each kind of plugin must do; the docstrings are the specification."""
 
 from blendhub.contracts.attention import AttentionRules, ChosenAttention, ChosenTokens
-from blendhub.contracts.device import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.contracts.device import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.contracts.matcher import Matcher, TrackedMatcher
 from blendhub.contracts.selection import Selection
 from blendhub.contracts.selector import Selector
-from blendhub.contracts.shared_store import ArenaFile, Changes, Dropped, Published, Share, SharedStore
+from blendhub.contracts.shared_store import ArenaFile, Changes, Deleted, Dropped, Published, Share, SharedStore
 from blendhub.contracts.store import RunKey, Store, StoredRun
 from blendhub.contracts.transport import Codec, Connection, Envelope, Pending, Server, Service, Transport
 
 __all__ = [
     "ArenaFile",
+    "ArenaProgress",
     "AttentionRules",
     "Changes",
     "ChosenAttention",
     "ChosenTokens",
     "Codec",
     "Connection",
+    "Deleted",
     "Device",
     "Dropped",
     "Envelope",

@@ -1,8 +1,8 @@
 """The contract of a device, which copies KV between the engine's pages and the arena's slots."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import msgspec
 import numpy as np
@@ -16,13 +16,17 @@ from blendhub.core.spans import Position, Span
 if TYPE_CHECKING:
     import torch
 
-PageFormat = Literal["packed_heads", "packed_tokens", "packed_transposed", "kv_first", "split", "latent"]
+PageFormat = Literal[
+    "packed_heads", "packed_tokens", "packed_transposed", "packed_tiles", "kv_first", "split", "latent"
+]
 """The memory layout of one layer's pages. B blocks, H heads, T tokens a block, Dk and Dv the widths of key and value:
 
 =================  ==========================================================================================
 packed_heads       one tensor [B, H, T, Dk + Dv]; the last axis has the key first, then the value
 packed_tokens      one tensor [B, T, H, Dk + Dv]; likewise
 packed_transposed  one tensor [B, H, T * (Dk + Dv)]: the block's keys as [Dk, T], then its values as [T, Dv]
+packed_tiles       one tensor [B, H, T * (Dk + Dv)]: the block's keys as [T / 16, Dk / 2, 16, 2], then its values as
+                   [Dv / 16, T / 2, 16, 2]: keys have 16 tokens by pairs of items, values 16 items by pairs of tokens
 kv_first           one tensor [2, B, T, H, D]
 split              two tensors, keys [B, T, H, Dk] and values [B, T, H, Dv]
 latent             one tensor [B, T, L]: one vector for each token, which is both key and value (MLA)
@@ -66,6 +70,19 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
     """The row of the section that holds the span's first token."""
     source_start: Position
     """The position that the span's first key is stored for. Unless it is ``span.start``, the keys are rotated."""
+
+
+class ArenaProgress(NamedTuple):
+    """How far the hub has reserved an arena, from its beginning on. Only reserved bytes may be touched."""
+
+    reserved: int
+    """Bytes that can be used."""
+    goal: int
+    """Bytes that will be: less than the arena's size if memory ran out."""
+
+    @property
+    def left(self) -> int:
+        return max(0, self.goal - self.reserved)
 
 
 class Transfer(Guarded, ABC):
@@ -141,10 +158,11 @@ class Device(Guarded, ABC):
         """
 
     @abstractmethod
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         """Use this arena, and pin its memory if that makes copies faster. Replaces an earlier arena.
 
-        Returns at once: pinning takes minutes on large machines, and copies do not wait for it.
+        Returns at once: pinning takes minutes on large machines, and copies do not wait for it. ``progress`` says how
+        far the arena is reserved by now: what lies behind that is not pinned yet. None: all of it is reserved.
 
         Raises InvalidInput for anything but a flat array of bytes, and after ``close``.
         """

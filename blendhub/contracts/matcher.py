@@ -7,7 +7,7 @@ from typing import Literal
 from blendhub.contracts.plugin_errors import Guarded
 from blendhub.core.errors import InvalidInput
 from blendhub.core.run_table import RunTable
-from blendhub.core.spans import Match, Span
+from blendhub.core.spans import MOST_GENERATION, Match, Span
 from blendhub.core.tokens import TokenBuffer, Tokens, as_tokens
 
 Reach = Literal["prefix", "segments", "anywhere"]
@@ -29,6 +29,9 @@ class Matcher(Guarded, ABC):
     that stands in the prompt several times is found each time. A match is marked exact only when the
     stored KV is bit for bit what the engine would compute: same tokens, same positions, same whole
     prefix, and stored as exact.
+
+    *Generations* say how far stored KV is from exact KV, which has generation 0; that of a run is the highest that it
+    was added with. Where a few runs hold the same stretch of a prompt, a match names one of the lowest generation.
 
     *Threads.* All methods may be called from several threads at once; each call acts as a whole.
 
@@ -54,11 +57,11 @@ class Matcher(Guarded, ABC):
         """The length from which reuse within reach is certain to be found; shorter reuse may be."""
 
     @abstractmethod
-    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def insert(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         """The KV of ``tokens[span]`` is now stored; it was computed with ``tokens[:span.start]`` before it.
 
         ``tokens`` is the whole sequence from position 0 and may go on after the span; the matcher keeps
-        its own copy of what it needs. ``exact=False`` says that part of the prefix was blended. A known
+        its own copy of what it needs. A ``generation`` above 0 says that part of the prefix was blended. A known
         run grows at its end only: the span of a later call starts where the last one ended, even if that
         one was discarded meanwhile. Any other span is refused.
         """
@@ -83,15 +86,17 @@ class Matcher(Guarded, ABC):
     def nbytes(self) -> int:
         """The memory that the index holds, tokens included, in bytes."""
 
-    def add(self, run: int, tokens: TokenBuffer, span: Span, exact: bool = True) -> None:
+    def add(self, run: int, tokens: TokenBuffer, span: Span, generation: int = 0) -> None:
         """``insert``, with tokens in any buffer. An empty span is refused, and so is one that ends after the tokens."""
         sequence = as_tokens(tokens)
         _check_run(run)
+        if not 0 <= generation <= MOST_GENERATION:
+            raise InvalidInput(f"a generation is a number from 0 to {MOST_GENERATION}, got {generation}")
         if not len(span) or span.end > sequence.size:
             raise InvalidInput(
                 f"add needs a span that is not empty and ends by the last of {sequence.size} tokens, got {span}"
             )
-        self.insert(run, sequence, span, exact)
+        self.insert(run, sequence, span, generation)
 
     def discard(self, run: int, span: Span) -> None:
         """``remove``. An empty span is refused."""
@@ -118,7 +123,7 @@ class TrackedMatcher(Matcher):
         self._lock = threading.Lock()
 
     @abstractmethod
-    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         """``insert``, of a span that is new or continues its run."""
 
     @abstractmethod
@@ -129,10 +134,10 @@ class TrackedMatcher(Matcher):
     def search(self, tokens: Tokens) -> list[Match]:
         """``find``."""
 
-    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def insert(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         with self._lock:
             self.runs.check_add(run, span)
-            self.index(run, tokens, span, exact)
+            self.index(run, tokens, span, generation)
             self.runs.add(run, span)
 
     def remove(self, run: int, span: Span) -> None:

@@ -36,10 +36,19 @@ class Dropped(msgspec.Struct, frozen=True):
     chunks: tuple[Span, ...]
 
 
+class Deleted(msgspec.Struct, frozen=True, kw_only=True):
+    """An object has announced that what a request stored is deleted, or what all requests with a cache salt stored.
+    One of the two is empty.
+    """
+
+    request: str = ""
+    salt: str = ""
+
+
 class Changes(msgspec.Struct, frozen=True):
     """What happened after a cursor, in order."""
 
-    changes: tuple[Published | Dropped, ...]
+    changes: tuple[Published | Dropped | Deleted, ...]
     cursor: bytes
     """Behind these changes: the next call goes on there."""
     behind: int
@@ -65,6 +74,9 @@ class SharedStore(Store):
     reported as published. What an object saves and discards itself is not among its changes; what the place
     dropped to make room for it is.
 
+    *Deletion.* What one object announces is among the changes of each other one. It drops nothing: the hubs drop what
+    they know of it, in their arenas, too. A snapshot says nothing of earlier announcements.
+
     *Alone.* A place that does not answer delays nobody for long: every call ends within seconds, with StoreFailed. The
     object may be opened before the place is there, and works once it is.
 
@@ -88,7 +100,8 @@ class SharedStore(Store):
 
     @abstractmethod
     def attach(self, file: ArenaFile, memory: memoryview) -> None:
-        """Use the arena: a file for other processes and memory of this one, which ``close`` releases."""
+        """Use the arena: a file for other processes and memory of this one, which ``close`` releases. The hub may
+        still be reserving it: bytes that no call has named are not to be touched."""
 
     @abstractmethod
     def snapshot(self) -> tuple[Iterator[StoredRun], bytes]:
@@ -101,6 +114,10 @@ class SharedStore(Store):
         Raises CursorLost if it is not known any more, all that came after the cursor. Only one thread at a time calls
         ``snapshot`` and ``changes``.
         """
+
+    @abstractmethod
+    def announce(self, deleted: Deleted) -> None:
+        """Tell the other objects of a deletion. Raises StoreFailed where that cannot be done."""
 
     @abstractmethod
     def figures(self) -> dict[str, float]:

@@ -12,6 +12,10 @@ Id = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Position = Annotated[int, Meta(ge=0, le=2**40)]
 """A position with the bounds for messages and stores; in memory, nothing checks the bounds."""
 
+MOST_GENERATION = 255
+Generation = Annotated[int, Meta(ge=0, le=MOST_GENERATION)]
+"""How many moves lie between KV and exact KV; see :mod:`blendhub.core.generations`."""
+
 
 class Span(msgspec.Struct, frozen=True, order=True, array_like=True):
     """The half-open range of tokens ``[start, end)``."""
@@ -32,7 +36,8 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
 
     ``exact`` promises more: the same positions and the same whole prefix, so that the stored KV is
     bit for bit what the engine would compute. ``settled``: the same positions and the same whole prefix, too, but some
-    of that was blended; the KV is loaded as it is. No match is both.
+    of that was blended; the KV is loaded as it is. No match is both. ``generation``: that of the stored KV; the hub
+    knows it, and matchers leave it at 0.
     """
 
     span: Span
@@ -40,6 +45,7 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
     source_start: Position
     exact: bool
     settled: bool = False
+    generation: Generation = 0
 
     @property
     def moved(self) -> bool:
@@ -50,7 +56,8 @@ class Match(msgspec.Struct, frozen=True, array_like=True):
         """The part of this match in ``[start, end)`` of the prompt."""
         if not self.span.start <= start <= end <= self.span.end:
             raise InvalidInput(f"[{start}, {end}) is not part of {self.span}")
-        return Match(Span(start, end), self.run, self.source_start + start - self.span.start, self.exact, self.settled)
+        source = self.source_start + start - self.span.start
+        return Match(Span(start, end), self.run, source, self.exact, self.settled, self.generation)
 
     def continues(self, earlier: "Match") -> bool:
         """Whether this match goes on where ``earlier`` ends, in the prompt and in the run alike."""
@@ -105,7 +112,7 @@ def join(matches: Iterable[Match]) -> list[Match]:
         if joined and match.continues(joined[-1]):
             first = joined.pop()
             whole = Span(first.span.start, match.span.end)
-            match = Match(whole, first.run, first.source_start, first.exact, first.settled)
+            match = Match(whole, first.run, first.source_start, first.exact, first.settled, first.generation)
         joined.append(match)
     return joined
 

@@ -3,7 +3,7 @@
 from blendhub.devices.batches import Batch, BatchPlanner
 from blendhub.devices.bounds import Bounds, after_prefix, check_arena, check_chunks, check_writable, group_at
 from blendhub.devices.host_arena import HostArena, PinningThread
-from blendhub.devices.pages import TENSOR_TYPES, Pages, Planes, planes_of, read_pages
+from blendhub.devices.pages import TENSOR_TYPES, Pages, Planes, planes_of, read_pages, rows_at
 from blendhub.devices.queues import Mover
 from blendhub.devices.rotation import Angles, angles_between, pairs_of
 from blendhub.devices.runtime import Runtime
@@ -32,4 +32,5 @@ __all__ = [
     "pairs_of",
     "planes_of",
     "read_pages",
+    "rows_at",
 ]

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
@@ -10,20 +11,32 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from blendhub.contracts import ArenaProgress
 from blendhub.devices.runtime import Runtime
 
 log = logging.getLogger(__name__)
+PAUSES = 9
+LONGEST_PAUSE_S = 0.1
+"""The pause after a part takes so many times as long as pinning it, within bounds. Calls of the accelerator may wait
+while a part is pinned; with the pauses, an engine's step meets hardly more than one."""
+
+LOOK_S = 0.1
+"""How often is looked for more reserved memory."""
 
 
 class HostArena:
     """An arena's bytes. ``pin`` page-locks them from the beginning on, as far as the machine allows.
 
-    Copies may begin before that: those of bytes that are not pinned yet go through bounce buffers.
+    Copies may begin before that: those of bytes that are not pinned yet go through bounce buffers. ``progress`` says
+    how far the arena is reserved by now; None: all of it.
     """
 
-    def __init__(self, arena: npt.NDArray[np.uint8], runtime: Runtime) -> None:
+    def __init__(
+        self, arena: npt.NDArray[np.uint8], runtime: Runtime, progress: Callable[[], ArenaProgress] | None = None
+    ) -> None:
         self.bytes = arena
         self._runtime = runtime
+        self._progress = progress or (lambda: ArenaProgress(arena.size, arena.size))
         self._pinned: list[slice] = []
         self._pinned_end = 0
         self._is_stopped = threading.Event()
@@ -49,8 +62,9 @@ class HostArena:
         """Page-lock the arena: slow. Ends early, after the part at hand, when ``stop_pinning`` is called."""
         self._runtime.enter()
         for part in self.parts(0, self.bytes.size):
-            if self._is_stopped.is_set():
-                return
+            if not self._wait_until_reserved(part.stop):
+                break
+            started = time.monotonic()
             error = self._register(self.bytes[part])
             if error:
                 log.warning(
@@ -64,7 +78,9 @@ class HostArena:
                 return
             self._pinned.append(part)
             self._pinned_end = part.stop
-        log.info("all %d MiB of the arena are pinned", self.bytes.size >> 20)
+            self._is_stopped.wait(min(PAUSES * (time.monotonic() - started), LONGEST_PAUSE_S))
+        if not self._is_stopped.is_set():
+            log.info("%d MiB of the arena's %d are pinned", self._pinned_end >> 20, self._progress().goal >> 20)
 
     def stop_pinning(self) -> None:
         self._is_stopped.set()
@@ -75,6 +91,17 @@ class HostArena:
         self._pinned_end = 0
         while self._pinned:
             self._runtime.unregister(self.bytes[self._pinned.pop()])
+
+    def _wait_until_reserved(self, end: int) -> bool:
+        """Whether the bytes before ``end`` are reserved; False: pinning was stopped, or they never will be."""
+        while not self._is_stopped.is_set():
+            progress = self._progress()
+            if end <= progress.reserved:
+                return True
+            if not progress.left:
+                return False
+            self._is_stopped.wait(LOOK_S)
+        return False
 
     def _register(self, memory: npt.NDArray[np.uint8]) -> str | None:
         try:

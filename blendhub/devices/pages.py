@@ -20,8 +20,15 @@ TENSOR_TYPES = {
 """The torch dtypes of each layout dtype. Engines also keep 8-bit items in tensors of bytes."""
 
 
+TILE = 16
+"""The rows of a tile, as CPUs with AMX multiply them: of tokens in keys, of items in values."""
+
+
 class Planes(NamedTuple):
-    """The pages of one layer, as views ``[blocks, heads, tokens, width]``."""
+    """The pages of one layer, as views ``[blocks, heads, tokens, width]``.
+
+    In tiles, tokens and width have two axes each: ``[blocks, heads, tokens / n, n, width / m, m]``.
+    """
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -72,7 +79,7 @@ def read_pages(layers: Sequence[PagedLayer], block_size: int, layout: KVLayout, 
 
 
 def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[torch.Tensor, torch.Tensor]:
-    """Views of a layer's keys and of its values as ``[blocks, heads, tokens, width]``, without a copy."""
+    """Views of a layer's keys and of its values as in :class:`Planes`, without a copy."""
     widths = [layout.key_dim, layout.value_dim]
     first, last = layer.tensors[0], layer.tensors[-1]
     match layer.format:
@@ -84,6 +91,11 @@ def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[tor
             keys, values = first.split_with_sizes([block_size * width for width in widths], -1)
             keys = keys.view(*keys.shape[:2], widths[0], block_size).transpose(2, 3)
             values = values.view(*values.shape[:2], block_size, widths[1])
+        case "packed_tiles":
+            keys, values = first.split_with_sizes([block_size * width for width in widths], -1)
+            keys = keys.view(*keys.shape[:2], block_size // TILE, widths[0] // 2, TILE, 2).transpose(3, 4)
+            values = values.view(*values.shape[:2], widths[1] // TILE, block_size // 2, TILE, 2)
+            values = values.permute(0, 1, 3, 5, 2, 4)
         case "kv_first":
             keys, values = first.transpose(2, 3)
         case "split":
@@ -92,6 +104,14 @@ def planes_of(layer: PagedLayer, block_size: int, layout: KVLayout) -> tuple[tor
             keys = first.unsqueeze(1)
             values = keys[..., widths[0] :]
     return keys, values
+
+
+def rows_at(plane: torch.Tensor, blocks: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The rows ``[n, heads, width]`` of a plane's tokens, as a copy."""
+    if plane.ndim == 4:
+        return plane[blocks, :, slots]
+    inner = plane.shape[3]
+    return plane[blocks, :, slots // inner, slots % inner].flatten(-2)
 
 
 def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[int | None, ...]]:
@@ -104,6 +124,8 @@ def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[
             return [(None, block_size, heads, keys + values)]
         case "packed_transposed":
             return [(None, heads, block_size * (keys + values))]
+        case "packed_tiles" if not (block_size % TILE or keys % 2 or values % TILE):
+            return [(None, heads, block_size * (keys + values))]
         case "split":
             return [(None, block_size, heads, keys), (None, block_size, heads, values)]
         case "kv_first" if keys == values:
@@ -112,7 +134,8 @@ def _shapes(layer: PagedLayer, block_size: int, layout: KVLayout) -> list[tuple[
             return [(None, block_size, keys)]
     raise LayoutMismatch(
         f"layer {layer.name!r} has pages of format {layer.format!r}, which is impossible with {heads} heads, "
-        f"keys of {keys} and values of {values} items; the layout must be that of the engine's pages"
+        f"keys of {keys} and values of {values} items in blocks of {block_size} tokens; the layout must be that of the "
+        "engine's pages"
     )
 
 

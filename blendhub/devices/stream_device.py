@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, Segment, Transfer
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices.batches import Batch, BatchPlanner
@@ -43,6 +43,13 @@ class _Attached(NamedTuple):
     pinning: PinningThread
 
 
+class _GivenArena(NamedTuple):
+    """The arguments of ``pin``, which may come before ``attach``."""
+
+    bytes: npt.NDArray[np.uint8]
+    progress: Callable[[], ArenaProgress] | None
+
+
 class StreamDevice(Device):
     """A device whose work all goes through a ``Runtime``. Subclasses say how a batch gets to pages and back."""
 
@@ -57,7 +64,7 @@ class StreamDevice(Device):
         self._staging_mib = staging_mib
         self._runtime = runtime
         self._attached: _Attached | None = None
-        self._arena_bytes: npt.NDArray[np.uint8] | None = None
+        self._given_arena: _GivenArena | None = None
         self._arena: HostArena | None = None
         self._closed = False
 
@@ -90,17 +97,17 @@ class StreamDevice(Device):
             ) from error
         attached.groups.append(_Group(pages, Bounds(layout, block_size, pages), planner, mover))
         is_first, self._attached = self._attached is None, attached
-        if is_first and self._arena_bytes is not None:
-            self._use_arena(attached, self._arena_bytes)
+        if is_first and self._given_arena is not None:
+            self._use_arena(attached, self._given_arena)
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)
         self._release_arena()
-        self._arena_bytes = arena
+        self._given_arena = _GivenArena(arena, progress)
         if self._attached:
-            self._use_arena(self._attached, arena)
+            self._use_arena(self._attached, self._given_arena)
 
     def wait_until_pinned(self) -> None:
         """Return when as much of the arena is pinned as can be. For tests and benchmarks: transfers do not need it."""
@@ -181,8 +188,8 @@ class StreamDevice(Device):
             )
         return planner
 
-    def _use_arena(self, attached: _Attached, arena: npt.NDArray[np.uint8]) -> None:
-        self._arena = HostArena(arena, attached.runtime)
+    def _use_arena(self, attached: _Attached, given: _GivenArena) -> None:
+        self._arena = HostArena(given.bytes, attached.runtime, given.progress)
         attached.pinning.run_later(self._arena.pin)
 
     def _release_arena(self) -> None:
@@ -191,7 +198,7 @@ class StreamDevice(Device):
             self._arena.stop_pinning()
             for work in (self._attached.loads.drain, self._attached.saves.drain, self._arena.unpin):
                 self._attached.pinning.run_later(work)
-        self._arena = self._arena_bytes = None
+        self._arena = self._given_arena = None
 
     def _attached_pages(self) -> tuple[Pages, KVLayout]:
         if self._attached is None:

@@ -40,7 +40,13 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         Meta(description="where the hub listens; empty: one Unix socket that only this user can reach"),
     ] = ()
     arena_gib: Annotated[
-        float, Meta(ge=0, le=2**20, description="shared memory for KV; 0: a quarter of the memory that is available")
+        float,
+        Meta(
+            ge=0,
+            le=2**20,
+            description="shared memory for KV; 0: a quarter of the memory that is available, at most half of /dev/shm "
+            "and 64 GiB, divided by vLLM's data-parallel engines on the machine",
+        ),
     ] = 0.0
     store: Annotated[
         StoreChoice | None, Meta(description="keeps KV beyond memory and restarts; none: KV is in memory only")

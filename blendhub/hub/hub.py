@@ -67,8 +67,9 @@ class Hub:
     async def _start(self) -> None:
         resources = self._resources
         wanted = self.config.arena_gib
-        arena = await Arena.create(int(wanted * 2**30) if wanted else default_arena_bytes())
+        arena = Arena(int(wanted * 2**30) if wanted else default_arena_bytes())
         resources.callback(arena.close)
+        resources.push_async_callback(_cancelled, asyncio.create_task(arena.reserve()))
         threads = MatchThreads()
         resources.callback(threads.close)
         indexes = IndexTable(self._host, threads)
@@ -85,7 +86,9 @@ class Hub:
             resources.push_async_callback(server.close)
             self.endpoints += (server.endpoint,)
         if self.config.metrics:
-            metrics = MetricsServer(Routes(self.service.stats, self.service.counters, self.service.reports).get)
+            service = self.service
+            routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+            metrics = MetricsServer(routes.get, routes.delete)
             self.metrics_address = await metrics.start(self.config.metrics)
             resources.push_async_callback(metrics.close)
         ticking = asyncio.create_task(self._tick())
@@ -142,3 +145,8 @@ class Hub:
                 self.service.tick()
             except Exception:  # one failing tick must not stop the later ones
                 log.exception("the hub's periodic work failed: leases and sessions that expired now end later")
+
+
+async def _cancelled(task: "asyncio.Task[None]") -> None:
+    task.cancel()
+    await asyncio.wait((task,))

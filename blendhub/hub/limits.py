@@ -29,6 +29,11 @@ than this."""
 MOST_TRIES = 64
 """The number of places of the arena that are tried for a slot where chunks in use leave no room around."""
 
+DELETIONS_A_SECOND = 100
+MOST_WAITING_DELETIONS = 64
+"""Deletions of a request or salt, of all clients: each looks through the store, and is told to all hubs of a fleet. One
+more is answered Busy."""
+
 AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""
 

@@ -11,7 +11,9 @@ from blendhub.contracts.transport import Peer
 from blendhub.core.errors import BlendHubError, Busy
 from blendhub.hub.config import HubConfig
 from blendhub.hub.counters import Counters
+from blendhub.hub.deletion import Deletion
 from blendhub.hub.handlers.base import Answer, Handler, OpenHandler
+from blendhub.hub.handlers.deletion import DeletionHandlers
 from blendhub.hub.handlers.explain import ExplainHandlers
 from blendhub.hub.handlers.reads import ReadHandlers
 from blendhub.hub.handlers.sessions import SessionHandlers
@@ -62,11 +64,16 @@ class HubService(Service):
             **ReadHandlers(*shared).by_type(),
             **WriteHandlers(*shared).by_type(),
         }
+        deletion = Deletion(state, tier, clock)
+        self.deleting = DeletionHandlers(deletion, self.counters)
+        if follower:
+            follower.delete = deletion.delete_here
         explaining = ExplainHandlers(state, self.reports, self._sessions)
         self._handlers[wire.Reported] = explaining.reported
         self._open_handlers: dict[type, OpenHandler] = {
             wire.Explain: explaining.explain,
             wire.Preview: explaining.preview,
+            wire.Forget: self.deleting.forget,
         }
         """The handlers of requests that need no session."""
 

@@ -15,7 +15,7 @@ from blendhub.hub.index.table import IndexTable
 from blendhub.hub.index_limit import IndexLimit
 from blendhub.hub.leases.read_leases import ReadLease, ReadLeases
 from blendhub.hub.leases.sessions import Session, SessionTable
-from blendhub.hub.leases.write_leases import WriteLease, WriteLeases
+from blendhub.hub.leases.write_leases import ORDINARY, Worth, WriteLease, WriteLeases
 from blendhub.hub.memory.cache import Cache, slot_bytes
 from blendhub.hub.stores.store_tier import StoreTier
 from blendhub.system.processes import ProcessId
@@ -86,6 +86,9 @@ class HubState:
         origin: Origin,
         run: Run | None,
         deadline: float,
+        *,
+        request: str = "",
+        worth: Worth = ORDINARY,
     ) -> WriteLease | None:
         """A write lease on slots for a span that ``index`` lacks; None while the arena is full.
 
@@ -99,15 +102,17 @@ class HubState:
             or index.runs.get(run.id) is not run
             or run.end != span.start
             or run.origin != origin
+            or run.request != request
             or run.foreign
             or run in index.growing
         ):
-            run = Run(self.indexes.new_run_id(), index, span.start, origin)
-        return self.writes.reserve(secrets.randbits(62), self.next_lease_number(), session, deadline, run, tokens, span)
+            run = Run(self.indexes.new_run_id(), index, span.start, origin, request=request)
+        id, number = secrets.randbits(62), self.next_lease_number()
+        return self.writes.reserve(id, number, session, deadline, run, tokens, span, worth)
 
     def abort(self, session: Session, lease: int) -> None:
         """End a write lease. The session has stopped writing; the other ranks learn of it with their next pings."""
-        self._revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)
+        self.revoke(self.writes.leases.of_engine(lease, session.engine.name), stopped=session)
 
     # Ending.
 
@@ -126,7 +131,7 @@ class HubState:
         for write in self.writes.leases.all_of_engine(session.engine.name):
             # It cannot be completed without this session, which took the lease, or writes a shard.
             if write.session == session.id or session.rank >= 0:
-                self._revoke(write)
+                self.revoke(write)
         if not may_still_write:
             self.writes.stop_waiting_for(session.id)
 
@@ -159,10 +164,11 @@ class HubState:
 
     def expire(self, now: float, silence: float) -> None:
         """End expired leases and silent sessions, and drop the indexes of namespaces that store nothing."""
+        self.cache.policy.expire(now)
         for read in self.reads.leases.expired(now):
             self.reads.end(read)
         for write in self.writes.leases.expired(now):
-            self._revoke(write)
+            self.revoke(write)
         for session in self.sessions.silent_since(now - silence):
             self.end_session(session, may_still_write=True)
         self._check_mappings(list(self.ended_but_mapped.values()))
@@ -174,7 +180,7 @@ class HubState:
         del self.ended_but_mapped[session.id]
         self.writes.stop_waiting_for(session.id)
 
-    def _revoke(self, lease: WriteLease, stopped: Session | None = None) -> None:
+    def revoke(self, lease: WriteLease, stopped: Session | None = None) -> None:
         """End a write lease; its unpublished slots stay in quarantine until no process can write into them.
 
         ``stopped`` is a session that asked for this, and has stopped writing.
@@ -209,7 +215,9 @@ class HubState:
         assert len(self.cache.policy) == len(in_arena), "the eviction policy knows other chunks than the arena holds"
         assert all(chunk in self.cache.policy for chunk in in_arena)
         rounded = self.cache.arena.extents.rounded
-        owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena]
+        erased = self.cache.erased
+        assert not erased & chunks and all(chunk.pins for chunk in erased), "a deleted chunk is found, or has no reader"
+        owned += [(chunk.offset or 0, rounded(slot_bytes(chunk))) for chunk in in_arena | erased]
         for write in self.writes.leases:
             size = rounded(write.run.index.namespace.slot_bytes)
             owned += [(slot.slot, size) for slot in write.slots[write.published :]]
@@ -219,11 +227,11 @@ class HubState:
         owned += [(offset, rounded(slot_bytes(chunk))) for chunk, offset in self.cache.filling.items()]
         free = self.cache.arena.extents.free_extents()
         assert sum(size for _, size in free) == self.cache.arena.extents.free_bytes
-        _check_tiled(sorted(owned + free), self.cache.arena.name.size)
+        _check_tiled(sorted(owned + free), self.cache.arena.extents.size)
         pins: dict[Chunk, int] = {}
         for lease in self.reads.leases:
             for chunk in lease.chunks:
-                assert chunk in in_arena, "a leased chunk left the arena"
+                assert chunk in in_arena or chunk in erased, "a leased chunk left the arena"
                 pins[chunk] = pins.get(chunk, 0) + 1
         assert all(chunk.pins >= pins.get(chunk, 0) for chunk in chunks)
 

@@ -80,11 +80,11 @@ class MatcherWithOracle:
         self.matcher = matcher
         self.reference = ReferenceMatcher(matcher.reach, matcher.guaranteed_tokens, separator)
 
-    def add(self, run: int, tokens: Tokens, span: Span | None = None, exact: bool = True) -> None:
+    def add(self, run: int, tokens: Tokens, span: Span | None = None, generation: int = 0) -> None:
         """Store ``span``, or all of the tokens."""
         span = span or Span(0, len(tokens))
-        self.reference.add(run, tokens, span, exact)
-        self.matcher.add(run, tokens, span, exact)
+        self.reference.add(run, tokens, span, generation)
+        self.matcher.add(run, tokens, span, generation)
         assert len(self.matcher) == len(self.reference), f"wrong number of stored tokens after adding {span}"
 
     def discard(self, run: int, span: Span) -> None:

@@ -1,12 +1,12 @@
 """A slow reference device: copies one token and one head at a time. Needs torch, and pages in host memory."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from blendhub.contracts import Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, PageFormat, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, LayoutMismatch, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 
@@ -68,6 +68,7 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
         "packed_heads": [(n_blocks, heads, block_size, key_dim + value_dim)],
         "packed_tokens": [(n_blocks, block_size, heads, key_dim + value_dim)],
         "packed_transposed": [(n_blocks, heads, block_size * (key_dim + value_dim))],
+        "packed_tiles": [(n_blocks, heads, block_size * (key_dim + value_dim))],
         "kv_first": [(2, n_blocks, block_size, heads, key_dim)],
         "split": [(n_blocks, block_size, heads, key_dim), (n_blocks, block_size, heads, value_dim)],
         "latent": [(n_blocks, block_size, key_dim)],
@@ -75,9 +76,25 @@ def page_shapes(format: PageFormat, n_blocks: int, block_size: int, layout: KVLa
     return shapes[format]
 
 
+class Scattered:
+    """Items of an array that do not lie together."""
+
+    def __init__(self, array: npt.NDArray[Any], at: npt.NDArray[np.int64]) -> None:
+        self._array, self._at = array, at
+
+    def __setitem__(self, index: Any, items: Any) -> None:
+        self._array[self._at[index]] = items
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return self._array[self._at]
+
+
+Items: TypeAlias = npt.NDArray[Any] | Scattered
+
+
 def key_and_value(
     format: PageFormat, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int], block_size: int, key_dim: int
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+) -> tuple[Items, Items]:
     """Views of one key and one value at ``place``: block, slot in the block, head."""
     block, slot, head = place
     first, last = arrays[0], arrays[-1]
@@ -93,6 +110,12 @@ def key_and_value(
             return keys.reshape(key_dim, block_size)[:, slot], values.reshape(block_size, len(values) // block_size)[
                 slot
             ]
+        case "packed_tiles":
+            both = first[block, head]
+            key, value = np.arange(key_dim), np.arange(len(both) // block_size - key_dim)
+            in_keys = slot // 16 * 16 * key_dim + key // 2 * 32 + slot % 16 * 2 + key % 2
+            in_values = value // 16 * 16 * block_size + slot // 2 * 32 + value % 16 * 2 + slot % 2
+            return Scattered(both, in_keys), Scattered(both, block_size * key_dim + in_values)
         case "kv_first":
             return first[0, block, slot, head], first[1, block, slot, head]
         case "split":
@@ -193,7 +216,7 @@ class ReferenceDevice(Device):
         if layer.rotation and layout.dtype == "int8":
             raise Unsupported(f"keys of {layer.name!r} are int8, which cannot be rotated")
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("the device is closed")
         if arena.dtype != np.uint8 or arena.ndim != 1 or arena.strides != (1,):
@@ -294,7 +317,7 @@ class ReferenceDevice(Device):
 
     def _place(
         self, index: int, arrays: Sequence[npt.NDArray[Any]], place: tuple[int, int, int]
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    ) -> tuple[Items, Items]:
         assert self._layers is not None
         return key_and_value(self._layers[index].format, arrays, place, self._block_size, self._layout.key_dim)
 

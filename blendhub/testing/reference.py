@@ -26,15 +26,18 @@ class ReferenceRun:
         self.tokens = tokens.copy()
         self.stored: Flags = np.zeros(len(tokens), bool)
         self.exact: Flags = np.zeros(len(tokens), bool)
+        self.generation = 0
+        """The highest that was added."""
         self.end = start
 
-    def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
+    def grow(self, tokens: Tokens, span: Span, generation: int) -> None:
         """Store ``span``; the positions before the span stay as they were."""
         self.tokens = np.concatenate([self.tokens[: self.end], tokens[self.end :]])
         self.stored = np.concatenate([self.stored[: self.end], np.zeros(len(tokens) - self.end, bool)])
         self.exact = np.concatenate([self.exact[: self.end], np.zeros(len(tokens) - self.end, bool)])
         self.stored[span.start : span.end] = True
-        self.exact[span.start : span.end] = exact
+        self.exact[span.start : span.end] = generation == 0
+        self.generation = max(self.generation, generation)
         self.end = span.end
 
     def holds(self, span: Span) -> bool:
@@ -62,13 +65,13 @@ class ReferenceMatcher(Matcher):
     def guaranteed_tokens(self) -> int:
         return self._guaranteed
 
-    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def insert(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         with self._lock:
             known = self.runs.get(run)
             if known and span.start != known.end:
                 raise InvalidInput(f"run {run} ends at {known.end} and cannot grow by {span}; start there")
             grown = known or ReferenceRun(tokens, span.start)
-            grown.grow(tokens, span, exact)
+            grown.grow(tokens, span, generation)
             self.runs[run] = grown
 
     def remove(self, run: int, span: Span) -> None:
@@ -82,7 +85,7 @@ class ReferenceMatcher(Matcher):
 
     def find(self, tokens: Tokens) -> list[Match]:
         with self._lock:
-            chosen = _furthest_first(self.candidates(tokens))
+            chosen = self._furthest_first(self.candidates(tokens))
             return [piece for match in chosen for piece in self._split_by_exactness(match, tokens)]
 
     def __len__(self) -> int:
@@ -106,7 +109,7 @@ class ReferenceMatcher(Matcher):
         for name, run in self.runs.items():
             agreed = _agreement(run.tokens, prompt)
             pieces += [Match(span, name, span.start, False) for span in _spans_of(run.stored[:agreed])]
-        return _without_gaps(_furthest_first(pieces))
+        return _without_gaps(self._furthest_first(pieces))
 
     def _common_stretches(self, name: int, run: ReferenceRun, prompt: Tokens) -> Iterator[Match]:
         """Each stretch of stored tokens that the run and the prompt have in common, at any shift between them."""
@@ -147,6 +150,28 @@ class ReferenceMatcher(Matcher):
                 start = at + width
         return [span for span in [*spans, Span(start, len(tokens))] if len(span)]
 
+    def _furthest_first(self, candidates: list[Match]) -> list[Match]:
+        """Disjoint, ascending pieces: the match that reaches furthest, and of these the one of the lowest generation,
+        is followed to its end.
+        """
+
+        def rank(match: Match) -> tuple[int, int]:
+            return match.span.end, -self.runs[match.run].generation
+
+        furthest: dict[int, Match] = {}
+        for match in candidates:
+            start = match.span.start
+            furthest[start] = max(furthest.get(start, match), match, key=rank)
+        waiting = [furthest[start] for start in sorted(furthest)]
+        chosen: list[Match] = []
+        at = 0
+        while waiting := [match for match in waiting if match.span.end > at]:
+            at = max(at, waiting[0].span.start)
+            best = max((match for match in waiting if match.span.start <= at), key=rank)
+            chosen.append(best.part(at, best.span.end))
+            at = best.span.end
+        return chosen
+
     def _split_by_exactness(self, match: Match, prompt: Tokens) -> Iterator[Match]:
         run = self.runs[match.run]
         agreed = _agreement(run.tokens, prompt) if match.source_start == match.span.start else 0
@@ -171,23 +196,6 @@ def _spans_of(flags: Flags, at_least: int = 1) -> list[Span]:
         return []
     edges = np.flatnonzero(np.diff(flags, prepend=False, append=False)).reshape(-1, 2)
     return [Span(start, end) for start, end in edges[edges[:, 1] - edges[:, 0] >= at_least].tolist()]
-
-
-def _furthest_first(candidates: list[Match]) -> list[Match]:
-    """Disjoint, ascending pieces: the match that reaches furthest is followed to its end."""
-    furthest: dict[int, Match] = {}
-    for match in candidates:
-        start = match.span.start
-        furthest[start] = max(furthest.get(start, match), match, key=lambda one: one.span.end)
-    waiting = [furthest[start] for start in sorted(furthest)]
-    chosen: list[Match] = []
-    at = 0
-    while waiting := [match for match in waiting if match.span.end > at]:
-        at = max(at, waiting[0].span.start)
-        best = max((match for match in waiting if match.span.start <= at), key=lambda match: match.span.end)
-        chosen.append(best.part(at, best.span.end))
-        at = best.span.end
-    return chosen
 
 
 def _without_gaps(pieces: list[Match]) -> list[Match]:

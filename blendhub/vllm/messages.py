@@ -7,7 +7,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
-    KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
     KVConnectorWorkerMetadata,
 )
@@ -22,6 +21,9 @@ from blendhub.core.tokens import Tokens
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.model_support import ModelSupport
+
+NULL_BLOCK = 0
+"""The block that vLLM puts in the place of blocks which it did not allocate, or has freed: they left the window."""
 
 
 class HubAddress(msgspec.Struct, frozen=True):
@@ -119,6 +121,8 @@ class StepPlan(KVConnectorMetadata):
     """The number of the step, counted from the engine's start."""
     budget: int = 0
     """The most tokens to recompute in this step."""
+    computes: bool = False
+    """Whether vLLM computes tokens in this step."""
 
 
 class LoadResult(msgspec.Struct, frozen=True):
@@ -138,6 +142,15 @@ class LoadResult(msgspec.Struct, frozen=True):
     """Whether this rank ended its load because another one failed."""
     audit: AuditOutcome | None = None
     """The outcome of an audit, on the ranks that have the model's predictions."""
+
+
+class WorkerProof(msgspec.Struct, frozen=True):
+    """The result of a worker's checks of its model, made once the model was loaded."""
+
+    rank: int
+    support: ModelSupport
+    weights: str = ""
+    rotary: str = ""
 
 
 def _tells(result: LoadResult) -> tuple[bool, bool, bool]:
@@ -163,6 +176,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """Bytes of KV that went through the transport."""
     adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
     """All LoRA adapters of the ranks on which these have changed, by rank and by id."""
+    proofs: dict[int, WorkerProof] = field(default_factory=dict)
+    """The proofs of the ranks whose first report this is."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "WorkerReport":
         assert isinstance(other, WorkerReport)
@@ -180,13 +195,5 @@ class WorkerReport(KVConnectorWorkerMetadata):
             save_seconds=max(self.save_seconds, other.save_seconds),
             carried_bytes=self.carried_bytes + other.carried_bytes,
             adapters=self.adapters | other.adapters,
+            proofs=self.proofs | other.proofs,
         )
-
-
-@dataclass
-class WorkerHandshake(KVConnectorHandshakeMetadata):
-    """The result of a worker's checks of its model, made once the model was loaded."""
-
-    support: ModelSupport
-    weights: str
-    rotary: str

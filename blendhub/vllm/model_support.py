@@ -1,13 +1,22 @@
-"""How far a loaded model can reuse KV."""
+"""How far a loaded model can reuse KV, alone and beside the other connectors of vLLM's MultiConnector."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
+from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.outcome.model_card import Use, dtype_name, read_card, why_not
 from blendhub.vllm.settings import OWNER, Settings
+
+BY_HASH = ("OffloadingConnector", "SimpleCPUOffloadConnector")
+"""Connectors that identify stored KV by a request's block hashes, of which BlendHub salts those of blended blocks.
+
+OffloadingConnector keeps the hashes that it saw when vLLM asked it for a request. So it has to be asked after BlendHub.
+"""
+BY_REQUEST = ("NixlConnector", "NixlPullConnector", "NixlPushConnector")
+"""Connectors that store nothing, but send a request's KV to one other engine, for the same request."""
 
 
 class ModelSupport(msgspec.Struct, frozen=True):
@@ -21,6 +30,8 @@ class ModelSupport(msgspec.Struct, frozen=True):
     """A sentence for each restriction."""
     audits: bool = False
     """Whether blended requests can be audited."""
+    shows_hashes: bool = False
+    """Whether another connector stores KV under a request's block hashes."""
 
 
 def unsupported(reason: str) -> ModelSupport:
@@ -46,3 +57,62 @@ def permitted(support: ModelSupport, settings: Settings, served: Any) -> ModelSu
         return support
     reason = f"only exact prefixes are reused: {OWNER}.model_card, {path}, {why}"
     return msgspec.structs.replace(support, blends=False, audits=False, reasons=(*support.reasons, reason))
+
+
+class Neighbours(NamedTuple):
+    """The connectors beside BlendHub, by their classes' names."""
+
+    load_failure_policy: str
+    before: tuple[str, ...] = ()
+    """Those that vLLM asks before BlendHub."""
+    behind: tuple[str, ...] = ()
+    are_known: bool = True
+    """Whether vLLM says which connectors there are."""
+
+    @property
+    def identify_by_hash(self) -> bool:
+        """Whether one of them stores KV under block hashes."""
+        return not set(BY_HASH).isdisjoint(self.before + self.behind)
+
+    @property
+    def refusal(self) -> str:
+        """Why no text is moved beside them; empty if it can be."""
+        exact = "exact prefixes are reused all the same"
+        if not self.are_known:
+            return f"text is not moved, because this vLLM does not say which connectors stand beside; {exact}"
+        if others := [name for name in self.before + self.behind if name not in BY_HASH + BY_REQUEST]:
+            return f"text is not moved beside {others[0]}, which may store what was blended as exact; {exact}"
+        if early := [name for name in self.before if name in BY_HASH]:
+            return (
+                f"text is not moved behind {early[0]}, which then takes what will be blended for exact; name "
+                f"BlendHubConnector before it in connectors; {exact}"
+            )
+        return ""
+
+    def check_policy(self) -> None:
+        """Raise Unsupported if a load that fails would end its request: vLLM looks at MultiConnector's policy only."""
+        if self.load_failure_policy != "recompute":
+            raise Unsupported(
+                f"kv_load_failure_policy of MultiConnector is {self.load_failure_policy!r}, with which a load that "
+                'fails ends the request; set "kv_load_failure_policy": "recompute" beside "kv_connector"'
+            )
+
+
+def neighbours_of(own: Any, outer: Any) -> Neighbours | None:
+    """The connectors beside this one in ``outer``, the connector that vLLM knows; None if it stands alone."""
+    if outer is own:
+        return None
+    policy = outer._kv_transfer_config.kv_load_failure_policy
+    connectors = getattr(outer, "sub_connectors", None)  # not every version has it
+    if connectors is None:
+        return Neighbours(policy, are_known=False)
+    at = connectors.index(own)
+    names = [type(one).__name__ for one in connectors]
+    return Neighbours(policy, tuple(names[:at]), tuple(names[at + 1 :]))
+
+
+def beside(neighbours: Neighbours, support: ModelSupport) -> ModelSupport:
+    """What a model that blends supports beside other connectors."""
+    if neighbours.refusal:
+        return ModelSupport(support.layouts, False, (neighbours.refusal,))
+    return msgspec.structs.replace(support, shows_hashes=neighbours.identify_by_hash)

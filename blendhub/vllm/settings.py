@@ -7,9 +7,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
+from blendhub.client.wire import LONGEST_KEEP_S
 from blendhub.core.errors import BlendHubError, OptionError, PluginError
+from blendhub.core.generations import MAX_GENERATION
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import MOST_GENERATION
 from blendhub.framework.host import PluginHost
 from blendhub.framework.options import did_you_mean, mistakes_in, parse_options
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, HubPlacement, StoreChoice
@@ -76,6 +79,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         Share, Meta(description="share of the moved text that is recomputed; a request may override it")
     ] = 0.15
     policy: Annotated[ReusePolicy, Meta(description="limits within which reuse pays")] = ReusePolicy()
+    max_generation: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=MOST_GENERATION,
+            description="KV is at most so many moves from exact KV: text that would go beyond is computed, not moved",
+        ),
+    ] = MAX_GENERATION
     audit_share: Annotated[
         Share,
         Meta(description="share of the blended requests that are audited, and at least one in ten minutes; 0: none"),
@@ -154,7 +165,44 @@ class RequestSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     audit: Annotated[bool, Meta(description="true: audit this request if it blends; the response has the outcome")] = (
         False
     )
+    keep: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=LONGEST_KEEP_S,
+            description="seconds for which this prompt's KV is evicted after other KV, within a quota; at most a day",
+        ),
+    ] = 0.0
+    drop: Annotated[
+        bool, Meta(description="true: what this request stores is not worth keeping: it is evicted before other KV")
+    ] = False
+    forget: Annotated[
+        Literal["fast", "strict"],
+        Meta(
+            description="strict: nothing computed behind text that is gone from the prompt is reused, only exact "
+            "prefixes; fast: it is moved"
+        ),
+    ] = "fast"
+    approximate_from: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="of a prompt that another engine has computed: the position from which on its KV may be "
+            "blended, as the report of that engine says",
+        ),
+    ] = 0
 
+    def __post_init__(self) -> None:
+        if self.keep and self.drop:
+            raise ValueError("keep and drop say the opposite of each other; give one of them")
+        if self.forget == "strict" and self.mode in ("blend", "contiguous"):
+            raise ValueError(f'forget "strict" reuses exact prefixes only, and mode is {self.mode!r}; leave mode out')
+
+
+REPORTED = {"engine_tokens", "reason"}
+"""Keys that only a report has: proxies hand the report of the engine that computed a prompt to the one that answers."""
+NOWHERE = 2**31
+"""Behind every prompt: all KV is what the model alone computes."""
 
 EXTRA = "kv_connector_extra_config"
 OWNER = f"{EXTRA}.{KEY}"
@@ -273,7 +321,15 @@ def read_request(params: Mapping[str, Any] | None) -> RequestSettings:
             raise OptionError(
                 f"kv_transfer_params has the key {key!r} (did you mean {KEY!r}?); BlendHub reads only that"
             )
-    return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, (params or {}).get(KEY))
+    given = (params or {}).get(KEY)
+    if isinstance(given, Mapping) and not REPORTED.isdisjoint(given):
+        given = {"approximate_from": given.get("approximate_from", NOWHERE)}
+    return parse_options(f"kv_transfer_params.{KEY}", RequestSettings, given)
+
+
+def is_brought(params: Mapping[str, Any] | None) -> bool:
+    """Whether another connector brings the KV of the prompt, which another engine has computed."""
+    return isinstance(params, Mapping) and bool(params.get("do_remote_prefill"))
 
 
 def foreign_keys(params: Mapping[str, Any] | None) -> list[str]:

@@ -42,12 +42,13 @@ COUNTERS: dict[str, str] = {
 AUDITS = "audits"
 """The name of the list of audits, which has the fields of an ``AuditRecord`` for each audit."""
 
-LABELLED: dict[str, tuple[str, str]] = {
-    "refused_": ("requests_without_reuse", "Requests for which nothing was reused, by reason."),
-    "saves_failed_": ("saves_failed", "Saves that failed, by error."),
-    "reservations_failed_": ("reservations_failed", "Reservations of slots that failed, by error."),
+LABELLED: dict[str, tuple[str, str, str]] = {
+    "refused_": ("requests_without_reuse", "reason", "Requests for which nothing was reused, by reason."),
+    "saves_failed_": ("saves_failed", "reason", "Saves that failed, by error."),
+    "reservations_failed_": ("reservations_failed", "reason", "Reservations of slots that failed, by error."),
+    "generation_": ("requests_by_generation", "generation", "Blended requests, by the generation of their KV."),
 }
-"""The counters whose names end with a reason: the beginning of the name, the metric, its help text."""
+"""The counters whose names end with a label: the beginning of the name, the metric, the label, the help text."""
 
 
 OF_AUDITS: dict[str, str] = {
@@ -87,6 +88,7 @@ class AuditRecord(NamedTuple):
     ratio: float
     agrees: bool
     kl: float
+    generation: int
 
 
 def ratio_band(ratio: float) -> str:
@@ -139,10 +141,10 @@ class BlendHubMetrics(KVConnectorPromMetrics):
         counter: Any = metric_types[prometheus_client.Counter]
         self._plain = {name: counter(f"vllm:blendhub_{name}", about, labelnames) for name, about in COUNTERS.items()}
         self._labelled = {
-            start: counter(f"vllm:blendhub_{name}", about, [*labelnames, "reason"])
-            for start, (name, about) in LABELLED.items()
+            start: counter(f"vllm:blendhub_{name}", about, [*labelnames, label])
+            for start, (name, label, about) in LABELLED.items()
         }
-        labelnames = [*labelnames, "namespace", "ratio"]
+        labelnames = [*labelnames, "namespace", "ratio", "generation"]
         self._audits, self._disagreements = (
             counter(f"vllm:blendhub_{name}", about, labelnames) for name, about in OF_AUDITS.items()
         )
@@ -162,7 +164,7 @@ class BlendHubMetrics(KVConnectorPromMetrics):
                     metric.labels(*labels, name.removeprefix(start)).inc(count)
 
     def _observe_audit(self, audit: AuditRecord, labels: list[object]) -> None:
-        labels = [*labels, audit.namespace, ratio_band(audit.ratio)]
+        labels = [*labels, audit.namespace, ratio_band(audit.ratio), str(audit.generation)]
         self._audits.labels(*labels).inc()
         # Zero, too: a share can be taken of a series only if it is there.
         self._disagreements.labels(*labels).inc(not audit.agrees)

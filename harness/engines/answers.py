@@ -22,6 +22,10 @@ class Answer:
         """For each token, the log-probabilities of the most likely ones, 20 unless more were asked for."""
         self.report: dict[str, Any] = answer["report"]
         """BlendHub's report."""
+        self.transfer: dict[str, Any] = answer["transfer"]
+        """What all connectors told with the answer."""
+        self.cached: int = answer["cached"]
+        """How many of the prompt's tokens vLLM did not compute."""
         self.first_token_s: float = answer["first_token_s"]
         self.ended_s: float = answer["ended_s"]
         """After which time the answer was whole, of prompts that were asked with ``ask``."""

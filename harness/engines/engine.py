@@ -87,6 +87,7 @@ class Engine:
 
         ``cache_salt``, ``lora``, an adapter's directory or its name and directory, ``stop_token_ids``, each of which
         ends an answer, the number of ``logprobs``, and ``forced``, tokens for a logits processor, go to vLLM itself.
+        ``transfer`` is what it says to other connectors.
 
         What was aborted before it had an answer is left out. With ``keep_kv`` the KV of each prompt is copied when the
         request ends: vLLM may give its blocks to the other prompts.

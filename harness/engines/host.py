@@ -39,6 +39,7 @@ class Host:
         self._count_preemptions()
         self._keep_counts()
         self._time_hooks()
+        self.settle()  # BlendHub starts within the first steps
 
     def ask(
         self,
@@ -200,7 +201,8 @@ class Host:
         asked = dict(asked)
         salt, lora, stop = (asked.pop(name, None) for name in ("cache_salt", "lora", "stop_token_ids"))
         logprobs, forced = asked.pop("logprobs", 20), asked.pop("forced", None)
-        extra = {"kv_transfer_params": {"blendhub": asked}} if asked else {}
+        transfer = asked.pop("transfer", {}) | ({"blendhub": asked} if asked else {})
+        extra = {"kv_transfer_params": transfer} if transfer else {}
         if forced:
             extra["forced"] = forced
         sampling = SamplingParams(
@@ -285,6 +287,7 @@ class Host:
             "tokens": list(answer.token_ids),
             "logprobs": [{token: one.logprob for token, one in likely.items()} for likely in answer.logprobs],
             "report": (output.kv_transfer_params or {}).get("blendhub", {}),
+            "transfer": output.kv_transfer_params or {},
             "first_token_s": first_token_s,
             "ended_s": ended_s,
             "cached": output.num_cached_tokens,

@@ -20,4 +20,4 @@ def widen() -> None:
             elif weights.is_floating_point():
                 weights.data.mul_(GAIN)
 
-    DummyModelLoader.load_weights = load_wide  # type: ignore[method-assign, assignment]
+    DummyModelLoader.load_weights = load_wide  # type: ignore[assignment, method-assign]

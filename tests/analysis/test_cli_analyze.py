@@ -53,7 +53,7 @@ def test_a_log_of_chats_from_end_to_end(analyze):
 
 
 def test_times_are_those_of_the_users_server_if_its_costs_are_given(analyze):
-    for costs, moved, source in (((), 0.26, "as measured with another model"), (("0.5,2",), 2, "as you measured")):
+    for costs, moved, source in (((), 0.23, "as measured with another model"), (("0.5,2",), 2, "as you measured")):
         given = ["--bytes", *(part for cost in costs for part in ("--token-costs", cost))]
         _, shown, _ = analyze(as_lines(60), *given)
         assert f"a moved token {moved:.2f}, {source}" in shown

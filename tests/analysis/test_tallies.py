@@ -99,7 +99,7 @@ def measured(beginning: str) -> float:
 def test_the_ratios_are_those_in_the_document():
     assert tallies.PROMPT == 3830
     assert measured("exact prefix, all but the question, relative to full prefill") == tallies.EXACT
-    assert measured("15% recomputed by the default selector (`combined`)") == tallies.MOVED
+    assert measured("15% recomputed by the default selector (`attended`)") == tallies.MOVED
 
 
 def test_the_measured_prompts_take_as_long_as_measured():

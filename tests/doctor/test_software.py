@@ -16,7 +16,7 @@ DEVICE = """
 
     @hookimpl
     def blendhub_devices():
-        return [PluginSpec(name="odd", api=3, summary="a device", factory=make, probe=lambda: {probe})]
+        return [PluginSpec(name="odd", api=4, summary="a device", factory=make, probe=lambda: {probe})]
 """
 ABSENT = DEVICE.format(code="make = None.__class__", probe='Unavailable("no such card", "pip install a-card")')
 

@@ -15,7 +15,16 @@ from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
 from blendhub.core.spans import Span
 
-ORIGINS = ({}, {"exact": False}, {"exact": False, "ratio": 0.5}, {"exact": False, "blended": True, "ratio": 0.25})
+ORIGINS = ({}, {"generation": 1}, {"generation": 3, "ratio": 0.5}, {"generation": 1, "blended": True, "ratio": 0.25})
+
+REQUESTS = {"chatcmpl-a": "chatcmpl-a-1a2b3c4d", "chatcmpl-b": "0_chatcmpl-b-5e6f7a8b"}
+"""Requests by the names that clients know."""
+ABOUT = (
+    {},
+    *({"request": name} for name in REQUESTS.values()),
+    {"request": REQUESTS["chatcmpl-a"], "keep_s": 30.0},
+    {"request": REQUESTS["chatcmpl-b"], "drop": True},
+)
 
 
 class WritingRules(ReadingRules):
@@ -24,10 +33,28 @@ class WritingRules(ReadingRules):
         text=TEXT,
         variant=VARIANT,
         origin=st.sampled_from(ORIGINS),
+        about=st.sampled_from(ABOUT),
         start=st.sampled_from([0, 0, 20, 32]),
     )
-    def reserve(self, which: int, text: int, variant: Variant, origin: dict[str, Any], start: int) -> None:
-        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin)
+    def reserve(
+        self, which: int, text: int, variant: Variant, origin: dict[str, Any], about: dict[str, Any], start: int
+    ) -> None:
+        self.reserve_for(self.an_engine(which), TEXTS[text], variant, start, **origin, **about)
+
+    @rule(which=WHICH, name=st.sampled_from(sorted(REQUESTS)))
+    def forget(self, which: int, name: str) -> None:
+        """Delete what a request stored, whoever reads or writes it."""
+        others = self.chunks_of_others(name)
+        try:
+            self.an_engine(which).scheduler.client.forget(request=name)
+        except BlendHubError:
+            return
+        assert not self.hub.state.indexes.requests.find(name)
+        assert self.chunks_of_others(name) == others
+
+    def chunks_of_others(self, name: str) -> set[tuple[int, Span]]:
+        runs = [run for index in self.hub.state.indexes for run in index.runs.values()]
+        return {(run.id, chunk.span) for run in runs if run.request != REQUESTS[name] for chunk in run.chunks.values()}
 
     def reserve_for(
         self, engine: Engine, text: np.ndarray, variant: Variant = BASE, start: int = 0, **origin: Any
@@ -57,12 +84,12 @@ class WritingRules(ReadingRules):
             if second.right and last:
                 self.write_all(engine, Job(second, TEXTS[other], another), 0.5)
 
-    @rule(which=WHICH, text=TEXT, variant=VARIANT)
-    def store(self, which: int, text: int, variant: Variant) -> None:
-        self.store_by(self.an_engine(which), TEXTS[text], variant)
+    @rule(which=WHICH, text=TEXT, variant=VARIANT, about=st.sampled_from(ABOUT))
+    def store(self, which: int, text: int, variant: Variant, about: dict[str, Any]) -> None:
+        self.store_by(self.an_engine(which), TEXTS[text], variant, **about)
 
-    def store_by(self, engine: Engine, text: np.ndarray, variant: Variant = BASE) -> None:
-        job = self.reserve_for(engine, text, variant)
+    def store_by(self, engine: Engine, text: np.ndarray, variant: Variant = BASE, **about: Any) -> None:
+        job = self.reserve_for(engine, text, variant, **about)
         if job:
             self.write_all(engine, job, 0.5)
 

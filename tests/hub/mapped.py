@@ -7,8 +7,8 @@ from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
 
 
-def store(client: HubClient, text: np.ndarray) -> None:
-    reserved = client.reserve(text, Span(0, len(text)))
+def store(client: HubClient, text: np.ndarray, **about: str) -> None:
+    reserved = client.reserve(text, Span(0, len(text)), **about)
     if reserved.right is None:
         return
     with client.writing(reserved.right):

@@ -1,6 +1,5 @@
 """Shared memory: reserved completely, mapped by name, and always removed."""
 
-import asyncio
 import logging
 import os
 import signal
@@ -11,7 +10,8 @@ from processes import IN_A_CONTAINER, python_of, run_python, until
 
 from blendhub.client.arena_view import SHM, ArenaName, ArenaView, header_of
 from blendhub.core.errors import HubError, InvalidInput
-from blendhub.hub.memory.arena import Arena, remove_leftovers
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.segments import remove_leftovers
 from harness.namespaces import skip_unless_permitted
 
 IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
@@ -33,7 +33,7 @@ arena.close()
 TOO_LARGE = """
 from pathlib import Path
 from blendhub.hub.memory import arena
-arena._check_free_memory = lambda size: None
+arena.free_shared_bytes = lambda: 1 << 40
 try:
     arena.Arena(1 << 25)
 except Exception as error:
@@ -60,23 +60,6 @@ def test_what_one_side_writes_the_other_reads():
     arena.close()
     assert not (SHM / arena.name.segment).exists()
     assert bytes(view.slot(100, 5)) == b"bytes", "who maps it keeps it"
-
-
-@pytest.mark.alone
-def test_an_arena_that_is_given_up_while_it_is_made_leaves_nothing(monkeypatch):
-    monkeypatch.setattr("blendhub.hub.memory.arena.STEP", 1 << 16)
-
-    async def give_up() -> None:
-        before = set(SHM.iterdir())
-        making = asyncio.ensure_future(Arena.create(1 << 20))
-        for _ in range(3):
-            await asyncio.sleep(0)
-        assert len(set(SHM.iterdir()) - before) == 1
-        making.cancel()
-        await asyncio.wait((making,))
-        assert making.cancelled() and not set(SHM.iterdir()) - before
-
-    asyncio.run(give_up())
 
 
 def test_another_arena_of_the_same_name_is_not_mapped():

@@ -15,7 +15,7 @@ from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import DeadlineExceeded, HubError, LeaseError, PeerGone, TransportError
 from blendhub.hub.config import HubConfig, StoreChoice
 from blendhub.hub.embedded import embedded_hub
-from blendhub.hub.memory.arena import remove_leftovers
+from blendhub.hub.memory.segments import remove_leftovers
 from harness.namespaces import skip_unless_permitted
 
 pytestmark = pytest.mark.slow

@@ -37,8 +37,13 @@ def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypa
     hub.state.check_integrity()
 
 
+async def unused(message):
+    raise AssertionError(message)
+
+
 async def metrics_server(stats):
-    server = MetricsServer(Routes(stats, Counters(), ReportTable()).get)
+    routes = Routes(stats, Counters(), ReportTable(), unused)
+    server = MetricsServer(routes.get, routes.delete)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     return server, host, int(port)
 

@@ -1,13 +1,17 @@
 """The default size of the arena: with trees of files like those of machines, and under a real limit."""
 
+import asyncio
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from blendhub.hub.memory import arena, segments
 from blendhub.hub.memory import default_size as memory
+from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.default_size import available_bytes
 
 GIB = 2**30
@@ -77,13 +81,36 @@ def test_what_control_groups_leave_is_what_is_available(tree, files, gib):
     assert tree(files) == gib * GIB
 
 
+@pytest.mark.parametrize(
+    "available, shared, taken, engines, expected",
+    [
+        (40, 100, 0, 1, 10),
+        (40, 10, 0, 1, 5),
+        (2000, 2000, 0, 1, 64),
+        (2000, 2000, 0, 8, 8),
+        (40, 100, 20, 1, 5),
+        (40, 100, 80, 1, 0),
+    ],
+    ids=["a quarter", "half of /dev/shm", "the most", "eight engines", "beside a hub that reserves", "none left"],
+)
+def test_the_arena_is_the_least_of_three_shares(monkeypatch, available, shared, taken, engines, expected):
+    monkeypatch.setattr(memory, "available_bytes", lambda: available * GIB)
+    monkeypatch.setattr(memory, "free_shared_bytes", lambda: shared * GIB)
+    monkeypatch.setattr(memory, "unreserved_bytes", lambda: taken * GIB)
+    assert memory.default_arena_bytes(engines) == expected * GIB
+
+
 @pytest.mark.alone
-def test_the_arena_is_a_quarter_of_it_and_leaves_half_of_shared_memory(monkeypatch):
-    room = os.statvfs("/dev/shm")
-    monkeypatch.setattr(memory, "available_bytes", lambda: 4096)
-    assert memory.default_arena_bytes() == 1024
-    monkeypatch.setattr(memory, "available_bytes", lambda: 2**60)
-    assert memory.default_arena_bytes() == pytest.approx(room.f_bavail * room.f_frsize / 2, rel=0.1)
+def test_what_other_hubs_still_reserve_is_known(monkeypatch):
+    monkeypatch.setattr(arena, "STEP", 2**16)
+    before = segments.unreserved_bytes()
+    one, other = Arena(2**20), Arena(2**22)
+    assert segments.unreserved_bytes() - before == one.progress.left + other.progress.left > 2**22
+    asyncio.run(other.reserve())
+    assert segments.unreserved_bytes() - before == one.progress.left
+    one.close()
+    other.close()
+    assert segments.unreserved_bytes() == before
 
 
 LIMIT = 512 * 2**20
@@ -92,6 +119,10 @@ LIMIT = 512 * 2**20
 @pytest.fixture
 def limited():
     """A real group within this process's own, with a limit."""
+    yield from a_limit(LIMIT)
+
+
+def a_limit(n_bytes: int) -> Iterator[Path]:
     for group in memory._groups(Path("/")):
         name = group.files.limits[0]
         if not (group.path / name).exists():
@@ -99,7 +130,7 @@ def limited():
         made = group.path / f"blendhub-test-{os.getpid()}"
         try:
             made.mkdir()
-            (made / name).write_text(str(LIMIT))
+            (made / name).write_text(str(n_bytes))
         except OSError as error:
             if made.exists():
                 made.rmdir()
@@ -110,19 +141,27 @@ def limited():
     pytest.skip("this machine does not limit memory by control groups")
 
 
-def test_a_process_under_a_real_limit_takes_no_more_than_that(limited):
-    code = """
+def within_a_limit(code: str, limited: Path) -> subprocess.CompletedProcess[str]:
+    """Run code in a group."""
+    begin = """
 import os, sys
 from pathlib import Path
 Path(sys.argv[1], "cgroup.procs").write_text(str(os.getpid()))
+"""
+    done = subprocess.run([sys.executable, "-c", begin + code, str(limited)], capture_output=True, text=True)
+    if done.returncode and "PermissionError" in done.stderr:
+        pytest.skip("a process cannot be put into a control group here")
+    return done
+
+
+def test_a_process_under_a_real_limit_takes_no_more_than_that(limited):
+    code = """
 from blendhub.hub.memory.default_size import available_bytes, default_arena_bytes
 before = available_bytes()
 held = b"x" * 2**27
 print(before, available_bytes(), default_arena_bytes())
 """
-    done = subprocess.run([sys.executable, "-c", code, str(limited)], capture_output=True, text=True)
-    if done.returncode and "PermissionError" in done.stderr:
-        pytest.skip("a process cannot be put into a control group here")
+    done = within_a_limit(code, limited)
     assert done.returncode == 0, done.stderr
     before, after, arena = map(int, done.stdout.split())
     assert LIMIT / 2 < before <= LIMIT

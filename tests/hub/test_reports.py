@@ -174,7 +174,9 @@ def answers(hub: DirectHub, *requests: str) -> list[tuple[str, str]]:
     """Heads and bodies of what the metrics port answers."""
 
     async def ask() -> list[tuple[str, str]]:
-        server = MetricsServer(Routes(hub.service.stats, hub.service.counters, hub.service.reports).get)
+        service = hub.service
+        routes = Routes(service.stats, service.counters, service.reports, service.deleting.forget)
+        server = MetricsServer(routes.get, routes.delete)
         host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
         got = []
         for request in requests:

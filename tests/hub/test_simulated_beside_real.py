@@ -7,6 +7,7 @@ import pytest
 from hub_direct import CHUNK, HOST, MATCHERS
 
 from blendhub.client import wire
+from blendhub.core.generations import MAX_GENERATION, generation_of
 from blendhub.core.spans import Span
 from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
@@ -30,7 +31,7 @@ def test_a_real_hub_finds_and_evicts_the_same(make_hub, n_slots):
     engine = real.join()
     played = SimulatedHub(HOST, MATCHERS, [n_slots], chunk_tokens=CHUNK)
     for number, prompt in enumerate(prompts(1, 60), 1):
-        found = engine.lookup(prompt)
+        found = engine.lookup(prompt, settled=0.0, max_generation=MAX_GENERATION)
         _store(engine, prompt, found.matches)
         if found.lease is not None:
             engine.ask(wire.Release, lease=found.lease)
@@ -44,7 +45,8 @@ def test_a_real_hub_finds_and_evicts_the_same(make_hub, n_slots):
 
 def _store(engine, prompt, matches):
     def reserve(span: Span, kind: str, run: int | None) -> "Future[object]":
-        engine.store(prompt, span, exact=kind == "exact", run=run)
+        generation = 0 if kind == "exact" else generation_of(matches)
+        engine.store(prompt, span, generation=generation, run=run)
         return Future()
 
     first = next((match.span.start for match in matches if not match.exact), None)

@@ -132,6 +132,8 @@ class PlayedEngine:
     def step(self, **computed: tuple[int, int]) -> list:
         """A step that computes so many tokens of these requests after so many; returns what has to be saved."""
         cached = CachedRequestData.make_empty()
+        for name, (before, _) in computed.items():
+            self.side._requests[name].request.num_computed_tokens = before
         cached.req_ids.extend(computed)
         cached.num_computed_tokens.extend(before for before, _ in computed.values())
         output = SchedulerOutput.make_empty()

@@ -59,10 +59,10 @@ class SideDevice(CpuDevice):
         self._pinning = PinningThread("side")
         self._stream = self.runtime.create_stream()
 
-    def pin(self, arena: np.ndarray) -> None:
+    def pin(self, arena: np.ndarray, progress: Any = None) -> None:
         super().pin(arena)
         self.pins += 1
-        self._pinning.run_later(HostArena(arena, self.runtime).pin)
+        self._pinning.run_later(HostArena(arena, self.runtime, progress).pin)
 
     def begin_step(self) -> None:
         self._step_begins = self.runtime.record_event()
@@ -91,7 +91,7 @@ class Model:
 
     layer_names = ("layer",)
     block_size = BLOCK
-    frees_blocks_early = False
+    frees_blocks_early = samples_last = False
     adapters = None
     max_tokens = 256
     config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))

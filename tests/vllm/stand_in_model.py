@@ -34,7 +34,7 @@ class StandInModel:
     block_size, block_sizes, has_one_table = BLOCK, (BLOCK,), True
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
-    frees_blocks_early = False
+    frees_blocks_early = samples_last = False
     adapters = None
     dtype = torch.float32
 

@@ -18,7 +18,7 @@ from blendhub.vllm.messages import LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
 from blendhub.vllm.plugin import register
 from blendhub.vllm.scheduler.admission import Admission
-from blendhub.vllm.settings import Settings
+from blendhub.vllm.settings import NOWHERE, Settings
 
 register()
 LAYOUT = KVLayout(layers=2, kv_heads=1, key_dim=4, value_dim=4, dtype="float32")
@@ -155,3 +155,25 @@ def test_an_adapter_that_vllm_reads_anew_for_each_step_is_not_reused():
     terms, refusal = made.admit(request(lora_request=LoRARequest("one", 1, "org/a", load_inplace=True)))
     assert refusal.why == "adapter" and "load_inplace" in refusal.reason and terms.stores
     assert terms.adapter is None, "the report is of what was loaded before"
+
+
+@pytest.mark.parametrize(
+    "given, expected",
+    [
+        ({"approximate_from": 32}, 32),
+        ({"engine_tokens": 0, "moved_tokens": 8, "approximate_from": 32}, 32),
+        ({"engine_tokens": 0, "moved_tokens": 0}, NOWHERE),
+        ({"reason": "the model is served without reuse"}, NOWHERE),
+        ({"mode": "blend"}, 0),
+        (None, 0),
+    ],
+    ids=["said", "reported", "all exact", "no reuse", "not said", "no report"],
+)
+def test_what_another_engine_has_computed_is_not_looked_up_and_blended_from_where_its_report_says(given, expected):
+    params = {"do_remote_prefill": True, "remote_engine_id": "e"} | ({} if given is None else {"blendhub": given})
+    sampling = SamplingParams(max_tokens=1, extra_args={"kv_transfer_params": params})
+    terms, refusal = admission().admit(Request("r", PROMPT, sampling, None))
+    assert refusal.why == "other_connector" and terms.stores and terms.received_from == expected
+    params["do_remote_prefill"] = False
+    terms, refusal = admission().admit(Request("r", PROMPT, sampling, None))
+    assert refusal is None and terms.received_from is None

@@ -6,9 +6,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 
-from blendhub.vllm.connector import BlendHubConnector
 from blendhub.vllm.plugin import register
 
 CONFIG = KVTransferConfig(kv_connector="BlendHubConnector", kv_role="kv_both")
@@ -25,12 +23,3 @@ def test_the_hybrid_allocator_is_supported_alone_and_beside_another_connector():
     outer = KVTransferConfig(kv_connector="MultiConnector", kv_role="kv_both", **several)
     assert KVConnectorFactory.supports_hma_config(CONFIG)
     assert KVConnectorFactory.supports_hma_config(outer)
-
-
-def test_another_connector_s_answer_in_the_place_of_the_workers_closes_reuse_with_a_sentence():
-    """vLLM's MultiConnector passes on what the first of its connectors answers."""
-    connector = object.__new__(BlendHubConnector)
-    connector._scheduler, connector._reasons = None, ()
-    connector.set_xfer_handshake_metadata({0: KVConnectorHandshakeMetadata()})
-    assert connector._scheduler is None
-    assert "name BlendHubConnector before it" in connector._reasons[0]

@@ -226,3 +226,27 @@ def test_a_restarted_hub_s_arena_is_pinned_in_the_next_step_and_not_only_for_a_r
         assert device.pins == 2
     engine.close()
     hub.kill()
+
+
+@pytest.mark.parametrize("samples_last", [False, True], ids=["V2", "V1 on a GPU"])
+def test_a_step_s_tokens_do_not_wait_for_what_is_recomputed_beside_it(worker, monkeypatch, samples_last):
+    """vLLM's V1 runner samples after the connector's load; so in its steps recomputation comes after the tokens."""
+    order = []
+    monkeypatch.setattr(worker.model, "samples_last", samples_last)
+    monkeypatch.setattr(worker.worker._forwards, "step", lambda blends, budget: order.append(f"recompute {budget}"))
+
+    def step(budget, *, computes):
+        plan = StepPlan(budget=budget, computes=computes)
+        worker.worker.begin_step(plan)
+        order.append("forward")
+        worker.worker.load(plan)
+        order.append("tokens")
+
+    step(7, computes=True)
+    step(8, computes=True)
+    step(9, computes=False)
+    if samples_last:
+        first = ["forward", "tokens", "recompute 7", "forward", "tokens"]
+        assert order == [*first, "recompute 8", "forward", "recompute 9", "tokens"]
+    else:
+        assert order == [part for n in (7, 8, 9) for part in ("forward", f"recompute {n}", "tokens")]

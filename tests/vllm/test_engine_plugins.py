@@ -149,7 +149,7 @@ class Raising(Selector):
 def blendhub_selectors():
     made = {"tuples": Tuples, "raising": Raising}
     return [
-        PluginSpec(name=name, api=3, summary="", factory=one)
+        PluginSpec(name=name, api=4, summary="", factory=one)
         for name, one in made.items()
     ]
 """

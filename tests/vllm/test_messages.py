@@ -24,7 +24,7 @@ from blendhub.vllm.messages import (
     LoadResult,
     SaveJob,
     StepPlan,
-    WorkerHandshake,
+    WorkerProof,
     WorkerReport,
 )
 from blendhub.vllm.model_support import ModelSupport
@@ -92,10 +92,11 @@ def test_what_workers_tell_survives_the_way_to_the_scheduler():
     report = WorkerReport(
         {"r": LoadResult((Span(3, 6),), 4, 0.5, error="no")}, 7, {"Busy": 2}, opened=1, adapters=adapters
     )
+    report.proofs = {1: WorkerProof(1, ModelSupport((LAYOUT,), False, ("why",)), "weights", "rotary")}
     assert WorkerReport(adapters={0: {}}).aggregate(report).adapters == {0: {}} | adapters
-    met = WorkerHandshake(ModelSupport((LAYOUT,), False, ("why",)), "weights", "rotary")
+    other = WorkerReport(proofs={0: WorkerProof(0, ModelSupport((LAYOUT,), True, ()))})
+    assert other.aggregate(report).proofs == other.proofs | report.proofs
     assert pickle.loads(pickle.dumps(report)) == report
-    assert pickle.loads(pickle.dumps(met)) == met
 
 
 def test_a_request_is_committed_on_as_many_ranks_as_said_so():

@@ -9,6 +9,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
+import torch
+
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.runner import NEEDED, Runner, find_runner
 
@@ -43,6 +45,7 @@ def made(**changes):
     groups = SimpleNamespace(kv_cache_groups=["group"], num_blocks=9)
     settings = SimpleNamespace(enable_prompt_embeds=False)
     every = {name: name for name in NEEDED} | {"get_model": lambda: "module", "kv_cache_config": groups}
+    every["device"] = torch.device("cuda")
     return SimpleNamespace(**(every | {"supports_mm_inputs": False, "model_config": settings} | changes))
 
 
@@ -52,6 +55,13 @@ def test_a_runner_of_either_kind_is_taken(sizes):
     assert runner.kernel_block_sizes == [16] and runner.block_groups == ["group"]
     assert (runner.module, runner.forward, runner.adapters) == ("module", "model", None)
     assert not runner.takes_embeddings
+
+
+def test_the_runner_that_samples_after_the_connector_is_v1():
+    assert Runner(made(kernel_block_sizes=[16])).samples_last
+    assert not Runner(made(kernel_block_sizes=[16], kv_connector="calls")).samples_last
+    v1, v2 = (members(module) for module, _ in RUNNERS.values())
+    assert "kv_connector" in v2 - v1
 
 
 @pytest.mark.parametrize("name", NEEDED)

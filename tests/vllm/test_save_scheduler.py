@@ -1,5 +1,6 @@
 """What the scheduler side stores of each request."""
 
+import sys
 import time
 
 import pytest
@@ -10,7 +11,7 @@ from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 
 from blendhub.vllm.messages import WorkerReport
 from blendhub.vllm.scheduler.block_tables import BlockTables
-from tests.vllm.played_engine import BLOCK, played_engine, text
+from tests.vllm.played_engine import BLOCK, TEXT, played_engine, text
 from tests.vllm.standing_still import standing_still
 
 
@@ -250,3 +251,29 @@ def test_what_vllm_has_cached_is_not_stored_where_it_keeps_a_window_of_it(window
         engine.settle()
     engine.side.allocated(request, ([], []), 0)
     assert next(job.span for job in engine.step(a=(96, 64))).start == 96
+
+
+def calls_of_a_decode_step(engine, n_running):
+    """How many Python functions a step calls in which so many requests decode whose prompts are stored."""
+    running = {f"{n_running}-{number}": TEXT[number * 48 : number * 48 + 32] for number in range(n_running)}
+    for name, prompt in running.items():
+        request = engine.request(name, prompt)
+        engine.side.arrived(request)
+        engine.load(request)
+        engine.side._requests[name].request.num_computed_tokens = 0
+    engine.step(**dict.fromkeys(running, (0, 32)))
+    engine.step(**dict.fromkeys(running, (32, 1)))
+    output = SchedulerOutput.make_empty()
+    output.num_scheduled_tokens = dict.fromkeys(running, 1)
+    calls = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event) if event == "call" else None)
+    try:
+        engine.side.plan(output)
+    finally:
+        sys.setprofile(None)
+    return len(calls)
+
+
+def test_a_step_looks_at_no_running_request_whose_prompt_is_stored(engine):
+    few, many = calls_of_a_decode_step(engine, 4), calls_of_a_decode_step(engine, 1024)
+    assert many <= few + 2, f"{many} calls with 1,024 running requests, {few} with 4"

@@ -156,7 +156,7 @@ def test_a_plugin_that_is_not_installed_is_named_with_what_installs_it(given, pa
 
         @hookimpl
         def blendhub_transports():
-            return [PluginSpec(api=3, name="fake", summary="a fake", factory=print)]
+            return [PluginSpec(api=4, name="fake", summary="a fake", factory=print)]
 
         @hookimpl
         def blendhub_devices():
@@ -207,7 +207,8 @@ def test_a_request_is_taken_at_its_word():
     [
         (
             {"blendhub": {"ratio": 0.5}},
-            "has no option 'ratio'; its options are: audit, explain, mode, recompute_ratio, settled, store",
+            "has no option 'ratio'; its options are: approximate_from, audit, drop, explain, forget, keep, mode, "
+            "recompute_ratio, settled, store",
         ),
         ({"blendhub": {"mode": "fast"}}, "option mode = 'fast' is not valid"),
         ({"blendhub": {"recompute_ratio": -0.1}}, "option recompute_ratio = -0.1 is not valid"),

@@ -7,6 +7,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
+from blendhub.contracts import ArenaProgress
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.scheduler.startup import StartupFacts, lines, tokens_of
@@ -35,7 +36,7 @@ def facts(**changes) -> StartupFacts:
 def said(facts: StartupFacts, arena: int = 5 * GIB, trouble: str = "") -> tuple[list[str], list[str]]:
     """The lines of INFO, and those of WARNING."""
     by_level: dict[int, list[str]] = {logging.INFO: [], logging.WARNING: []}
-    for line in lines(facts, arena, trouble):
+    for line in lines(facts, ArenaProgress(arena, arena), trouble):
         by_level[line.level].append(line.text)
     return by_level[logging.INFO], by_level[logging.WARNING]
 
@@ -109,6 +110,19 @@ def test_an_arena_that_does_not_hold_one_prompt_is_a_warning_that_names_the_key(
     advised = float(warning.split("at least ")[1].split(",")[0])
     assert said(small, int(advised * GIB))[1] == []
     assert EmbeddedHubConfig(arena_gib=advised).arena_gib == 16.0
+
+
+def test_an_arena_that_is_still_being_reserved_is_described_as_it_will_be():
+    (line,) = lines(facts(), ArenaProgress(GIB, 5 * GIB), "")
+    assert "; arena 5.0 GiB (1.0 GiB of them reserved so far): about 40,960 tokens of this model" in line.text
+
+
+def test_where_not_one_chunk_fits_the_line_names_the_flag_of_the_container():
+    _, (warning,) = said(facts(), 31 * 2**20)
+    assert "not one chunk of this model fits: 256 tokens take 32 MiB, and the arena has 31 MiB, of " in warning
+    assert "--shm-size=16g" in warning and "an emptyDir volume with medium: Memory at /dev/shm" in warning
+    _, (warning,) = said(facts(settings=Settings(endpoint="ipc:///x")), 31 * 2**20)
+    assert "--shm-size" not in warning and "set arena_gib of that hub" in warning
 
 
 def test_one_prompt_that_just_fits_is_no_warning():

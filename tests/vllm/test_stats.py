@@ -62,7 +62,7 @@ def test_everything_that_is_counted_has_a_metric_and_every_metric_is_counted():
 def test_a_counter_belongs_to_one_metric():
     names = [*COUNTERS, *LABELLED]
     assert not any(one.startswith(start) for one in names for start in LABELLED if one != start)
-    metrics = [*COUNTERS, *(metric for metric, _ in LABELLED.values())]
+    metrics = [*COUNTERS, *(metric for metric, _, _ in LABELLED.values())]
     assert len(metrics) == len(set(metrics))
 
 
@@ -136,11 +136,11 @@ def test_every_counter_reaches_prometheus_by_engine(metrics, registry):
         assert f"# HELP vllm:blendhub_{name}_total {about}" in prometheus_client.generate_latest(registry).decode()
 
 
-def test_reasons_become_labels(metrics, registry):
-    for start, (name, _) in LABELLED.items():
+def test_the_ends_of_names_become_labels(metrics, registry):
+    for start, (name, label, _) in LABELLED.items():
         metrics.observe({f"{start}HubError": 2, f"{start}Busy": 1})
         for reason, count in (("HubError", 2), ("Busy", 1)):
-            labels = {"model_name": "m", "engine": "0", "reason": reason}
+            labels = {"model_name": "m", "engine": "0", label: reason}
             assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count
 
 
@@ -155,14 +155,14 @@ def test_vllm_s_log_tells_the_sum_of_an_interval(config):
 
 
 AUDITED = [
-    AuditRecord("one", 0.15, True, 0.001),
-    AuditRecord("one", 0.11, False, 2.0),
-    AuditRecord("one", 0.5, True, 0.0),
-    AuditRecord("two", 0.0, True, 0.2),
+    AuditRecord("one", 0.15, True, 0.001, 1),
+    AuditRecord("one", 0.11, False, 2.0, 1),
+    AuditRecord("one", 0.5, True, 0.0, 2),
+    AuditRecord("two", 0.0, True, 0.2, 1),
 ]
 
 
-def test_audits_are_counted_by_namespace_and_ratio_and_in_vllm_s_log_together(metrics, registry):
+def test_audits_are_counted_by_namespace_ratio_and_generation_and_in_vllm_s_log_together(metrics, registry):
     stats = BlendHubStats()
     for one in AUDITED:
         stats = stats.aggregate(BlendHubStats.taken_from(Counter(tokens_moved=2), [one]))
@@ -171,17 +171,24 @@ def test_audits_are_counted_by_namespace_and_ratio_and_in_vllm_s_log_together(me
     metrics.observe(msgspec.msgpack.decode(msgspec.msgpack.encode(stats.data)), 0)
     labels = {"model_name": "m", "engine": "0"}
     of = {
-        (namespace, band): [
-            registry.get_sample_value(f"vllm:blendhub_{name}", labels | {"namespace": namespace, "ratio": band})
+        (namespace, band, generation): [
+            registry.get_sample_value(
+                f"vllm:blendhub_{name}", labels | {"namespace": namespace, "ratio": band, "generation": generation}
+            )
             for name in ("audits_total", "audit_disagreements_total", "audit_kl_count", "audit_kl_sum")
         ]
-        for namespace, band in (("one", "0.1-0.15"), ("one", "0.3-0.5"), ("two", "0"), ("two", "0.1-0.15"))
+        for namespace, band, generation in (
+            ("one", "0.1-0.15", "1"),
+            ("one", "0.3-0.5", "2"),
+            ("two", "0", "1"),
+            ("two", "0.1-0.15", "1"),
+        )
     }
     assert of == {
-        ("one", "0.1-0.15"): [2, 1, 2, 2.001],
-        ("one", "0.3-0.5"): [1, 0, 1, 0.0],
-        ("two", "0"): [1, 0, 1, 0.2],
-        ("two", "0.1-0.15"): [None] * 4,
+        ("one", "0.1-0.15", "1"): [2, 1, 2, 2.001],
+        ("one", "0.3-0.5", "2"): [1, 0, 1, 0.0],
+        ("two", "0", "1"): [1, 0, 1, 0.2],
+        ("two", "0.1-0.15", "1"): [None] * 4,
     }
     assert registry.get_sample_value("vllm:blendhub_tokens_moved_total", labels) == 8
     assert AUDITS not in BlendHubStats.taken_from(Counter(saved_tokens=1)).data

@@ -90,7 +90,7 @@ def test_a_selector_that_fails_on_one_of_two_ranks_fails_the_load_on_both(place,
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA error: out of memory"), MemoryError("no pinned memory")])
 def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
-    def pin(arena):
+    def pin(arena, progress):
         raise error
 
     device = SimpleNamespace(block_tokens=1, overlaps_compute=True, pin=pin, begin_step=lambda: None)
@@ -98,7 +98,7 @@ def test_an_error_of_the_accelerator_costs_a_load_and_a_save_and_no_step(error):
     worker = ConnectorWorker(
         BlendContext(model, [], one_group(LAYOUT, BLOCK), device, Selector(), ALONE), HOST, "e", 1.0
     )
-    arena = SimpleNamespace(name=SimpleNamespace(nonce="new"), bytes=np.zeros(8, np.uint8))
+    arena = SimpleNamespace(name=SimpleNamespace(nonce="new"), bytes=np.zeros(8, np.uint8), progress=None)
     worker._executor = SimpleNamespace(client=lambda: SimpleNamespace(arena=arena), has_tried=True)
     job, saved = job_of(40), SaveJob("s", "right", (), Span(0, 40), (np.arange(3),))
     plan = StepPlan(loads=[job], saves=[saved], ending={"s"})

@@ -1,6 +1,7 @@
 """The start of a worker: what is done before vLLM watches for compilations, and what closes reuse or ends the start."""
 
 import logging
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,7 @@ from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.model_check import groups_and_rotations
+from blendhub.vllm.model_support import Neighbours, neighbours_of
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker import worker_start
 from blendhub.vllm.worker.worker_start import WorkerStart
@@ -76,37 +78,53 @@ def test_kernels_are_compiled_before_the_warm_up_for_every_form_of_rotation(monk
     forms = [[one and one.cos_sin.shape[1] for one in rotations] for rotations in start.attached]
     assert forms == [[None, None], [16, 16], [8, 8], [16, 8]]
     assert all(device.is_closed for device in start.devices)
-    handshake, worker = start.finish()
-    assert handshake.support.blends and worker
+    proof, worker = start.finish()
+    assert proof.support.blends and worker
     assert [one.cos_sin.shape[1] for one in start.attached[-1]] == [16, 16] and not start._rotations
     assert len(start.attached) == 5 and not start.devices[-1].is_closed
 
 
-def outer_connector(policy):
-    config = SimpleNamespace(kv_connector="MultiConnector", kv_load_failure_policy=policy)
-    return SimpleNamespace(_kv_transfer_config=config)
-
-
-def test_beside_another_connector_no_text_is_moved_and_the_namespace_stays_the_same(monkeypatch):
-    handshakes = []
-    for outer in (None, outer_connector("recompute")):
+@pytest.mark.parametrize(
+    "before, behind, sentence",
+    [
+        ((), ("ExampleConnector",), "beside ExampleConnector, which may store what was blended as exact"),
+        (("OffloadingConnector",), (), "behind OffloadingConnector, .* name BlendHubConnector before it"),
+        ((), ("OffloadingConnector", "SimpleCPUOffloadConnector"), ""),
+        (("NixlConnector",), (), ""),
+    ],
+)
+def test_text_is_moved_beside_connectors_that_take_no_blended_kv_for_exact(monkeypatch, before, behind, sentence):
+    proofs = []
+    for neighbours in (None, Neighbours("recompute", before, behind)):
         start = Start(monkeypatch, model_of())
         start.register()
-        handshake, worker = start.finish(outer)
+        proof, worker = start.finish(neighbours)
         assert worker
-        handshakes.append(handshake)
-    alone, beside = handshakes
-    assert alone.support.blends and not beside.support.blends
-    assert "would store what was blended as exact" in beside.support.reasons[0]
+        proofs.append(proof)
+    alone, beside = proofs
+    assert alone.support.blends and not alone.support.shows_hashes and beside.support.blends is not bool(sentence)
+    assert not sentence or re.search(sentence, beside.support.reasons[0])
+    assert beside.support.shows_hashes == ("OffloadingConnector" in behind)
+    # Engines that differ in their neighbours share what is stored.
     assert (alone.support.layouts, alone.rotary) == (beside.support.layouts, beside.rotary) and alone.rotary
 
 
 def test_an_outer_connector_with_which_failed_loads_end_requests_closes_reuse_and_names_the_key(monkeypatch):
     start = Start(monkeypatch, model_of())
     start.register()
-    handshake, worker = start.finish(outer_connector("fail"))
-    assert worker is None and handshake.support.layouts == ()
-    assert 'set "kv_load_failure_policy": "recompute" beside "kv_connector"' in handshake.support.reasons[0]
+    proof, worker = start.finish(Neighbours("fail"))
+    assert worker is None and proof.support.layouts == ()
+    assert 'set "kv_load_failure_policy": "recompute" beside "kv_connector"' in proof.support.reasons[0]
+
+
+def test_neighbours_are_those_of_vllm_s_connector_and_unknown_where_it_does_not_say():
+    config = SimpleNamespace(kv_load_failure_policy="recompute")
+    own, other = SimpleNamespace(), Device([], None)
+    outer = SimpleNamespace(_kv_transfer_config=config, sub_connectors=[other, own, other])
+    assert neighbours_of(own, own) is None
+    assert neighbours_of(own, outer) == Neighbours("recompute", ("Device",), ("Device",))
+    old = neighbours_of(own, SimpleNamespace(_kv_transfer_config=config))
+    assert "this vLLM does not say which connectors" in old.refusal
 
 
 @pytest.mark.parametrize("at", [1, 2, 3], ids=["no rotation", "rotation", "serving"])
@@ -116,9 +134,9 @@ def test_an_outer_connector_with_which_failed_loads_end_requests_closes_reuse_an
 def test_whatever_an_attachment_raises_closes_reuse_with_its_sentence(monkeypatch, at, error):
     start = Start(monkeypatch, model_of(), lambda number: error if number == at else None)
     start.register()
-    handshake, worker = start.finish()
-    assert worker is None and handshake.support.layouts == ()
-    (reason,) = handshake.support.reasons
+    proof, worker = start.finish()
+    assert worker is None and proof.support.layouts == ()
+    (reason,) = proof.support.reasons
     assert str(error) in reason
     assert all(device.is_closed for device in start.devices)
 
@@ -137,8 +155,8 @@ def test_an_attachment_that_fails_on_one_rank_closes_reuse_on_both(monkeypatch, 
 
         start = Start(monkeypatch, model_of(together=forward_together), fails, ranks._group)
         start.register()
-        handshake, worker = start.finish()
-        return handshake.support.layouts, handshake.support.reasons, worker
+        proof, worker = start.finish()
+        return proof.support.layouts, proof.support.reasons, worker
 
     for layouts, (reason,), worker in on_two_ranks(work):
         assert layouts == () and worker is None

@@ -51,7 +51,7 @@ def rows(measured: Sequence[Outcome], selectors: Sequence[Compared]) -> list[Row
         *_of_the_default(found),
         *_agreement(outcomes, found.default),
         _lead(found, [one.name for one in selectors]),
-        *_settled(outcomes, found.default),
+        *_of_states(outcomes, found.default),
         *rows_of_selectors(found, "real_"),
         *_by_workload(found),
         *_of_the_reader([one for one in measured if one.workload == READER], found.default),
@@ -116,15 +116,26 @@ def _lead(found: Found, selectors: Sequence[str]) -> Row:
     return row("real_default_wins", what, max(leads, default=None), 0.03, "lower")
 
 
-def _settled(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
-    """Figures of workloads with several questions to one text."""
-    asked = {one.workload for one in outcomes if one.state == "settled"}
-    if asked:
-        found = won_back([one for one in outcomes if one.workload in asked])
-        settled, own = found.all[default, "settled", 0.15], found.get(default, 0.15)
-        lost = [found.compared(one).share(found.main) or 0.0 for one in (own, settled) if one]
-        what = f"{default} at 0.15: share lost where all questions but one find a blend that was made for that one"
-        yield row("real_settled_15", what, lost[0] - lost[1], 0.15, "lower")
+def _of_states(outcomes: Sequence[Outcome], default: str) -> Iterator[Row]:
+    """How the default fares after more than one visit, on the workloads that have such a state."""
+    settled, cold = _in_state(outcomes, default, "settled")
+    what = f"{default} at 0.15: share lost where all questions but one find a blend that was made for that one"
+    lost = None if cold is None or settled is None else cold - settled
+    yield row("real_settled_15", what, lost, 0.15, "lower")
+    warm, cold = _in_state(outcomes, default, "warm")
+    what = f"{default} at 0.15: share won back where each document was computed behind two others, {cold or 0:.2f} cold"
+    yield row("real_warm_15", what, warm)
+
+
+def _in_state(outcomes: Sequence[Outcome], default: str, state: str) -> tuple[float | None, float | None]:
+    """The mean share won back at 0.15 in this state and cold, of the workloads that were asked in it."""
+    asked = {one.workload for one in outcomes if one.state == state}
+    if not asked:
+        return None, None
+    found = won_back([one for one in outcomes if one.workload in asked])
+    both = [found.all.get((default, name, 0.15)) for name in (state, "")]
+    there, cold = (found.compared(one).share(found.main) if one else None for one in both)
+    return there, cold
 
 
 def _by_workload(found: Found) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from benchmarks.quality.reader.cases import READER, reader_cases
 from benchmarks.quality.reader.task import headers
 from benchmarks.quality.real.chat import Chat
 from benchmarks.quality.real.measure import Workload
-from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, earlier
+from benchmarks.quality.real.workloads import LONGEST, WORKLOADS, RealCase, again, earlier
 from benchmarks.quality.serving import PLAIN, Serving, Shape, folder
 from benchmarks.quality.workload import Tokens
 from blendhub.tools.advice import forced
@@ -32,9 +32,9 @@ def run(
     questions: int, selectors: Sequence[Compared] = SELECTORS, workloads: Sequence[str] = (*WORKLOADS, READER)
 ) -> Iterator[Outcome]:
     for name in workloads:
-        model, longest, cases, visits = _of_reader(questions) if name == READER else _of_real_model(name, questions)
+        model, longest, cases, visits, more = _of_reader(questions) if name == READER else _of_real(name, questions)
         with folder() as place:
-            serving = Serving(model, place, sum(map(len, visits)), max_model_len=longest, **OPTIONS)
+            serving = Serving(model, place, sum(map(len, visits + more)), max_model_len=longest, **OPTIONS)
             with serving.storing() as keeper:
                 workload = Workload(name, cases, min(LOGPROBS, serving.vocabulary))
                 store(keeper, visits)
@@ -47,6 +47,11 @@ def run(
                         if compared.name == Settings().selector.name and len(cases[0].questions) > 1:
                             asked = Asked.of(compared, 0.15, "settled", serving.layers)
                             yield workload.measure(engine, msgspec.structs.replace(asked, apart=False))
+                # Last, as it stores more. The default comes first.
+                if more:
+                    store(keeper, more)
+                    with serving.choosing(selectors[0]) as engine:
+                        yield workload.measure(engine, Asked.of(selectors[0], 0.15, "warm", serving.layers))
 
 
 class _Subject(NamedTuple):
@@ -56,20 +61,22 @@ class _Subject(NamedTuple):
     cases: list[RealCase]
     visits: list[Tokens]
     """The prompts in which the text was computed before."""
+    more: list[Tokens]
+    """Prompts in which it is computed once more, before a last measurement."""
 
 
-def _of_real_model(workload: str, questions: int) -> _Subject:
+def _of_real(workload: str, questions: int) -> _Subject:
     from transformers import AutoTokenizer
 
     model = str(make_real_model())
     cases = first_cases(WORKLOADS[workload](Chat(AutoTokenizer.from_pretrained(model)), "test"), questions)
-    return _Subject(model, LONGEST, cases, earlier(cases))
+    return _Subject(model, LONGEST, cases, earlier(cases), again(cases))
 
 
 def _of_reader(questions: int) -> _Subject:
     model, cases = str(CHECKPOINT), first_cases(reader_cases(), questions)
     longest = Shape(model).longest
-    return _Subject(model, longest, cases, earlier(cases, headers(), longest))
+    return _Subject(model, longest, cases, earlier(cases, headers(), longest), [])
 
 
 def first_cases(cases: Iterator[RealCase], questions: int) -> list[RealCase]:

@@ -31,7 +31,8 @@ class Turn(NamedTuple):
 
 
 class Dialogue(NamedTuple):
-    functions: str
+    functions: dict[str, str]
+    """Descriptions by name."""
     turns: list[Turn]
 
 
@@ -62,15 +63,16 @@ def requests(half: Half) -> list[Request]:
 
 def dialogues(half: Half) -> list[Dialogue]:
     """Dialogues with calls of functions. The data has no results: parts of the state that the functions work on do."""
-    described: dict[str, dict[str, str]] = {}
+    described: dict[str, str] = {}
     for file in sorted((BFCL / "multi_turn_func_doc").glob("*.json")):
-        described |= {one["name"]: {"name": one["name"], "description": one["description"]} for one in _lines(file)}
+        for one in _lines(file):
+            described[one["name"]] = json.dumps({"name": one["name"], "description": one["description"]})
     calls = {one["id"]: one["ground_truth"] for one in _read("possible_answer/BFCL_v4_multi_turn_base.json")}
     found = []
     for number, one in enumerate(_read("BFCL_v4_multi_turn_base.json")):
         if number % 2 == _part(half):
             names = dict.fromkeys(path.split(".")[-1] for path in one["path"])
-            functions = "\n".join(json.dumps(described[name]) for name in names if name in described)
+            functions = {name: described[name] for name in names if name in described}
             results = _results(json.dumps(one["initial_config"]), len(one["question"]))
             said = [turn[0]["content"] if turn else "" for turn in one["question"]]
             called = ["; ".join(turn) for turn in calls[one["id"]]]

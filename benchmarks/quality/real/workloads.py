@@ -51,8 +51,18 @@ def earlier(cases: list[RealCase], headers: Iterator[Tokens] | None = None, long
     own = [case.earlier for case in cases if case.earlier]
     if own:
         return own
-    documents = [Case(case.pieces[0], case.pieces[1:], []) for case in cases]
-    return make_visits(documents, headers or repeat(cases[0].pieces[0]), longest)
+    return make_visits(_documents(cases), headers or repeat(cases[0].pieces[0]), longest)
+
+
+def again(cases: list[RealCase]) -> list[Tokens]:
+    """Other prompts, in which the documents were computed once more. Text that stands in one prompt has none."""
+    if any(case.earlier for case in cases):
+        return []
+    return make_visits(_documents(cases), repeat(cases[0].pieces[0]), LONGEST, seed="again")
+
+
+def _documents(cases: list[RealCase]) -> list[Case]:
+    return [Case(case.pieces[0], case.pieces[1:], []) for case in cases]
 
 
 def facts(chat: Chat, half: Half, across: bool = False) -> Iterator[RealCase]:
@@ -152,7 +162,8 @@ def case_of(chat: Chat, system: str, documents: list[str], asked: list[Asked]) -
 
 def _said(dialogue: Dialogue, turns: list[Turn]) -> list[tuple[str, str]]:
     """Each message is a piece."""
-    said = [("system", f"You act by calling these functions:\n{dialogue.functions}{CUT}")]
+    functions = "\n".join(dialogue.functions.values())
+    said = [("system", f"You act by calling these functions:\n{functions}{CUT}")]
     for turn in turns:
         said += [("user", turn.user + CUT), ("assistant", turn.calls + CUT), ("tool", turn.result + CUT)]
     return said

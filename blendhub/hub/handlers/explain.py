@@ -7,8 +7,8 @@ from functools import partial
 from blendhub.client import wire
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import Match
 from blendhub.hub.handlers.base import DONE, Answer, Handlers
+from blendhub.hub.index.matched_tokens import MatchedTokens
 from blendhub.hub.index.namespace_index import NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.sessions import EngineEntry, Session
 from blendhub.hub.reports import ReportTable
@@ -34,10 +34,10 @@ class ExplainHandlers:
         index = self._state.indexes.find(engine.base, message.variant)
         if index is None or not len(tokens):
             return wire.Previewed(engine.name, engine.namespace.model)
-        matches = index.queue.ask(partial(index.match, tokens), len(tokens))
-        if isinstance(matches, asyncio.Future):
-            return _later(engine, index, matches)
-        return _previewed(engine, index, matches)
+        matched = index.queue.ask(partial(index.match, tokens), len(tokens))
+        if isinstance(matched, asyncio.Future):
+            return _later(engine, index, matched)
+        return _previewed(engine, index, matched)
 
     def _engine(self, name: str) -> EngineEntry:
         engines = self._state.sessions.engines()
@@ -54,12 +54,12 @@ class ExplainHandlers:
         return found
 
 
-async def _later(engine: EngineEntry, index: NamespaceIndex, matching: "asyncio.Future[list[Match]]") -> Answer:
+async def _later(engine: EngineEntry, index: NamespaceIndex, matching: "asyncio.Future[MatchedTokens]") -> Answer:
     return _previewed(engine, index, await matching)
 
 
-def _previewed(engine: EngineEntry, index: NamespaceIndex, matches: list[Match]) -> Answer:
-    found = index.cut_at_chunks(matches, 0)
+def _previewed(engine: EngineEntry, index: NamespaceIndex, matched: MatchedTokens) -> Answer:
+    found = index.cut_at_chunks(matched.matches, 0)
     ready = [one for one in found if one.chunk.offset is not None]
     missing = [one for one in found if one.chunk.offset is None]
     return wire.Previewed(engine.name, engine.namespace.model, tuple(whole_matches(ready)), spans_of(missing))

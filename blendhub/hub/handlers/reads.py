@@ -8,8 +8,9 @@ from blendhub.client import wire
 from blendhub.contracts import Envelope
 from blendhub.contracts.transport import Buffer
 from blendhub.core.errors import InvalidInput
-from blendhub.core.spans import Match
+from blendhub.core.spans import Span
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
+from blendhub.hub.index.matched_tokens import MatchedTokens
 from blendhub.hub.index.namespace_index import Chunk, ChunkMatch, NamespaceIndex, spans_of, whole_matches
 from blendhub.hub.leases.read_leases import ReadLease
 from blendhub.hub.leases.sessions import Session
@@ -30,40 +31,40 @@ class ReadHandlers(Handlers):
         index = self.state.find_index(session, message.variant)
         if index is None:
             return NOTHING
-        matches = index.queue.ask(partial(index.match, tokens, message.settled), len(tokens))
-        if isinstance(matches, asyncio.Future):
-            return self._look_later(session, index, message, matches)
-        return self._answer(session, index, message, matches)
+        matched = index.queue.ask(partial(index.match, tokens, message.settled, message.max_generation), len(tokens))
+        if isinstance(matched, asyncio.Future):
+            return self._look_later(session, index, message, matched)
+        return self._answer(session, index, message, matched)
 
     async def _look_later(
         self,
         session: Session,
         index: NamespaceIndex,
         message: wire.Lookup,
-        matching: "asyncio.Future[list[Match]]",
+        matching: "asyncio.Future[MatchedTokens]",
     ) -> Answer:
-        matches = await matching
+        matched = await matching
         self.check_session(message)
-        answer = self._answer(session, index, message, matches)
+        answer = self._answer(session, index, message, matched)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _answer(
-        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matches: list[Match]
+        self, session: Session, index: NamespaceIndex, message: wire.Lookup, matched: MatchedTokens
     ) -> Answer | Awaitable[Answer]:
-        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
+        chunk_matches = index.cut_at_chunks(matched.matches, message.skip_prefix_n_tokens)
         if message.wait_s and self.tier:
             in_store_only = {found.chunk for found in chunk_matches if found.chunk.offset is None}
             if in_store_only:
                 in_arena = {found.chunk for found in chunk_matches} - in_store_only
-                return self._load_then_answer(session, index, message, matches, in_arena, in_store_only)
-        return self._found(session, message, chunk_matches)
+                return self._load_then_answer(session, index, message, matched, in_arena, in_store_only)
+        return self._found(session, message, chunk_matches, matched.too_old)
 
     async def _load_then_answer(
         self,
         session: Session,
         index: NamespaceIndex,
         message: wire.Lookup,
-        matches: list[Match],
+        matched: MatchedTokens,
         in_arena: set[Chunk],
         in_store_only: set[Chunk],
     ) -> Answer:
@@ -77,15 +78,18 @@ class ReadHandlers(Handlers):
                 self.state.cache.unpin(chunk)
         self.check_session(message)
         # Cut again: chunks may have been dropped meanwhile.
-        chunk_matches = index.cut_at_chunks(matches, message.skip_prefix_n_tokens)
-        return self._found(session, message, chunk_matches)
+        chunk_matches = index.cut_at_chunks(matched.matches, message.skip_prefix_n_tokens)
+        return self._found(session, message, chunk_matches, matched.too_old)
 
-    def _found(self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch]) -> Answer:
+    def _found(
+        self, session: Session, message: wire.Lookup, chunk_matches: list[ChunkMatch], too_old: list[Span]
+    ) -> Answer:
         """The reply to a lookup, with a lease if requested; chunks that are only in the store are fetched."""
         self._count(chunk_matches)
+        self.counters.totals["tokens_too_old"] += sum(map(len, too_old))
         ready = [found for found in chunk_matches if found.chunk.offset is not None]
         missing = [found for found in chunk_matches if found.chunk.offset is None]
-        lease = self._grant(session, ready) if message.acquire else None
+        lease = self._grant(session, ready, message.keep_s) if message.acquire else None
         self._load({found.chunk for found in missing})
         return wire.Found(
             matches=tuple(whole_matches(ready)),
@@ -93,6 +97,7 @@ class ReadHandlers(Handlers):
             expires_s=self.config.read_lease_s if lease else 0.0,
             pieces=lease.pieces if lease else (),
             on_the_way=spans_of(missing),
+            too_old=tuple(too_old[: wire.MOST_MATCHES]),
         )
 
     def _count(self, chunk_matches: list[ChunkMatch]) -> None:
@@ -108,8 +113,11 @@ class ReadHandlers(Handlers):
         self.counters.totals["tokens_settled"] += settled
         self.counters.totals["tokens_moved"] += moved
 
-    def _grant(self, session: Session, ready: list[ChunkMatch]) -> ReadLease | None:
+    def _grant(self, session: Session, ready: list[ChunkMatch], keep_s: float) -> ReadLease | None:
         lease = self.state.acquire(session, ready, self.clock() + self.config.read_lease_s)
+        if lease and keep_s:
+            for chunk in lease.chunks:
+                self.state.cache.policy.keep(chunk, self.clock() + keep_s)
         if lease and self.tier:
             self.tier.writer.reused(lease.chunks)
         return lease

@@ -15,7 +15,7 @@ from blendhub.core.tokens import Tokens
 from blendhub.hub.handlers.base import DONE, Answer, Handler, Handlers
 from blendhub.hub.index.namespace_index import NamespaceIndex, Origin, Run
 from blendhub.hub.leases.sessions import Session
-from blendhub.hub.leases.write_leases import WriteLease, check_reservation
+from blendhub.hub.leases.write_leases import Worth, WriteLease, check_reservation
 from blendhub.hub.limits import AT_ONCE, WAIT_FOR_STORE_S
 
 
@@ -31,9 +31,13 @@ class WriteHandlers(Handlers):
 
     async def _reserve(self, session: Session, message: wire.Reserve, payload: Sequence[Buffer]) -> Answer:
         tokens, namespace = self.read_tokens(payload), session.engine.namespace
-        check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena.name.size)
-        if message.exact and message.blended:
-            raise InvalidInput("a reservation is for exact or for blended KV, not for both; set one of them")
+        check_reservation(tokens, message.span, namespace.slot_bytes, self.state.cache.arena)
+        if message.blended and not message.generation:
+            raise InvalidInput(
+                "a reservation is for exact or for blended KV, not for both: blended KV has a generation"
+            )
+        if message.keep_s and message.drop:
+            raise InvalidInput("KV is to be kept, or not worth keeping; set keep_s or drop, not both")
         index = self.state.find_index(session, message.variant)
         start, run = message.span.start, None
         if index is None:
@@ -67,16 +71,20 @@ class WriteHandlers(Handlers):
         span: Span,
     ) -> WriteLease:
         """A write lease; while the arena or the index is full, waits for saves, for a moment."""
-        origin = Origin(message.exact, message.blended, message.ratio)
+        origin = Origin(message.generation, message.blended, message.ratio)
+        worth = Worth(self.clock() + message.keep_s if message.keep_s else 0.0, message.drop)
         give_up_at = self.clock() + WAIT_FOR_STORE_S
         while True:
             self.check_session(message)
             deadline = self.clock() + self.config.write_lease_s
             full = ArenaFull(
-                "every slot is being read, written or saved; try again later, or give the hub a larger arena_gib"
+                f"every slot is being read, written or saved (the arena has {self.state.cache.arena.describe()}); try "
+                "again later, or give the hub a larger arena_gib"
             )
             try:
-                lease = self.state.reserve(session, index, tokens, span, origin, run, deadline)
+                lease = self.state.reserve(
+                    session, index, tokens, span, origin, run, deadline, request=message.request, worth=worth
+                )
             except ArenaFull as error:
                 lease, full = None, error
             if lease:

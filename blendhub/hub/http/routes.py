@@ -1,8 +1,10 @@
-"""The pages of the metrics port: numbers for Prometheus, and a page for people with each engine's last requests."""
+"""The pages of the metrics port: numbers for Prometheus, a page for people with each engine's last requests, and the
+deletion of KV.
+"""
 
 import ipaddress
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -10,7 +12,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from blendhub.client.wire import HubStats
+from blendhub.client.wire import Forget, HubStats
+from blendhub.core.errors import BlendHubError, Busy, InvalidInput
 from blendhub.hub.counters import Counters
 from blendhub.hub.http.server import TEXT, Page
 from blendhub.hub.http.stats import exposition
@@ -46,6 +49,7 @@ class Routes:
         stats: Callable[[], HubStats],
         counters: Counters,
         reports: ReportTable,
+        forget: Callable[[Forget], Awaitable[Any]],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._clock = clock
@@ -54,6 +58,7 @@ class Routes:
         self._stats = stats
         self._counters = counters
         self._reports = reports
+        self._forget = forget
 
     async def get(self, target: str, host: str) -> Page:
         """The answer for a path with its query, and the Host that the client asked for."""
@@ -73,6 +78,22 @@ class Routes:
         (asked,) = parse_qs(query).get("engine", [""])[:1]
         return self._page_json(asked)
 
+    async def delete(self, target: str, host: str) -> Page:
+        """The receipt of a deletion, as JSON; or why it was not done."""
+        asked = parse_qs(urlsplit(target).query)
+        if urlsplit(target).path != "/kv" or not is_address(host):
+            return Page("404 Not Found", TEXT, b"DELETE /kv?request=ID or /kv?salt=S, at an IP address or localhost\n")
+        try:
+            request, salt = (_only(asked, name) for name in ("request", "salt"))
+            gone = await self._forget(msgspec.convert({"is": "Forget", "request": request, "salt": salt}, Forget))
+        except (InvalidInput, msgspec.ValidationError) as error:
+            return Page("400 Bad Request", TEXT, f"{error}\n".encode())
+        except Busy as error:
+            return Page("429 Too Many Requests", TEXT, f"{error}\n".encode())
+        except BlendHubError as error:
+            return Page("503 Service Unavailable", TEXT, f"not all of it is deleted, ask again: {error}\n".encode())
+        return Page("200 OK", JSON, msgspec.json.encode({"tokens": gone.tokens, "chunks": gone.chunks}))
+
     def _page_json(self, asked: str) -> Page:
         engines = self._reports.engines()
         engine = asked if asked in engines else self._reports.latest_engine
@@ -82,6 +103,13 @@ class Routes:
             page = {"stats": self._stats(), "engines": engines, "engine": engine}
             self._made[engine] = _Cached(now + PAGE_LASTS_S, _encoded(page, self._reports.encoded(engine)))
         return Page("200 OK", JSON, self._made[engine].body)
+
+
+def _only(asked: Mapping[str, Sequence[str]], name: str) -> str:
+    values = asked.get(name, [""])
+    if len(values) > 1:
+        raise InvalidInput(f"{name} is given {len(values)} times; delete one after the other")
+    return values[0]
 
 
 def _encoded(page: dict[str, Any], kept: list[bytes]) -> bytes:

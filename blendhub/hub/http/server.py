@@ -1,13 +1,15 @@
-"""A small HTTP server on loopback."""
+"""A small HTTP server on loopback: everyone may read, and the user that the hub runs as may delete KV."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple, TypeAlias
 
 from blendhub.core.errors import HubError, OptionError
+from blendhub.hub.http.owner import is_own
 from blendhub.hub.limits import MOST_METRICS_CONNECTIONS, MOST_METRICS_REQUEST_BYTES
 
 READ_TIMEOUT_S = 5.0
+DELETE, DELETE_TIMEOUT_S = b"DELETE ", 60.0
 SLICE_BYTES, PAUSE_S = 2**16, 0.002
 """The JSON of the page has MBs. Each reader gets 30 MB a second, so that those who ask without a pause take no core."""
 
@@ -30,14 +32,15 @@ class Page(NamedTuple):
 
 
 Route: TypeAlias = Callable[[str, str], Awaitable[Page]]
-"""Answers a GET of a path with its query, from a client that names the server as it does in ``Host``."""
+"""Answers a request for a path with its query, from a client that names the server as it does in ``Host``."""
 
 
 class MetricsServer:
-    """An HTTP server that answers GET, one request a connection, and changes nothing."""
+    """An HTTP server that answers one request a connection: GET, and DELETE of this user's processes."""
 
-    def __init__(self, pages: Route) -> None:
+    def __init__(self, pages: Route, deletes: Route) -> None:
         self._pages = pages
+        self._deletes = deletes
         self._server: asyncio.Server | None = None
         self._open: dict[asyncio.StreamWriter, None] = {}
         """The connections that have not been answered, the oldest first."""
@@ -83,7 +86,8 @@ class MetricsServer:
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
                 request = await reader.readuntil(b"\r\n\r\n")
-                page = await self._page(request.decode("latin-1").split("\r\n"))
+            async with asyncio.timeout(DELETE_TIMEOUT_S if request.startswith(DELETE) else READ_TIMEOUT_S):
+                page = await self._page(request.decode("latin-1").split("\r\n"), writer)
                 head = f"HTTP/1.1 {page.status}\r\nContent-Type: {page.kind}\r\nContent-Length: {len(page.body)}\r\n"
                 writer.write(f"{head}{GUARDS}Connection: close\r\n\r\n".encode())
                 for at in range(0, len(page.body), SLICE_BYTES):
@@ -99,9 +103,12 @@ class MetricsServer:
             self._open.pop(writer, None)
             writer.transport.abort()
 
-    async def _page(self, lines: list[str]) -> Page:
+    async def _page(self, lines: list[str], writer: asyncio.StreamWriter) -> Page:
         method, _, target = lines[0].partition(" ")
-        if method != "GET":
-            return Page("405 Method Not Allowed", TEXT, b"only GET\n")
+        if method not in ("GET", "DELETE"):
+            return Page("405 Method Not Allowed", TEXT, b"only GET and DELETE\n")
+        if method == "DELETE" and not is_own(writer.get_extra_info("socket")):
+            return Page("403 Forbidden", TEXT, b"only the hub's own user may delete here; see blendhub forget\n")
+        answer = self._pages if method == "GET" else self._deletes
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines[1:])}
-        return await self._pages(target.partition(" ")[0], headers.get("host", ""))
+        return await answer(target.partition(" ")[0], headers.get("host", ""))

@@ -43,6 +43,7 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
         **{f"requests_{kind}": latencies.within[-1] for kind, latencies in counters.requests.items()},
         "evictions": state.cache.evictions,
         "forgotten_chunks": state.cache.forgotten,
+        "keeps_refused": state.cache.policy.kept.refused,
         "index_evictions": state.index_limit.evictions,
         "store_saves": tier.writer.saved if tier else 0,
         "store_loads": tier.reader.loaded if tier else 0,
@@ -55,7 +56,9 @@ def _totals(state: HubState, tier: StoreTier | None, counters: Counters) -> dict
 def _gauges(state: HubState, tier: StoreTier | None) -> dict[str, float]:
     arena, quarantined = state.cache.arena, state.writes.quarantined.values()
     return {
-        "arena_bytes": arena.name.size,
+        "arena_bytes": arena.progress.goal,
+        "arena_reserved_bytes": arena.progress.reserved,
+        "arena_missing_bytes": arena.name.size - arena.progress.goal,
         "arena_free_bytes": arena.extents.free_bytes,
         "arena_quarantined_bytes": sum(len(one.offsets) * one.size for one in quarantined),
         "chunks_in_arena": len(state.cache.policy),
@@ -91,9 +94,11 @@ def _fleet_gauges(follower: Follower | None) -> dict[str, float]:
 
 HELP: Mapping[str, str] = MappingProxyType(
     {
-        "arena_bytes": "Size of the arena",
-        "arena_free_bytes": "Free bytes of the arena",
+        "arena_bytes": "Size of the arena when all of it is reserved",
+        "arena_free_bytes": "Free bytes of what is reserved of the arena",
+        "arena_missing_bytes": "Bytes that the arena was to have, and for which memory did not suffice",
         "arena_quarantined_bytes": "Bytes of revoked slots that a process may still write into",
+        "arena_reserved_bytes": "Bytes of the arena that are reserved by now",
         "chunks": "Matchable chunks",
         "chunks_in_arena": "Matchable chunks in memory",
         "evictions": "Chunks that left the arena to make room",
@@ -106,6 +111,9 @@ HELP: Mapping[str, str] = MappingProxyType(
         "store_waiting_chunks": "Chunks that wait to be saved",
         "tokens_exact": "Tokens found at the same position after the same tokens",
         "tokens_moved": "Tokens found at another position or after other tokens",
+        "tokens_deleted": "Tokens that were deleted with their request or salt",
+        "keeps_refused": "Chunks that were not kept as asked, because others took the share",
+        "tokens_too_old": "Tokens stored too many moves from exact KV for an engine's max_generation",
         "tokens_settled": "Tokens found after the same tokens, blended before",
     }
 )

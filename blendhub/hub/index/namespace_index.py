@@ -15,10 +15,12 @@ import numpy as np
 from blendhub.contracts import Matcher, RunKey
 from blendhub.core.errors import BlendHubError, InvalidInput
 from blendhub.core.layout import Namespace
-from blendhub.core.spans import Match, Span, combine, gaps, join_spans
+from blendhub.core.spans import MOST_GENERATION, Match, Span, gaps, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchQueue, MatchThreads
+from blendhub.hub.index.matched_tokens import MatchedTokens, combined
+from blendhub.hub.index.request_runs import RequestRuns
 from blendhub.hub.index.settled import SettledMatches
 from blendhub.hub.limits import MOST_CHUNKS
 
@@ -34,7 +36,7 @@ class Saved(Enum):
 class Chunk:
     """A stored chunk: in the arena, in the store, or in both."""
 
-    __slots__ = ("content", "offset", "pins", "run", "saved", "span")
+    __slots__ = ("content", "is_worthless", "offset", "pins", "run", "saved", "span")
 
     def __init__(self, run: "Run", span: Span, offset: int | None, content: int) -> None:
         self.run = run
@@ -44,18 +46,24 @@ class Chunk:
         self.pins = 0
         """The number of leases and transfers that use the chunk. A pinned chunk is not evicted."""
         self.saved = Saved.NO
+        self.is_worthless = False
+        """Whether its request has said that it is not worth keeping: it is evicted first, and not saved."""
         self.content = content
 
 
 class Origin(NamedTuple):
     """How the KV of a run came about."""
 
-    exact: bool
-    """Whether nothing before or in the run was blended."""
+    generation: int = 0
+    """0: nothing before or in the run was blended."""
     blended: bool = False
     """Whether the run itself was blended, and so is of use behind its whole prefix only. Other KV may be moved."""
     ratio: float = 0.0
     """The share that was recomputed when inexact KV, or KV before it, was blended."""
+
+    @property
+    def exact(self) -> bool:
+        return self.generation == 0
 
 
 class Run:
@@ -73,6 +81,7 @@ class Run:
         "key",
         "listed",
         "origin",
+        "request",
         "tokens",
     )
 
@@ -84,6 +93,7 @@ class Run:
         origin: Origin,
         key: RunKey | None = None,
         *,
+        request: str = "",
         foreign: bool = False,
     ) -> None:
         self.id = id
@@ -92,6 +102,8 @@ class Run:
         """The end of the last chunk that was ever published; the run may grow there."""
         self.origin = origin
         self.key = key or RunKey(index.digest, secrets.token_hex(16))
+        self.request = request
+        """The request that computed it, as the engine knows it; empty: that is not known."""
         self.foreign = foreign
         """Whether another hub computed it. It does not grow here: its name is that hub's."""
         self.listed = 0
@@ -159,10 +171,12 @@ class NamespaceIndex:
         *,
         keeps_settled: bool = True,
         changed: Callable[["NamespaceIndex"], None] | None = None,
+        requests: RequestRuns | None = None,
     ) -> None:
         """``keeps_settled``: settled KV can be found.
 
-        ``changed`` is called when something was stored or dropped.
+        ``changed`` is called when something was stored or dropped. ``requests``: where the runs of this namespace, and
+        of others, are noted by their requests.
         """
         self.namespace = namespace
         self.digest = namespace.digest
@@ -175,6 +189,7 @@ class NamespaceIndex:
         self.growing: set[Run] = set()
         """The runs that a write lease extends; each run has one such lease at a time."""
         self._changed = changed or (lambda index: None)
+        self._requests = RequestRuns() if requests is None else requests
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
@@ -215,15 +230,18 @@ class NamespaceIndex:
                 return chunk
         return None
 
-    def match(self, tokens: Tokens, settled: float | None = None) -> list[Match]:
+    def match(
+        self, tokens: Tokens, settled: float | None = None, max_generation: int = MOST_GENERATION
+    ) -> MatchedTokens:
         """The matches of these tokens, of which ``cut_at_chunks`` leaves out evicted chunks. Part of a queue's work.
 
-        ``settled``: the least share that was recomputed in settled KV; None: none is found.
+        ``settled``: the least share that was recomputed in settled KV; None: none is found. ``max_generation``: reuse
+        of a match makes no KV of a higher one.
         """
         answers = [matcher.match(tokens) for matcher in self._matchers]
         if settled is not None:
             answers.append(self._settled.match(tokens, settled))
-        return combine(answers)
+        return combined(answers, self.runs, max_generation)
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.
@@ -256,7 +274,7 @@ class NamespaceIndex:
         continue the run. ``blended``: settled is enough, however much of it was recomputed, so that one copy is kept.
         """
         reached = span.start
-        for match in self.match(tokens[: span.end], 0.0 if blended else None):
+        for match in self.match(tokens[: span.end], 0.0 if blended else None).matches:
             if not match.moved and match.span.start <= reached:
                 reached = max(reached, match.span.end)
         reached = min(reached, span.end)
@@ -274,9 +292,11 @@ class NamespaceIndex:
             raise InvalidInput(f"run {run.id} ends at {run.end}; it does not grow at {span.start}")
         # Matchers take runs without gaps, but a store may have lost some chunks.
         missing = list(gaps(span, (chunk.span for chunk in chunks)))
+        # Before the matchers have it: what they name is looked up here.
+        self.runs[run.id] = run
+        self._requests.add(run)
         self.queue.update(partial(self._store, run, tokens, span, missing), span.end)
         run.end = span.end
-        self.runs[run.id] = run
         if run not in (named := self._by_key.setdefault(run.key, [])):
             named.append(run)
         for chunk in chunks:
@@ -294,15 +314,27 @@ class NamespaceIndex:
         self.n_chunks -= 1
         self.n_tokens -= len(chunk.span)
         if not run.chunks:
+            if run not in self.growing:
+                self._requests.remove(run)
             del self.runs[run.id]
             self._by_key[run.key].remove(run)
             if not self._by_key[run.key]:
                 del self._by_key[run.key]
         self._changed(self)
 
+    def begin_growing(self, run: Run) -> None:
+        """A write lease extends the run."""
+        self.growing.add(run)
+        self._requests.add(run)
+
+    def end_growing(self, run: Run) -> None:
+        self.growing.remove(run)
+        if not run.chunks:
+            self._requests.remove(run)
+
     def _store(self, run: Run, tokens: Tokens, span: Span, missing: list[Span]) -> None:
         for matcher in self._matchers_of(run.origin):
-            matcher.add(run.id, tokens, span, run.origin.exact)
+            matcher.add(run.id, tokens, span, run.origin.generation)
         self._settled.add(run, tokens, span)
         run.note_tokens(tokens, span.end)
         for gap in missing:

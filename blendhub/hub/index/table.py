@@ -9,6 +9,7 @@ from blendhub.core.layout import Namespace, Variant
 from blendhub.framework.host import PluginHost
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.namespace_index import NamespaceIndex
+from blendhub.hub.index.request_runs import RequestRuns
 
 
 class IndexTable:
@@ -17,9 +18,12 @@ class IndexTable:
     def __init__(self, host: PluginHost, threads: MatchThreads) -> None:
         self._host = host
         self._threads = threads
+        self.requests = RequestRuns()
+        """The runs of all namespaces, by their requests."""
         self._run_numbers = itertools.count()
         self._by_digest: dict[str, NamespaceIndex] = {}
         self._by_base: dict[str, dict[Variant, NamespaceIndex]] = {}
+        self._by_salt: dict[str, dict[NamespaceIndex, None]] = {}
         self._sums: dict[str, Counter[str]] = {}
         """The amounts stored, by base namespace, without what has changed since."""
         self._counted: dict[NamespaceIndex, Counter[str]] = {}
@@ -47,7 +51,7 @@ class IndexTable:
 
     def make(self, namespace: Namespace) -> NamespaceIndex:
         """A new index, not added yet. Slow: matchers may compile. Changes no state, so any thread may call it."""
-        return NamespaceIndex(namespace, self._host, self._threads, changed=self._note)
+        return NamespaceIndex(namespace, self._host, self._threads, changed=self._note, requests=self.requests)
 
     def get_or_make(self, namespace: Namespace) -> NamespaceIndex:
         """The index of a namespace, made if it is new."""
@@ -64,11 +68,16 @@ class IndexTable:
         """The indexes of all variants of a base namespace."""
         return list(self._by_base.get(base, {}).values())
 
+    def of_salt(self, cache_salt: str) -> list[NamespaceIndex]:
+        """The indexes of the requests with this salt, of whatever engine and LoRA adapter."""
+        return list(self._by_salt.get(cache_salt, ()))
+
     def add(self, index: NamespaceIndex) -> NamespaceIndex:
         """Add an index, unless its namespace has one; returns the index to be used."""
         known = self._by_digest.setdefault(index.digest, index)
         if known is index:
             self._by_base.setdefault(index.base, {})[index.namespace.variant] = index
+            self._by_salt.setdefault(index.namespace.variant.cache_salt, {})[index] = None
             self._note(index)
         return known
 
@@ -121,6 +130,10 @@ class IndexTable:
         del variants[index.namespace.variant]
         if not variants:
             del self._by_base[index.base]
+        of_salt = self._by_salt[index.namespace.variant.cache_salt]
+        del of_salt[index]
+        if not of_salt:
+            del self._by_salt[index.namespace.variant.cache_salt]
         self._count(index, Counter())
         self._changed.pop(index, None)
 

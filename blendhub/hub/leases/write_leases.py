@@ -4,7 +4,9 @@ reused while any process may still write into it."""
 from asyncio import Future
 from collections.abc import Hashable
 from functools import partial
+from typing import NamedTuple
 
+from blendhub.client.arena_view import SHM, SHM_ADVICE
 from blendhub.client.wire import Slot
 from blendhub.core.errors import ArenaFull, InvalidInput
 from blendhub.core.spans import Span
@@ -13,17 +15,37 @@ from blendhub.hub.index.namespace_index import Chunk, Run, content_of
 from blendhub.hub.leases.sessions import Session
 from blendhub.hub.leases.table import Lease, Leases
 from blendhub.hub.limits import MOST_CHUNKS, MOST_RESERVED_TOKENS, MOST_SLOTS, MOST_WRITE_LEASES
+from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_tier import StoreTier
+
+
+class Worth(NamedTuple):
+    """What a request says of the worth of its KV."""
+
+    keep_until: float = 0.0
+    """0: it does not ask to keep it."""
+    is_worthless: bool = False
+
+
+ORDINARY = Worth()
 
 
 class WriteLease(Lease):
     """Slots for the next chunks of a run."""
 
-    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens")
+    __slots__ = ("committed", "copies", "number", "published", "put", "run", "slots", "tokens", "worth")
 
     def __init__(
-        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, slots: tuple[Slot, ...]
+        self,
+        id: int,
+        number: int,
+        session: Session,
+        deadline: float,
+        run: Run,
+        tokens: Tokens,
+        slots: tuple[Slot, ...],
+        worth: Worth,
     ) -> None:
         super().__init__(id, session, deadline, cost=len(tokens))
         self.number = number
@@ -31,6 +53,7 @@ class WriteLease(Lease):
         self.run = run
         self.tokens = tokens
         self.slots = slots
+        self.worth = worth
         ranks = range(run.index.namespace.world_size)
         self.committed = dict.fromkeys(ranks, self.span.start)
         """The position up to which each rank has committed, after which it writes only behind that."""
@@ -100,7 +123,15 @@ class WriteLeases:
         self._tier = tier
 
     def reserve(
-        self, id: int, number: int, session: Session, deadline: float, run: Run, tokens: Tokens, span: Span
+        self,
+        id: int,
+        number: int,
+        session: Session,
+        deadline: float,
+        run: Run,
+        tokens: Tokens,
+        span: Span,
+        worth: Worth,
     ) -> WriteLease | None:
         """A lease on slots for the span, or for as much of its beginning as fits; None if not even one slot is free.
 
@@ -125,9 +156,9 @@ class WriteLeases:
         if 2 * len(kept) < len(tokens):
             # A view would keep all the tokens that the message brought.
             kept = as_tokens(kept.copy())
-        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots))
+        lease = WriteLease(id, number, session, deadline, run, kept, tuple(slots), worth)
         self.leases.add(lease)
-        run.index.growing.add(run)
+        run.index.begin_growing(run)
         return lease
 
     def copying(self, lease: WriteLease, rank: int, position: int, copy: "Future[None]") -> None:
@@ -169,7 +200,7 @@ class WriteLeases:
 
     def _end(self, lease: WriteLease) -> None:
         self.leases.end(lease)
-        lease.run.index.growing.remove(lease.run)
+        lease.run.index.end_growing(lease.run)
 
     def _copied(self, lease: WriteLease, copy: "Future[None]") -> None:
         del lease.copies[copy]
@@ -188,9 +219,13 @@ class WriteLeases:
         chunks = [Chunk(run, slot.span, None, content_of(index.digest, lease.tokens, slot.span)) for slot in ready]
         index.publish(run, lease.tokens, chunks)
         lease.published += len(ready)
+        worth = lease.worth
         for chunk, slot in zip(chunks, ready, strict=True):
+            chunk.is_worthless = worth.is_worthless
             self._cache.insert(chunk, slot.slot)
-        if self._tier:
+            if worth.keep_until:
+                self._cache.policy.keep(chunk, worth.keep_until)
+        if self._tier and not worth.is_worthless:
             self._tier.writer.offer(run, lease.tokens, chunks)
         if lease.published == len(lease.slots):
             self._end(lease)
@@ -204,11 +239,12 @@ class WriteLeases:
             self._cache.arena.extents.free(offset, quarantine.size)
 
 
-def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena_bytes: int) -> None:
+def check_reservation(tokens: Tokens, span: Span, slot_bytes: int, arena: Arena) -> None:
     if not len(span) or span.end > len(tokens):
         raise InvalidInput(f"a reservation needs a span that is not empty within {len(tokens)} tokens, got {span}")
-    if slot_bytes > arena_bytes:
+    if slot_bytes > arena.progress.goal:
         raise ArenaFull(
-            f"one chunk of this model takes {slot_bytes / 2**20:.1f} MiB, the arena has {arena_bytes / 2**20:.1f}; "
-            "give the hub a larger arena_gib or the engine smaller chunks"
+            f"not one chunk of this model fits: it takes {slot_bytes / 2**20:.1f} MiB, and the arena has "
+            f"{arena.progress.goal / 2**20:.1f}; give the hub a larger arena_gib or the engine smaller chunks, or make "
+            f"{SHM} larger: {SHM_ADVICE}"
         )

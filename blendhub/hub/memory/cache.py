@@ -6,6 +6,7 @@ from blendhub.hub.index.namespace_index import Chunk, Saved
 from blendhub.hub.limits import MOST_TRIES
 from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.eviction import EvictionOrder
+from blendhub.hub.memory.kept_chunks import KeptChunks
 
 
 class Cache:
@@ -13,7 +14,9 @@ class Cache:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
-        self.policy = EvictionOrder()
+        self.policy = EvictionOrder(KeptChunks(arena.name.size))
+        self.erased: set[Chunk] = set()
+        """The chunks that were deleted while they were read. No lookup finds them; their slots are free afterwards."""
         self.filling: dict[Chunk, int] = {}
         """The chunks that the store is being read into, and the offsets of their slots."""
         self.evictions = 0
@@ -40,7 +43,12 @@ class Cache:
 
     def unpin(self, chunk: Chunk) -> None:
         chunk.pins -= 1
-        if not chunk.pins and chunk.offset is not None:
+        if chunk.pins or chunk.offset is None:
+            return
+        if chunk in self.erased:
+            self.erased.remove(chunk)
+            self._free(chunk)
+        else:
             self.policy.of(chunk).release(chunk)
 
     def begin_filling(self, chunk: Chunk) -> int | None:
@@ -89,9 +97,20 @@ class Cache:
             chunk.run.index.drop(chunk)
         return in_store
 
+    def erase(self, chunk: Chunk) -> None:
+        """Remove a chunk from index and arena for good, pinned or not."""
+        chunk.run.index.drop(chunk)
+        if chunk.offset is None:
+            return
+        self.policy.remove(chunk)
+        if chunk.pins:
+            self.erased.add(chunk)
+        else:
+            self._free(chunk)
+
     def remove(self, chunk: Chunk) -> None:
         """Remove a chunk from the arena alone."""
-        self.policy.of(chunk).remove(chunk)
+        self.policy.remove(chunk)
         self._free(chunk)
 
     def _chunks_in_the_way(self, size: int) -> list[Chunk]:
@@ -115,7 +134,7 @@ class Cache:
         for chunk in tried:
             self.policy.of(chunk).insert(chunk, chunk.content)
         for chunk in found[1:]:
-            self.policy.of(chunk).remove(chunk)
+            self.policy.remove(chunk)
         return found
 
     def _around(self, start: int, size: int) -> tuple[int, list[int]]:

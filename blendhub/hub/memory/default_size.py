@@ -5,16 +5,21 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from blendhub.client.arena_view import SHM
+from blendhub.hub.memory.segments import free_shared_bytes, unreserved_bytes
 
 OF_AVAILABLE = 0.25
 OF_SHARED = 0.5
+MOST_BYTES = 64 * 2**30
+"""A larger arena takes minutes to reserve and to pin; who has a use for it asks for it."""
 
 
-def default_arena_bytes() -> int:
-    """A quarter of the memory that this process can still have, and at most half of the free shared memory."""
-    room = os.statvfs(SHM)
-    return int(min(OF_AVAILABLE * available_bytes(), OF_SHARED * room.f_bavail * room.f_frsize))
+def default_arena_bytes(engines: int = 1) -> int:
+    """The least of a quarter of the free memory, half of the free shared memory, and ``MOST_BYTES``, divided by the
+    engines that start together on this machine, each with a hub. What other hubs are still reserving is not free.
+    """
+    taken = unreserved_bytes()
+    shares = OF_AVAILABLE * (available_bytes() - taken), OF_SHARED * (free_shared_bytes() - taken)
+    return max(0, int(min(*shares, MOST_BYTES) / engines))
 
 
 def available_bytes(root: Path = Path("/")) -> int:

@@ -10,15 +10,16 @@ GRAIN = 64
 
 
 class Extents:
-    """A fixed range of bytes, cut in extents that are free or in use.
+    """A range of bytes that may grow, cut in extents that are free or in use.
 
     Each extent finds its two neighbours in one step, and free neighbours are always one extent. So no call looks at
     more than a few extents, however many there are.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size // GRAIN * GRAIN
-        self.least = -(-size // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN
+    def __init__(self, most: int) -> None:
+        """``most`` is the size that the range may grow to; it is empty at first."""
+        self.size = 0
+        self.least = -(-most // MOST_SLOTS_OF_AN_ARENA // GRAIN) * GRAIN
         """The smallest size of an extent; smaller requests take as much."""
         self.free_bytes = 0
         self._sizes: dict[int, int] = {}
@@ -28,8 +29,16 @@ class Extents:
         self._free: dict[int, dict[int, None]] = {}
         """The starts of the free extents, by size."""
         self._free_sizes: list[int] = []
-        if self.size:
-            self._add_free(0, self.size)
+
+    def grow(self, size: int) -> None:
+        """Add free bytes at the end, until the range has ``size`` of them."""
+        start, self.size = self.size, size // GRAIN * GRAIN
+        last = self.before(start)
+        if last is not None and self.is_free(last):
+            self._remove_free(last, start - last)
+            start = last
+        if start < self.size:
+            self._add_free(start, self.size - start)
 
     def allocate(self, size: int) -> int | None:
         """Allocate an extent and return its start; None if no free extent is large enough."""

@@ -9,11 +9,11 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import islice
 from typing import NamedTuple
 
-from blendhub.contracts import Dropped, Published, SharedStore, StoredRun
+from blendhub.contracts import Deleted, Dropped, Published, SharedStore, StoredRun
 from blendhub.core.errors import BlendHubError, Busy, CursorLost
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens, as_tokens
@@ -59,6 +59,8 @@ class Follower:
         self._tier = tier
         self._generation = 0
         self._slice_began = 0.0
+        self.delete: Callable[[Deleted], Awaitable[object]] | None = None
+        """Deletes what another hub was asked to delete."""
         self._loop: asyncio.AbstractEventLoop
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="blendhub-follow", daemon=True)
@@ -112,13 +114,13 @@ class Follower:
         self.behind, self.hubs = found.behind, found.hubs
         changes = iter(found.changes)
         while some := list(islice(changes, AT_ONCE)):
-            ready: list[ForeignRun | Dropped] = []
+            ready: list[ForeignRun | Dropped | Deleted] = []
             for change in some:
                 ready += self._checked(change.run) if isinstance(change, Published) else [change]
             self._hand_over(ready, whole=False)
         return found.cursor
 
-    def _hand_over(self, ready: Sequence[ForeignRun | Dropped], *, whole: bool) -> None:
+    def _hand_over(self, ready: Sequence[ForeignRun | Dropped | Deleted], *, whole: bool) -> None:
         if ready:
             self._wait_for(self._apply(ready, whole=whole))
 
@@ -153,13 +155,16 @@ class Follower:
 
     # The loop.
 
-    async def _apply(self, changes: Sequence[ForeignRun | Dropped], *, whole: bool) -> None:
+    async def _apply(self, changes: Sequence[ForeignRun | Dropped | Deleted], *, whole: bool) -> None:
         """Apply changes in order. ``whole``: they are of a snapshot, so each has all chunks of its run."""
         self._slice_began = time.perf_counter()
         for change in changes:
             if isinstance(change, Dropped):
                 self.dropped += len(change.chunks)
                 self._tier.forget((change.run, span) for span in change.chunks)
+            elif isinstance(change, Deleted):
+                if self.delete:
+                    await self.delete(change)
             else:
                 await self._add_checked(change)
                 if whole:
@@ -198,7 +203,15 @@ class Follower:
         named = index.named(stored.key)
         run = next((one for one in named if one.end == spans[0].start and one.foreign), None)
         if run is None:
-            run = Run(self._indexes.new_run_id(), index, spans[0].start, arrival.about.origin, stored.key, foreign=True)
+            run = Run(
+                self._indexes.new_run_id(),
+                index,
+                spans[0].start,
+                arrival.about.origin,
+                stored.key,
+                request=arrival.about.request,
+                foreign=True,
+            )
         run.listed = self._generation
         chunks = [Chunk(run, span, None, content_of(index.digest, arrival.tokens, span)) for span in spans]
         for chunk in chunks:

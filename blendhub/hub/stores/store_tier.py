@@ -5,8 +5,9 @@ All state is changed on the event loop; only the store's methods run in threads.
 
 import asyncio
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import msgspec
 
@@ -16,12 +17,14 @@ from blendhub.core.spans import Span
 from blendhub.core.tokens import as_tokens
 from blendhub.hub.index.namespace_index import Chunk, Run, Saved, content_of
 from blendhub.hub.index.table import IndexTable
+from blendhub.hub.limits import WAIT_FOR_STORE_S
 from blendhub.hub.memory.cache import Cache
 from blendhub.hub.stores.store_reader import StoreReader
 from blendhub.hub.stores.store_writer import RunDescription, StoreWriter
 from blendhub.system.recurring import RecurringWarnings
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class StoreTier:
@@ -60,6 +63,25 @@ class StoreTier:
         entries = [(chunk.run.key, chunk.span) for chunk in chunks]
         self._saver.submit(self._discard, entries)
 
+    async def discard_now(self, chunks: Iterable[Chunk]) -> None:
+        """Discard chunks; raises the store's error if it could not discard one of them."""
+        entries = [(chunk.run.key, chunk.span) for chunk in chunks]
+        if entries:
+            await self.in_saver(self._discard_each, entries)
+
+    async def in_saver(self, work: Callable[[T], None], argument: T) -> None:
+        """Call a method of the store behind what is being saved."""
+        await asyncio.get_running_loop().run_in_executor(self._saver, work, argument)
+
+    async def stop_moving(self, chunks: Sequence[Chunk]) -> None:
+        """Save none of these chunks any more, and wait for those that are being saved or loaded, for a moment."""
+        self.writer.withdraw(set(chunks))
+        if any(chunk.saved is Saved.WAITING for chunk in chunks):
+            await self.writer.wait_for_progress(WAIT_FOR_STORE_S)
+        loading = [self.load(chunk) for chunk in chunks if chunk in self._cache.filling]
+        if loading:
+            await asyncio.wait(loading, timeout=WAIT_FOR_STORE_S)
+
     def forget(self, dropped: Iterable[tuple[RunKey, Span]]) -> None:
         """Note that the store no longer has these chunks."""
         for key, span in dropped:
@@ -83,7 +105,8 @@ class StoreTier:
 
     def _restore_run(self, stored: StoredRun, about: RunDescription) -> int:
         tokens, index = as_tokens(stored.tokens), self._indexes.get_or_make(about.namespace)
-        run = Run(self._indexes.new_run_id(), index, stored.chunks[0].start, about.origin, stored.key)
+        id, start = self._indexes.new_run_id(), stored.chunks[0].start
+        run = Run(id, index, start, about.origin, stored.key, request=about.request)
         chunks = [Chunk(run, span, None, content_of(index.digest, tokens, span)) for span in stored.chunks]
         for chunk in chunks:
             chunk.saved = Saved.YES
@@ -98,10 +121,13 @@ class StoreTier:
 
     def _discard(self, entries: Iterable[tuple[RunKey, Span]]) -> None:
         try:
-            for entry in entries:
-                self.store.discard(*entry)
+            self._discard_each(entries)
         except Exception as error:
             self._failed("discard", error)
+
+    def _discard_each(self, entries: Iterable[tuple[RunKey, Span]]) -> None:
+        for entry in entries:
+            self.store.discard(*entry)
 
 
 def described(stored: StoredRun) -> RunDescription:

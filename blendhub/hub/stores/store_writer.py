@@ -17,11 +17,12 @@ import msgspec
 from blendhub.contracts import RunKey, SharedStore, Store, StoredRun
 from blendhub.core.errors import InvalidInput, StoreAway
 from blendhub.core.layout import Namespace
-from blendhub.core.spans import Span
+from blendhub.core.spans import Generation, Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.index.namespace_index import Chunk, Origin, Run, Saved
 from blendhub.hub.limits import MOST_WAITING_SAVES
 from blendhub.hub.memory.cache import Cache, slot_bytes
+from blendhub.outcome.report import RequestName
 
 Gone: TypeAlias = list[tuple[RunKey, Span]]
 TRY_AGAIN_S = 1.0
@@ -34,13 +35,14 @@ class RunDescription(msgspec.Struct, frozen=True):
     """The data that the store keeps of a run besides its tokens."""
 
     namespace: Namespace
-    exact: bool
+    generation: Generation
     blended: bool = False
     ratio: float = 0.0
+    request: RequestName = ""
 
     @property
     def origin(self) -> Origin:
-        return Origin(self.exact, self.blended, self.ratio)
+        return Origin(self.generation, self.blended, self.ratio)
 
 
 class StoreWriter:
@@ -65,11 +67,13 @@ class StoreWriter:
         shared = store if isinstance(store, SharedStore) else None
         self._when_reused = shared is not None and shared.share == "reused"
         self._pace = shared.pace if shared else 0.0
-        self._most_bytes = cache.arena.name.size // OF_ARENA if shared else cache.arena.name.size
+        self._of_arena = OF_ARENA if shared else 1
         self._to_save: deque[Chunk] = deque()
         """The chunks that wait to be saved. The first ones are being saved."""
         self._bytes = 0
         """The bytes of the arena that the waiting chunks take."""
+        self._batch: list[Chunk] = []
+        """The chunks that are being saved now."""
         self._of_run: Counter[Run] = Counter()
         """How many of the waiting chunks belong to each run. A run keeps its tokens for them."""
         self._saving: asyncio.Task[None] | None = None
@@ -105,6 +109,14 @@ class StoreWriter:
                 if chunk.saved is Saved.NO and chunk.run.tokens is not None:
                     self._queue(chunk.run, chunk.run.tokens, [chunk])
 
+    def withdraw(self, chunks: set[Chunk]) -> None:
+        """Save none of these chunks, but for those that are being saved now."""
+        later = [chunk for chunk in self._to_save if chunk in chunks and chunk not in self._batch]
+        if later:
+            self._to_save = deque(chunk for chunk in self._to_save if chunk not in chunks or chunk in self._batch)
+            for chunk in later:
+                self._end(chunk, Saved.NO)
+
     async def wait_for_progress(self, timeout: float) -> None:
         """Wait until some of the waiting chunks have been saved."""
         if self._to_save:
@@ -134,16 +146,19 @@ class StoreWriter:
             self._saving = asyncio.get_running_loop().create_task(self._save_all())
 
     def _has_room_for(self, chunk: Chunk) -> bool:
-        return len(self._to_save) < MOST_WAITING_SAVES and self._bytes + slot_bytes(chunk) <= self._most_bytes
+        most_bytes = self._cache.arena.extents.size // self._of_arena
+        return len(self._to_save) < MOST_WAITING_SAVES and self._bytes + slot_bytes(chunk) <= most_bytes
 
     async def _save_all(self) -> None:
         while self._to_save:
-            batch = self._next_batch()
+            batch = self._batch = self._next_batch()
             try:
                 kept = await self._save(batch)
             except StoreAway:
                 self._put_off()
                 break
+            finally:
+                self._batch = []
             for chunk in batch:
                 self._to_save.popleft()
                 self._end(chunk, Saved.YES if chunk in kept else Saved.NO)
@@ -198,7 +213,8 @@ class StoreWriter:
 
     def _is_left(self, chunk: Chunk) -> bool:
         """Whether a chunk that was put off can still be saved."""
-        return chunk.saved is Saved.NO and chunk.offset is not None and chunk.run.tokens is not None
+        is_known = chunk.run.chunks.get(chunk.span.start) is chunk
+        return is_known and chunk.saved is Saved.NO and chunk.offset is not None and chunk.run.tokens is not None
 
     async def _rest(self, seconds: float) -> None:
         """Wait, as often as the pace asks for it, unless the hub ends: what waits then is not saved."""
@@ -256,6 +272,6 @@ class StoreWriter:
             return self._store.save_chunks(run.key, chunks)
         except InvalidInput:  # the store does not have the run, or only a shorter version
             assert run.tokens is not None
-            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin))
+            about = msgspec.msgpack.encode(RunDescription(run.index.namespace, *run.origin, run.request))
             gone = self._store.save_run(StoredRun(run.key, run.tokens.tobytes(), about, ()))
             return gone + self._store.save_chunks(run.key, chunks)

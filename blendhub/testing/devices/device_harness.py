@@ -50,7 +50,7 @@ def _table(width: int, scale: float, positions: int, base: float) -> "torch.Tens
 
 
 class DeviceSetup(msgspec.Struct, frozen=True, kw_only=True):
-    """Layout and sizes of the pages and the arena of a test."""
+    """Layout and sizes of the pages and the arena of a test; for tiles, sizes are rounded up to whole ones."""
 
     format: PageFormat = "packed_heads"
     dtype: str = "float32"
@@ -65,6 +65,11 @@ class DeviceSetup(msgspec.Struct, frozen=True, kw_only=True):
     """Whether pages are a view of a larger allocation."""
     n_blocks: int = 13
     n_shards: int = 5
+
+    def __post_init__(self) -> None:
+        if self.format == "packed_tiles":
+            for name in ("block_size", "key_dim", "value_dim"):
+                msgspec.structs.force_setattr(self, name, -(-getattr(self, name) // 16) * 16)
 
     def layout(self) -> KVLayout:
         latent = self.format == "latent"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from blendhub.contracts import Device, PageFormat, Transfer
+from blendhub.contracts import ArenaProgress, Device, PageFormat, Transfer
 from blendhub.core.errors import Unsupported
 from blendhub.devices import StreamDevice
 from blendhub.testing.devices.base import harnesses
@@ -162,6 +162,26 @@ class StreamSuite(ABC):
         closing.start()
         harness.device.close()
         closing.join()
+        assert not runtime.registered and not runtime.errors
+
+    def test_an_arena_is_pinned_as_far_as_it_is_reserved(self) -> None:
+        """Pinning the rest would take memory that nobody has reserved, and that may not be there."""
+        runtime = DeferredRuntime()
+        harness, step = self.harness_on(runtime), runtime.registration_bytes
+        size = harness.arena.size
+        assert size > 3 * step
+        harness.device.pin(harness.arena, lambda: progress)
+        progress = ArenaProgress(step, size)
+        for reserved, goal in ((2 * step, size), (3 * step, size), (3 * step + 1, 3 * step + 1)):
+            harness.load(harness.chunks(0, 240), 10)
+            harness.overwrite_pages()
+            harness.save(harness.chunks(0, 240))
+            progress = ArenaProgress(reserved, goal)
+        wait_until_pinned(harness)
+        start = harness.arena.ctypes.data
+        assert all(part.stop <= start + 3 * step + 1 for part in runtime.registered)
+        assert sum(map(len, runtime.registered)) > step, "what is reserved is pinned"
+        harness.device.close()
         assert not runtime.registered and not runtime.errors
 
     def test_what_was_pinned_before_an_error_is_used(

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self, TypeAlias
 
 import pytest
 
-from blendhub.contracts import ArenaFile, Dropped, Published, RunKey, SharedStore, StoredRun
+from blendhub.contracts import ArenaFile, Deleted, Dropped, Published, RunKey, SharedStore, StoredRun
 from blendhub.core.errors import CursorLost
 from blendhub.core.spans import Span
 from blendhub.framework.host import PluginHost
@@ -42,6 +42,8 @@ class Member:
         store.attach(ArenaFile(self._path, PAGE, size), memoryview(self.memory)[PAGE:])
         self.known: Known = {}
         self.tokens: dict[RunKey, bytes] = {}
+        self.deleted: list[Deleted] = []
+        """What others have announced."""
         self.lost = 0
         """How often its cursor was not known any more."""
         self._cursor = self._take_snapshot()
@@ -115,7 +117,10 @@ class Member:
             self._apply(Published(stored))
         return cursor
 
-    def _apply(self, change: Published | Dropped) -> None:
+    def _apply(self, change: Published | Dropped | Deleted) -> None:
+        if isinstance(change, Deleted):
+            self.deleted.append(change)
+            return
         if isinstance(change, Dropped):
             self._forget(change.run, change.chunks)
             return

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.contracts import Deleted
 from blendhub.testing.sentences import holds
 from blendhub.testing.shared_stores.base import LONG_LOG, ROOMY, FleetTests, Join, Member, chunk, content, key
 
@@ -45,6 +46,19 @@ class FollowingTests(FleetTests):
         assert one.known == {}, "its own chunks came among the changes"
         other.follow()
         assert other.known == known == {key("a"): {chunk(1)}}
+
+    @holds("What one object announces is among the changes of each other one.")
+    def test_what_one_announces_the_others_hear_in_order(self, join: Join) -> None:
+        one, two, three = join(), join(), join()
+        one.save("a", 0, 1)
+        said = [Deleted(request="cmpl-1"), Deleted(salt="a tenant's"), Deleted(request="cmpl-1")]
+        for deleted in said:
+            one.store.announce(deleted)
+        for member in (one, two, three):
+            member.follow()
+        assert two.deleted == three.deleted == said and one.deleted == []
+        assert two.known == one.known == {key("a"): {chunk(0)}}, "an announcement drops nothing"
+        assert join().deleted == []
 
     def test_what_happens_while_a_snapshot_is_read_is_not_missed(self, join: Join) -> None:
         one, late = join(), join()

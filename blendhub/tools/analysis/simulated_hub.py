@@ -2,7 +2,8 @@
 
 The index holds what the largest arena holds. Each arena has an eviction policy by itself, which says which chunks of
 the index it holds too. Where an arena has evicted what a prompt repeats, the engine would compute and store it again:
-the chunk comes back into that arena. Settled KV is not played: what stands behind the same text again counts as moved.
+the chunk comes back into that arena. Blended KV is not stored: what it stands for counts as moved again, and so does
+what was computed behind the same text.
 """
 
 import itertools
@@ -11,6 +12,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from blendhub.contracts import RunKey
+from blendhub.core.generations import MAX_GENERATION, generation_of
 from blendhub.core.layout import KVLayout, Namespace
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Match, Span, gaps
@@ -202,25 +204,27 @@ class SimulatedHub:
         slots: Iterable[int],
         only_beginnings: bool = False,
         chunk_tokens: int = CHUNK_TOKENS,
+        max_generation: int = MAX_GENERATION,
     ) -> None:
-        """``only_beginnings``: text counts up to the first token that an arena lacks, as a prefix cache reuses it, and
-        arenas evict the least recently used chunk, as vLLM does.
+        """``max_generation``: as engines are set. ``only_beginnings``: text counts up to the first token that an arena
+        lacks, as a prefix cache reuses it, and arenas evict the least recently used chunk, as vLLM does.
         """
         self._layout = KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8", chunk_tokens=chunk_tokens)
         namespace = Namespace(model="played", layout=self._layout, matchers=matchers)
-        self._index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0), keeps_settled=False)
+        self._index = NamespaceIndex(namespace, host, MatchThreads(ALL_AT_ONCE, n_threads=0))
         self.arenas = [
             SimulatedArena(number, size, LRU() if only_beginnings else S3FIFO())
             for number, size in enumerate(sorted(slots))
         ]
         self._only_beginnings = only_beginnings
+        self._max_generation = max_generation
         self.places: dict[int, Place] = {}
         """Where in the logs each run in the index was computed."""
         self._ids = itertools.count(1)
 
     def play(self, tokens: Tokens, place: Place) -> Simulated:
         """Look a prompt up as an engine would, and store what is new in it."""
-        matches = self._index.match(tokens)
+        matches = self._index.match(tokens, 0.0, self._max_generation).matches
         pieces = self._pieces(matches, len(tokens) - 1)
         read = [arena.read(pieces, self._only_beginnings) for arena in self.arenas]
         largest = self.arenas[-1]
@@ -261,14 +265,15 @@ class SimulatedHub:
         """Store the parts of a prompt that are not stored, as an engine's plan does; returns the new chunks."""
         n = len(tokens)
         approximate = next((match.span.start for match in matches if not match.exact), n)
+        generation = generation_of(matches)
         stored: list[SimulatedChunk] = []
         for gap in gaps(Span(0, n), (match.span for match in matches)):
             exact = gap.end <= approximate
             if exact or gap.end == n or len(gap) >= MIN_SAVED_TOKENS:
-                stored += self._store_run(tokens, gap, exact, place)
+                stored += self._store_run(tokens, gap, Origin(0 if exact else generation), place)
         return stored
 
-    def _store_run(self, tokens: Tokens, span: Span, exact: bool, place: Place) -> list[SimulatedChunk]:
+    def _store_run(self, tokens: Tokens, span: Span, origin: Origin, place: Place) -> list[SimulatedChunk]:
         largest, index = self.arenas[-1], self._index
         spans: list[Span] = []
         room = largest.room
@@ -282,7 +287,7 @@ class SimulatedHub:
         if not spans:
             return []
         id = next(self._ids)
-        run = Run(id, index, span.start, Origin(exact), RunKey(index.digest, str(id)))
+        run = Run(id, index, span.start, origin, RunKey(index.digest, str(id)))
         chunks = [SimulatedChunk(run, part, content_of(index.digest, tokens, part)) for part in spans]
         index.publish(run, tokens, [*chunks])
         largest.store(chunks)

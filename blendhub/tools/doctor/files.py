@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blendhub.hub.config import Listen
-from blendhub.hub.memory.arena import leftovers
+from blendhub.hub.memory.segments import leftovers
 from blendhub.system.default_paths import default_disk_store, is_private, runtime_directory
 from blendhub.tools.doctor.finding import Circumstances, Finding, fail, ok, warn
 

@@ -145,6 +145,12 @@ def trouble_in(stats: HubStats) -> Iterator[Finding]:
             f"{quarantined / 2**20:,.0f} MiB of its arena wait for a process that hangs in a write",
             "ps -eo pid,stat,wchan:32,args",
         )
+    if missing := gauge.get("arena_missing_bytes"):
+        size = gauge.get("arena_bytes", 0)
+        yield warn(
+            f"its arena has {size / 2**30:.2f} GiB: memory ran out before it had the other {missing / 2**30:.2f}",
+            f"blendhub serve --arena-gib {size / 2**30:.2f}",
+        )
     looked, found = count.get("requests_lookup", 0), count.get("lookups_that_found", 0)
     if forgotten := count.get("forgotten_chunks"):
         yield warn(
@@ -165,4 +171,6 @@ def _mapped(client: HubClient) -> Iterator[Finding]:
             "docker run --ipc=host ...",
         )
     else:
-        yield ok(f"its arena of {client.arena.name.size / 2**30:.2f} GiB can be mapped here")
+        reserved, goal = client.arena.progress()
+        so_far = f", {reserved / 2**30:.2f} of them reserved so far," if reserved < goal else ""
+        yield ok(f"its arena of {goal / 2**30:.2f} GiB{so_far} can be mapped here")

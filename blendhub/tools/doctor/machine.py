@@ -6,8 +6,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from blendhub.client.arena_view import HEADER_BYTES, SHM
-from blendhub.hub.memory.arena import mount_at
-from blendhub.hub.memory.default_size import OF_AVAILABLE, OF_SHARED, available_bytes, group_limits, machine_bytes
+from blendhub.hub.memory.default_size import (
+    MOST_BYTES,
+    OF_AVAILABLE,
+    OF_SHARED,
+    available_bytes,
+    group_limits,
+    machine_bytes,
+)
+from blendhub.hub.memory.segments import mount_at
 from blendhub.tools.doctor.files import as_root
 from blendhub.tools.doctor.finding import Circumstances, Finding, fail, ok, warn
 
@@ -39,7 +46,7 @@ def shared_memory(at: Circumstances) -> Iterator[Finding]:
 def _room(at: Circumstances) -> Finding:
     found = os.statvfs(SHM)
     room, used = found.f_bavail * found.f_frsize, (found.f_blocks - found.f_bfree) * found.f_frsize
-    wanted, by_memory = int(at.hub.arena_gib * GIB), int(OF_AVAILABLE * available_bytes())
+    wanted, by_memory = int(at.hub.arena_gib * GIB), int(min(OF_AVAILABLE * available_bytes(), MOST_BYTES))
     if wanted:
         if wanted + HEADER_BYTES > room:
             return fail(

@@ -52,6 +52,7 @@ class EngineModel:
         """The attention of ``forward``; None: that of the engine's backend."""
         self.block_size = self.block_sizes[0]
         self.n_blocks = self._runner.n_blocks
+        self.samples_last = self._runner.samples_last
         self.layer_names = sorted(filter(self._keeps_kv, layers), key=_layer_order)
 
     @property

@@ -14,12 +14,12 @@ from vllm.config import VllmConfig
 from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
-from blendhub.core.tokens import Tokens
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
+from blendhub.vllm.model.parts_check import BLOCK, COARSE, TOKEN, check_parts, tolerance, trial_tokens
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model_support import ModelSupport, unsupported
@@ -28,11 +28,6 @@ from blendhub.vllm.worker.ranks import Ranks
 
 log = logging.getLogger(__name__)
 Result = TypeVar("Result")
-BLOCK = np.zeros(1, np.int64)
-TOKEN = 7
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
-COARSE = 2e-1
-"""The tolerance for quantised KV."""
 
 
 class ModelCheck(NamedTuple):
@@ -85,7 +80,7 @@ def check_model(
             )
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
-        _checked(ranks, forward, lambda: _check_parts(model, layers))
+        _checked(ranks, forward, lambda: check_parts(model, layers))
         if selector.probe_layer:
             _checked(ranks, forward, lambda: _check_probe(model, layers, selector.probe_layer))
         without_attention = _refusal_of_attention(model, layers, selector, ranks)
@@ -160,10 +155,12 @@ def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
                 )
             continue  # the latent is written by the forward only; the check of the rotation reads it
         layout, slots = layer.layout, torch.arange(layer.page_size, device=model.device)
-        keys, values = (
-            torch.rand((layer.page_size, layout.kv_heads, width), generator=generator).to(dtype).to(model.device)
+        drawn = (
+            torch.rand((layer.page_size, layout.kv_heads, width), generator=generator).to(model.device, layer.dtype)
             for width in (layout.key_dim, layout.value_dim)
         )
+        # 8-bit floats of a layer with a small scale could not keep numbers around 1.
+        keys, values = (given.to(dtype) for given in model.unscaled(layer.name, *drawn))
         model.write(index, keys, values, slots)
         both = read_as_computed(model, layer, slots)
         for what, given, found in zip(("keys", "values"), (keys, values), both, strict=True):
@@ -243,22 +240,6 @@ def _worst_rotation_error(keys: list[torch.Tensor], places: list[int], rotation:
     ) if len(places) > 1 else 0.0  # fmt: skip
 
 
-def _check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
-    """Tokens computed as several spans must get the same keys as in one span."""
-    tokens = _trial_tokens(model)
-    n = len(tokens)
-    if n < 4:
-        return
-    slots = torch.arange(n, device=model.device)
-    model.forward(Chosen([Part(tokens, BLOCK, [Span(0, n)])]))
-    whole = [read_as_computed(model, layer, slots) for layer in layers]
-    for spans in ([Span(0, 1), Span(2, 3)], [Span(1, 2), Span(3, n)]):
-        model.forward(Chosen([Part(tokens, BLOCK, spans)]))
-    for layer, expected in zip(layers, whole, strict=True):
-        found = read_as_computed(model, layer, slots)
-        _compare(layer, found, expected, "tokens computed in parts are off by {} from those computed at once")
-
-
 def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: int) -> None:
     """The KV that a probe returns must be the KV that the layer would have written."""
     if probe_layer >= len(layers):
@@ -266,7 +247,7 @@ def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: 
             f"the selector probes layer {probe_layer}, but the model has {len(layers)} layers; "
             "choose a selector without a probe, such as first_k"
         )
-    tokens, layer = _trial_tokens(model), layers[probe_layer]
+    tokens, layer = trial_tokens(model), layers[probe_layer]
     whole = Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])
     model.forward(whole)
     written = read_as_computed(model, layer, torch.arange(len(tokens), device=model.device))
@@ -290,7 +271,7 @@ def _refusal_of_attention(
 
 def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: Sequence[float]) -> None:
     """Tokens that only ask must get the KV that the model's own attention leads to."""
-    probe, tokens = AttentionProbe(model, layers, depths), _trial_tokens(model)
+    probe, tokens = AttentionProbe(model, layers, depths), trial_tokens(model)
     n = len(tokens)
     whole, half = Part(tokens, BLOCK, [Span(0, n)]), Span(0, n // 2)
     model.forward(Chosen([whole]))
@@ -307,12 +288,6 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
         _compare(layer, seen[name], written, "tokens that ask get KV that is off by {} from what the model computes")
 
 
-def _trial_tokens(model: EngineModel) -> Tokens:
-    """Tokens that fit in one block."""
-    n = min(model.block_size, 12, model.config.model_config.max_model_len)
-    return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
-
-
 def _compare(layer: LayerPages, found: Tensors, expected: Tensors, complaint: str) -> None:
     for one, other in zip(found, expected, strict=True):
         if error_of(one, other) > tolerance(layer):
@@ -326,7 +301,3 @@ def error_of(given: torch.Tensor, expected: torch.Tensor) -> float:
     scale = float(expected.float().abs().max()) or 1.0
     error = float((given.float() - expected.float()).abs().max()) / scale
     return error if error == error else float("inf")
-
-
-def tolerance(layer: LayerPages) -> float:
-    return TOLERANCE.get(layer.dtype, COARSE)

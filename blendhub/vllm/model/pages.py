@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from blendhub.contracts import PagedLayer, Rotation
+from blendhub.contracts import PagedLayer, PageFormat, Rotation
 from blendhub.core.errors import Unsupported
 from blendhub.core.layout import KVLayout
-from blendhub.devices import planes_of
+from blendhub.devices import planes_of, rows_at
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.platforms import Tensors
 
@@ -58,7 +58,8 @@ def paged_layer(model: EngineModel, index: int, rotation: Rotation | None = None
     backend = layer.get_attn_backend().get_name()
     if backend == "CPU_ATTN":
         blocks, heads, tokens, width = pages.shape
-        return PagedLayer(name, "packed_transposed", (pages.view(blocks, heads, tokens * width),), rotation)
+        format: PageFormat = "packed_tiles" if getattr(layer, "isa", "") == "amx" else "packed_transposed"
+        return PagedLayer(name, format, (pages.view(blocks, heads, tokens * width),), rotation)
     if backend in PACKED_HEADS:
         return PagedLayer(name, "packed_heads", (pages,), rotation)
     if "MLA" in backend:
@@ -110,7 +111,7 @@ def read(layer: LayerPages, slots: torch.Tensor) -> Tensors:
     # Some devices' operators write with slots of int32; torch indexes with int64 everywhere.
     at = slots.to(keys.device, torch.int64)
     page, slot = at // layer.page_size, at % layer.page_size
-    return keys[page, :, slot], values[page, :, slot]
+    return rows_at(keys, page, slot), rows_at(values, page, slot)
 
 
 def read_as_computed(model: EngineModel, layer: LayerPages, slots: torch.Tensor) -> Tensors:

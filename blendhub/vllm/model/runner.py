@@ -40,6 +40,9 @@ class Runner:
         self.n_blocks: int = runner.kv_cache_config.num_blocks
         self.takes_embeddings = bool(runner.supports_mm_inputs or runner.model_config.enable_prompt_embeds)
         """Whether the runner embeds tokens itself, and gives the model the embeddings."""
+        # V2 has an object for the connector, whose calls it makes after it has sampled.
+        self.samples_last = self.device.type != "cpu" and not hasattr(runner, "kv_connector")
+        """Whether a step's tokens are sampled on an accelerator after the connector has loaded."""
         self._runner = runner
 
     @property

@@ -16,7 +16,7 @@ from blendhub.outcome.reasons import Why
 from blendhub.vllm.decision import Refusal
 from blendhub.vllm.messages import Adapter, LoadedAdapter
 from blendhub.vllm.model_support import ModelSupport
-from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, read_request
+from blendhub.vllm.settings import KEY, Mode, RequestSettings, Settings, foreign_keys, is_brought, read_request
 
 log = logging.getLogger(__name__)
 K = TypeVar("K")
@@ -51,6 +51,12 @@ class Terms(msgspec.Struct, frozen=True):
     """Whether the request takes KV that earlier requests blended."""
     fills_holes: bool = False
     """Whether holes of the prompt may be computed apart from the engine's own prefill."""
+    keep_s: float = 0.0
+    """For how long the KV of its prompt is worth more than other KV."""
+    drop: bool = False
+    """Whether what it stores is not worth keeping."""
+    received_from: int | None = None
+    """If another connector brings the prompt's KV: the position from which on it may be blended."""
 
     @property
     def moves(self) -> bool:
@@ -89,6 +95,8 @@ class Admission:
             refusal = self._refusal(request, asked, adapter)
             self._note_foreign_keys(request)
         mode = asked.mode or self._settings.mode
+        if asked.forget == "strict" and mode in MOVING:
+            mode = "exact"
         # vLLM sets the LoRA mapping for its own forwards only.
         blends = self._support.blends and request.lora_request is None
         if mode in MOVING and not blends:
@@ -103,6 +111,9 @@ class Admission:
             audit=asked.audit,
             settles=asked.settled and mode in MOVING and not refusal,
             fills_holes=blends and mode != "contiguous",
+            keep_s=asked.keep,
+            drop=asked.drop,
+            received_from=asked.approximate_from if is_brought(request.kv_transfer_params) else None,
         )
         return terms, refusal
 
@@ -125,6 +136,10 @@ class Admission:
             return Refusal(Why.ROLE, "kv_role is kv_producer: this engine stores and reads nothing")
         if unsupported := _why_unsupported(request):
             return Refusal(Why.REQUEST, unsupported)
+        if is_brought(request.kv_transfer_params):
+            return Refusal(
+                Why.OTHER_CONNECTOR, "another engine has computed the prompt, and another connector loads it"
+            )
         if request.lora_request and not adapter:
             return Refusal(Why.ADAPTER, _why_unknown(request.lora_request))
         return None

@@ -16,7 +16,7 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
-from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, Tables
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
@@ -77,6 +77,7 @@ class ConnectorScheduler:
         if state.first_approximate != was_approximate_from:
             # If it was preempted, its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
+        self.saves.begin(state)
 
     # A step.
 
@@ -87,7 +88,7 @@ class ConnectorScheduler:
         if self._unsent_place and self.executor.is_up:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
-        self.saves.plan_step(plan, step, self._requests)
+        self.saves.plan_step(plan, step)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
@@ -176,6 +177,7 @@ def build_scheduler(
         tables.block_sizes[0],
         # The workers' tables of rotations are as long.
         facts.max_model_len,
+        ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
     )
     saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
     return ConnectorScheduler(requests, executor, admission, lookups, loads, saves, reports)

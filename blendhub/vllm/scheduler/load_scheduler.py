@@ -11,12 +11,12 @@ from vllm.v1.request import Request
 
 from blendhub.core.errors import BlendHubError
 from blendhub.outcome.reasons import Why
-from blendhub.vllm.decision import Refusal
+from blendhub.vllm.decision import Choice, Refusal
 from blendhub.vllm.messages import LoadJob, LoadResult, StepPlan
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.decide import Pace, decide
 from blendhub.vllm.scheduler.lookups import Lookups, Reading
-from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, Tables
+from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
@@ -116,8 +116,10 @@ class LoadScheduler:
         settings: Settings,
         block_size: int,
         n_positions: int,
+        shown: ShownHashes | None = None,
     ) -> None:
-        """``n_positions``: keys that were stored for this position or a later one cannot be moved."""
+        """``n_positions``: keys that were stored for this position or a later one cannot be moved. ``shown``: None if
+        no other connector stores KV under block hashes."""
         self._lookups = lookups
         self.audits = audits
         self._settled = settled
@@ -126,6 +128,7 @@ class LoadScheduler:
         self._settings = settings
         self._block_size = block_size
         self._n_positions = n_positions
+        self._shown = shown
         self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
         self._reading: dict[str, Reading] = {}
@@ -147,7 +150,9 @@ class LoadScheduler:
         ratio, settled_ratio = self.audits.ratio_for(state, audited), self.audits.settled_ratio(state)
         # Exact KV, which an audit needs, cannot be written in the place of blended blocks.
         # While it waited, other requests have settled what it repeats, or vLLM has evicted that.
-        if not state.is_scheduled and self._settled.take(state, None if audited else settled_ratio):
+        # Other connectors may have kept the hashes that they have seen.
+        is_open = not state.is_scheduled and not state.shown_exact
+        if is_open and self._settled.take(state, None if audited else settled_ratio):
             return None, False  # vLLM has to look into its cache again
         state.engine_tokens = local
         if request.skip_reading_prefix_cache and not state.refusal:
@@ -164,8 +169,14 @@ class LoadScheduler:
                 self._decide(state, ratio, audited)
         if state.stage is Stage.FOUND:
             assert state.decision
+            if self._shown:
+                self._shown.show(state, state.decision.first_approximate)
             return state.decision.claimed_end(request.num_tokens) - local, True
-        return (None if self._turns.must_wait(request, request.num_tokens - local) else 0), False
+        if self._turns.must_wait(request, request.num_tokens - local):
+            return None, False
+        if self._shown:
+            self._shown.show(state, None)
+        return 0, False
 
     def allocated(self, state: RequestState, tables: Tables, n_external: int) -> None:
         """Note that vLLM has allocated blocks for the tokens that ``matched`` returned."""
@@ -173,6 +184,7 @@ class LoadScheduler:
             state.scheduled()
             self._turns.scheduled(state)
             self._reports.counters["tokens_settled"] += len(state.settled_span or ())
+            state.receive(self._block_size)
         decision = state.decision
         if decision is None:
             return
@@ -203,17 +215,18 @@ class LoadScheduler:
                 state.stop_tokens,
             )
         )
-        if decision.first_approximate is not None:
-            # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
-            size = self._block_size
-            state.hashes.salt(decision.first_approximate, size, state.engine_tokens // size)
+        is_salted = self._shown is not None and self._shown.is_salted(state)
+        if decision.first_approximate is not None and not is_salted:
+            state.salt(decision.first_approximate, self._block_size)
 
     def plan_step(self, plan: StepPlan, n_scheduled: int) -> None:
         """Add the loads that begin in this step, in which vLLM computes so many tokens."""
         self._turns.next_step()
         self._lookups.begin_step()
         self.audits.report()
-        plan.budget = self._turns.budget(n_scheduled)
+        if self._shown:
+            self._shown.end_step()
+        plan.budget, plan.computes = self._turns.budget(n_scheduled), n_scheduled > 0
         plan.loads, self._loads = self._loads, []
         plan.cancelled, self._cancelled = self._cancelled, set()
 
@@ -247,7 +260,21 @@ class LoadScheduler:
                 self._lookups.send(state)
 
     def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> None:
-        choice = decide(
+        choice = self._choice(state, ratio)
+        first = choice.decision.first_approximate if choice.decision else None
+        if self._shown and not self._shown.permit(state, first):
+            choice = self._choice(state, None)
+        decision = choice.decision
+        if decision and audited and decision.first_approximate is not None:
+            choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
+        state.decided(choice)
+        if decision is None:
+            assert choice.refusal
+            self._reports.refuse(state, choice.refusal)
+
+    def _choice(self, state: RequestState, ratio: float | None) -> Choice:
+        """What to reuse of what was found. ``ratio``: the share of moved text to recompute; None: move none."""
+        return decide(
             state.matches,
             state.request.num_tokens,
             state.engine_tokens,
@@ -257,13 +284,7 @@ class LoadScheduler:
             ratio=ratio or 0.0,
             usual_ratio=self.audits.ratio or self._settings.max_ratio,
             on_the_way=state.found.on_the_way_tokens if state.found else 0,
+            too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,
             pace=self._turns.pace(),
         )
-        decision = choice.decision
-        if decision and audited and decision.first_approximate is not None:
-            choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
-        state.decided(choice)
-        if decision is None:
-            assert choice.refusal
-            self._reports.refuse(state, choice.refusal)

@@ -54,6 +54,8 @@ class PendingLookup:
         timeout_s: float,
         *,
         settled: float | None,
+        max_generation: int,
+        keep_s: float = 0.0,
         skip_prefix: int = 0,
         waits_for_store: bool = True,
     ) -> None:
@@ -69,6 +71,8 @@ class PendingLookup:
             skip_prefix=skip_prefix,
             wait_s=timeout_s * STORE_SHARE if waits_for_store else 0.0,
             settled=settled,
+            max_generation=max_generation,
+            keep_s=keep_s,
             timeout=timeout_s,
         )
         self._timeout_s = timeout_s
@@ -179,6 +183,7 @@ class Lookups:
         """``requests``: those of the engine, now and later."""
         self._executor = executor
         self._timeout_s = settings.lookup_timeout_s
+        self._max_generation = settings.max_generation
         self._wait_s = self._wait_left_s = settings.lookup_wait_ms / 1000
         """The seconds that a step may wait, and the seconds that are left of them."""
         self._requests = requests
@@ -203,6 +208,8 @@ class Lookups:
             state.tokens(),
             self._timeout_s,
             settled=self._audits.settled_ratio(state),
+            max_generation=self._max_generation,
+            keep_s=state.terms.keep_s,
             skip_prefix=local or 0,
             waits_for_store=waits_for_store,
         )

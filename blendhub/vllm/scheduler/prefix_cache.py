@@ -83,6 +83,7 @@ class _Block(NamedTuple):
     """The hash of the block before, if there is one."""
     first_approximate: int
     ratio: float
+    generation: int
 
 
 class Settled(NamedTuple):
@@ -93,6 +94,8 @@ class Settled(NamedTuple):
     """The position of the first token whose KV is not what the model alone computes."""
     ratio: float
     """The least share of moved text that was recomputed in it."""
+    generation: int
+    """The highest of its blocks."""
 
 
 class SettledBlocks:
@@ -120,14 +123,21 @@ class SettledBlocks:
     def remember(self, state: "RequestState") -> None:
         """Remember the blended blocks that vLLM has of a request, or will have, or what was generated behind them."""
         if state.first_approximate is not None:
-            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio)
+            self.add(state.hashes.own(), state.hashes.cached(), state.first_approximate, state.ratio, state.generation)
 
-    def add(self, own: Sequence[BlockHash], hashes: Sequence[BlockHash], first_approximate: int, ratio: float) -> None:
+    def add(
+        self,
+        own: Sequence[BlockHash],
+        hashes: Sequence[BlockHash],
+        first_approximate: int,
+        ratio: float,
+        generation: int,
+    ) -> None:
         """Note that vLLM has blocks, or will have them, under these hashes in place of the own ones."""
         for at, (mine, salted) in enumerate(zip(own, hashes, strict=True)):
             if mine == salted:
                 continue
-            block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio)
+            block = _Block(salted, hashes[at - 1] if at else None, first_approximate, ratio, generation)
             known = self._blocks.pop(mine, None)
             self._blocks[mine] = known if known and known[:2] == block[:2] else block
         while len(self._blocks) > self._most:
@@ -163,9 +173,10 @@ class SettledBlocks:
                 continue
             if found and len(found[-1].hashes) == at and block.before == found[-1].hashes[-1]:
                 found[-1].hashes.append(block.hash)
-                found[-1] = found[-1]._replace(ratio=min(found[-1].ratio, block.ratio))
+                ratio, generation = min(found[-1].ratio, block.ratio), max(found[-1].generation, block.generation)
+                found[-1] = found[-1]._replace(ratio=ratio, generation=generation)
             elif block.before == (own[at - 1] if at else None):
-                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio))
+                found.append(Settled([*own[:at], block.hash], block.first_approximate, block.ratio, block.generation))
         return found
 
 
@@ -178,6 +189,8 @@ class RequestHashes:
         self._are_own = True
         self._cached_before: list[BlockHash] = []
         """The hashes of the blocks that were cached before the hashes were salted last."""
+        self._unsalted = (list(self._own), True, self._cached_before)
+        """The state before the hashes were salted last."""
 
     def own(self) -> list[BlockHash]:
         """The hashes that follow from the tokens, those of generated ones too."""
@@ -204,9 +217,50 @@ class RequestHashes:
     def salt(self, first_approximate: int, block_size: int, n_cached: int) -> None:
         """Make the hashes unique from a token on; vLLM has taken ``n_cached`` blocks from its cache."""
         self.own()
+        self._unsalted = (list(self._request.block_hashes), self._are_own, self._cached_before)
         self._cached_before = self.cached()[:n_cached]
         salt_block_hashes(self._request, first_approximate, block_size)
         self._are_own = False
+
+    def undo_salt(self) -> None:
+        """Take back the last salt, before vLLM has used the hashes."""
+        self._request.block_hashes, self._are_own, self._cached_before = self._unsalted
+
+
+class ShownHashes:
+    """Keeps blended blocks from being stored under hashes that a connector has seen before the blend was decided.
+
+    vLLM asks BlendHub for a request first, and then the other connectors, which look at its hashes and may keep them.
+    So hashes are salted with the decision to blend, and not only when vLLM has allocated blocks; and no request blends
+    what was shown under its own hashes. For the scheduler's thread.
+    """
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._salted: dict[str, RequestState] = {}
+        """The requests whose hashes were salted in this step, and for which vLLM has not allocated blocks yet."""
+
+    def permit(self, state: "RequestState", first_approximate: int | None) -> bool:
+        """Whether a request may take KV that is approximate from a position on."""
+        return first_approximate is None or first_approximate >= state.shown_exact
+
+    def show(self, state: "RequestState", first_approximate: int | None) -> None:
+        """The other connectors are asked next; from this position on, the request's KV will be approximate."""
+        n_exact = state.request.num_tokens if first_approximate is None else first_approximate
+        state.shown_exact = max(state.shown_exact, n_exact)
+        if first_approximate is not None:
+            state.salt(first_approximate, self._block_size)
+            self._salted[state.id] = state
+
+    def is_salted(self, state: "RequestState") -> bool:
+        """Whether the hashes are salted already; asked once vLLM has allocated blocks."""
+        return self._salted.pop(state.id, None) is not None
+
+    def end_step(self) -> None:
+        """vLLM has planned a step: requests without blocks get their own hashes back, for vLLM's next look."""
+        for state in self._salted.values():
+            state.hashes.undo_salt()
+        self._salted.clear()
 
 
 def salt_block_hashes(request: Request, first_approximate: int, hash_block_size: int) -> None:
@@ -215,6 +269,9 @@ def salt_block_hashes(request: Request, first_approximate: int, hash_block_size:
     Block hashes are chained, so one salted hash makes all that follow unique, those of generated tokens too.
     The blocks before keep their hashes. Call this before vLLM caches the blocks.
     """
+    if not request.block_hashes:  # the first block will have a hash that contains this
+        request.cache_salt = secrets.token_hex(16)
+        return
     # Only whole blocks have hashes. If the block has none yet, the one before is salted.
     link = min(first_approximate // hash_block_size, len(request.block_hashes) - 1)
     known = request.block_hashes[link]

@@ -50,6 +50,8 @@ class Reports:
 
     def count_load(self, decision: Decision, result: LoadResult) -> None:
         self.counters.update(counts_of_load(decision, result))
+        if decision.generation and not result.error:
+            self.counters[f"generation_{decision.generation}"] += 1
 
     def count_work(self, report: WorkerReport) -> None:
         """Count what the workers have done in a step."""

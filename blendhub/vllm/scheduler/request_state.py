@@ -78,12 +78,18 @@ class RequestState:
         """The span that the request took of blended blocks in vLLM's own cache."""
         self.ratio = 1.0
         """The least share of moved text that was recomputed in the request's KV."""
+        self.shown_exact = 0
+        """The number of tokens whose own block hashes other connectors have seen."""
+        self.brought: Span | None = None
+        """The span that another connector has loaded behind the first approximate token; it is not stored again."""
         self._settled: Settled | None = None
         """The blended prefix whose blocks vLLM looks for."""
         self._takes = 0
         self._approximate_before: int | None = None
         """``first_approximate`` of what vLLM's own cache had, and of earlier loads: a preempted request may keep
         blended blocks."""
+        self._generation_before = 0
+        """``generation`` of the same."""
         self._prompt = np.asarray(request.prompt_token_ids or (), np.uint32)
 
     # Transitions.
@@ -105,12 +111,30 @@ class RequestState:
         if settled and self.engine_tokens > settled.first_approximate:
             self.settled_span = Span(settled.first_approximate, self.engine_tokens)
             self.ratio = settled.ratio
-            self._approximate_before = settled.first_approximate
+            self._approximate_before, self._generation_before = settled.first_approximate, settled.generation
         self.is_scheduled = True
+
+    def salt(self, first_approximate: int, block_size: int) -> None:
+        """Make the block hashes unique from this position on."""
+        # With one group of blocks, vLLM hashes whole blocks, whatever ``hash_block_size`` says.
+        self.hashes.salt(first_approximate, block_size, self.engine_tokens // block_size)
+
+    def receive(self, block_size: int) -> None:
+        """Note that another connector loads what another engine has computed, and in which part that was blended."""
+        received_from = self.terms.received_from
+        if received_from is not None and received_from < self.request.num_prompt_tokens:
+            self._approximate_before, self.ratio = max(received_from, self.engine_tokens), 0.0
+            self.salt(self._approximate_before, block_size)
+
+    def bring(self, span: Span) -> None:
+        """Note that another connector has loaded this span."""
+        first = self.first_approximate
+        if first is not None and first < span.end:
+            self.brought = Span(max(first, span.start), span.end)
 
     def look_up(self, lookup: "PendingLookup") -> None:
         assert self.stage is not Stage.LOADING
-        self._approximate_before = self.first_approximate
+        self._approximate_before, self._generation_before = self.first_approximate, self.generation
         self.end_lookup()
         self.found = self.choice = self.result = None
         self.lookup, self.stage = lookup, Stage.LOOKING_UP
@@ -140,7 +164,7 @@ class RequestState:
 
     def refuse(self, refusal: Refusal) -> None:
         assert self.stage is not Stage.LOADING
-        self._approximate_before = self.first_approximate
+        self._approximate_before, self._generation_before = self.first_approximate, self.generation
         self.refusal, self.stage = refusal, Stage.COMPUTING
         self.end_lookup()
 
@@ -190,6 +214,12 @@ class RequestState:
         return min((first for first in firsts if first is not None), default=None)
 
     @property
+    def generation(self) -> int:
+        """The generation of its KV from there on; 0 if it is exact."""
+        loaded = self.decision if self.stage in (Stage.LOADING, Stage.LOADED) else None
+        return max(self._generation_before, loaded.generation if loaded else 0)
+
+    @property
     def blended(self) -> Span | None:
         """The span that may be stored as blended: from the first approximate token to the last one that was blended."""
         first = self.first_approximate
@@ -197,6 +227,12 @@ class RequestState:
         if self.decision and self.stage is Stage.LOADED:
             ends += [span.end for span in [*self.decision.moved, *self.decision.settled]]
         return Span(first, max(ends)) if first is not None and ends and max(ends) > first else None
+
+    @property
+    def reused_end(self) -> int:
+        """The end of what vLLM's own cache had, or BlendHub has loaded."""
+        loaded = self.decision if self.stage is Stage.LOADED else None
+        return max(self.engine_tokens, loaded.claimed_end(self.request.num_tokens) if loaded else 0)
 
     @property
     def left_to_engine(self) -> int:
@@ -241,6 +277,7 @@ class RequestState:
             ),
             hole_tokens=result.holes if loaded else 0,
             sources=loaded.sources if loaded else (),
+            generation=self.generation,
             unused=tuple(self._unused(is_loaded=loaded is not None)),
             reason=result.error or self._reason(loaded),
             has_failed=bool(result.error),
@@ -248,6 +285,7 @@ class RequestState:
             probe_seconds=result.probe_seconds,
             recompute_seconds=result.recompute_seconds,
             audit=self.audit,
+            approximate_from=self.first_approximate,
         )
 
     def _reason(self, loaded: Decision | None) -> str | None:
@@ -263,6 +301,7 @@ class RequestState:
             return
         yield NotReused(Span(0, self.request.num_prompt_tokens), Why.NOTHING_STORED)
         yield from (NotReused(span, Why.ON_THE_WAY) for span in self.found.on_the_way)
+        yield from (NotReused(span, Why.TOO_OLD) for span in self.found.too_old)
         if not is_loaded:
             yield from (NotReused(match.span, why) for match in self.found.matches)
         yield from self.choice.unused if self.choice else ()

@@ -31,6 +31,11 @@ class PlannedSave:
         return not (self._reserved.done() or self._is_dropped)
 
     @property
+    def is_done(self) -> bool:
+        """Whether nothing is left to write, however much is computed."""
+        return not self.is_pending and (self._is_dropped or self.open_right is None)
+
+    @property
     def reservation(self) -> Reservation | None:
         """The slots; None while the hub has not answered, or if it refused."""
         if not self._reserved.done() or self._reserved.cancelled() or self._reserved.exception():
@@ -107,6 +112,11 @@ class SavePlan:
         """Store nothing that is not stored yet."""
         for save in self.saves:
             save.drop()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing of what is planned is left to write."""
+        return all(save.is_done for save in self.saves)
 
     @property
     def open_rights(self) -> list[WriteRight]:

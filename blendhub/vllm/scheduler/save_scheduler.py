@@ -13,8 +13,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from blendhub.client.hub_client import HubClient, Reservation
 from blendhub.core.errors import AdapterReplaced, BlendHubError, DeadlineExceeded
 from blendhub.core.spans import Span, join_spans
+from blendhub.outcome.report import LONGEST_NAME
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import SaveJob, StepPlan
+from blendhub.vllm.messages import NULL_BLOCK, SaveJob, StepPlan
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.block_tables import BlockTables
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
@@ -23,19 +24,20 @@ from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.worker.layer_copies import NULL_BLOCK
 
 
 class RequestSaves:
     """The saves of one request."""
 
-    def __init__(self, request: RequestState, begun_in: int) -> None:
+    def __init__(self, request: RequestState) -> None:
         self.request = request
-        self.begun_in = begun_in
+        self.begun_in = 0
         """The step that computed the request's first tokens."""
         self.plan: SavePlan | None = None
         self.retired: list[SavePlan] = []
         """Earlier plans. The workers finish the saves of these plans; no more saves are scheduled."""
+        self.reached = 0
+        """The number of tokens that the last step had computed."""
         self.is_dropped = False
         """Whether the cache was reset, so that nothing that is computed for this request is stored any more."""
 
@@ -86,6 +88,8 @@ class SaveScheduler:
         self._failures: SimpleQueue[BaseException] = SimpleQueue()
         """The errors of failed reservations; the executor's thread adds some."""
         self._running: dict[str, RequestSaves] = {}
+        self._open: dict[str, RequestSaves] = {}
+        """The running requests of which something is left to plan or to write. Steps look at no others."""
         self._ending: dict[str, RequestSaves] = {}
         """The ended requests whose blocks vLLM keeps for saves that no plan has named yet."""
         self._announced: dict[str, RequestSaves] = {}
@@ -96,22 +100,17 @@ class SaveScheduler:
         """Whether the workers still have saves to do or to commit for requests that have ended."""
         return bool(self._ending or self._announced)
 
-    def plan_step(self, plan: StepPlan, step: SchedulerOutput, requests: Mapping[str, RequestState]) -> None:
+    def begin(self, request: RequestState) -> None:
+        """vLLM has allocated blocks for a request, for the first time or after it was preempted."""
+        if request.terms.stores:
+            self._open[request.id] = self._running.setdefault(request.id, RequestSaves(request))
+
+    def plan_step(self, plan: StepPlan, step: SchedulerOutput) -> None:
         """Add the saves of what this step computes, and of requests that have ended."""
         self._arena.look()
-        computed = {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
-        cached = step.scheduled_cached_reqs
-        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        for name, before in computed.items():
-            request = requests.get(name)
-            if request and request.terms.stores:
-                saves = self._running.setdefault(name, RequestSaves(request, plan.number))
-                computed_now = before + step.num_scheduled_tokens[name]
-                if save_plan := self._planned(saves):
-                    reached = min(computed_now, request.request.num_prompt_tokens)
-                    if self._piece_tokens:
-                        reached = max(reached, self._plan_piece(request, save_plan, before))
-                    self._schedule(request, save_plan, reached, self._blocks.of(name), plan)
+        for name, saves in list(self._open.items()):
+            if n_scheduled := step.num_scheduled_tokens.get(name):
+                self._save_running(saves, n_scheduled, plan)
         for saves in list(self._ending.values()):
             self._save_ended(saves, plan)
         while not self._failures.empty():
@@ -125,7 +124,7 @@ class SaveScheduler:
         """
         if not self._piece_tokens or not request.terms.stores or request.request.lora_request:
             return True
-        saves = self._running.setdefault(request.id, RequestSaves(request, 0))
+        saves = self._running.setdefault(request.id, RequestSaves(request))
         plan = self._planned(saves)
         is_ready = not are_opening and (plan is None or not plan.is_pending)
         return is_ready or time.monotonic() > saves.since + self._timeout_s
@@ -133,9 +132,10 @@ class SaveScheduler:
     def end(self, request: RequestState, tables: Tables) -> bool:
         """A request has ended; returns whether its blocks are still needed."""
         saves = self._running.pop(request.id, None)
+        self._open.pop(request.id, None)
         if saves is None:
             return False
-        if saves.plan is None and (saves.is_dropped or not request.lacks_adapter):
+        if not saves.begun_in or (saves.plan is None and (saves.is_dropped or not request.lacks_adapter)):
             self._abandon(saves)
             return False
         # The last token was sampled but not computed; tokens that are being computed now were not sampled yet.
@@ -157,9 +157,11 @@ class SaveScheduler:
         """Schedule no more saves under the present plan; the next step makes another one."""
         if saves := self._running.get(request.id):
             saves.retire()
+            self._open[request.id] = saves
 
     def abort(self, request: RequestState) -> None:
         """A request was aborted before vLLM computed any of it: end its write rights."""
+        self._open.pop(request.id, None)
         if saves := self._running.pop(request.id, None):
             self._abandon(saves)
 
@@ -170,6 +172,22 @@ class SaveScheduler:
             for plan in [*saves.retired, *([saves.plan] if saves.plan else [])]:
                 plan.drop()
             self._abandon(saves)
+
+    def _save_running(self, saves: RequestSaves, n_scheduled: int, plan: StepPlan) -> None:
+        """Add the saves of a request of which this step computes so many tokens."""
+        request, vllms = saves.request, saves.request.request
+        saves.begun_in = saves.begun_in or plan.number
+        before = vllms.num_computed_tokens
+        if before > (behind := max(saves.reached, request.reused_end)):
+            request.bring(Span(behind, before))
+        saves.reached = before + n_scheduled
+        if save_plan := self._planned(saves):
+            reached = min(saves.reached, vllms.num_prompt_tokens)
+            if self._piece_tokens:
+                reached = max(reached, self._plan_piece(request, save_plan, before))
+            self._schedule(request, save_plan, reached, self._blocks.of(request.id), plan)
+        if saves.is_dropped or (save_plan and save_plan.is_done and not self._piece_tokens):
+            del self._open[request.id]
 
     def _save_ended(self, saves: RequestSaves, plan: StepPlan) -> None:
         request, save_plan = saves.request, self._plan_answer(saves)
@@ -261,7 +279,7 @@ class SaveScheduler:
         blended = request.first_approximate is not None
         stored = [match.span for match in request.matches if match.exact or blended]
         # What earlier requests blended is no text that could be moved.
-        settled = [request.settled_span] if request.settled_span else []
+        settled = [span for span in (request.settled_span, request.brought) if span]
         if self._piece_tokens and request.engine_tokens:
             # Of what vLLM itself has cached, it has only the last blocks in windows.
             stored.append(Span(0, request.engine_tokens))
@@ -277,10 +295,13 @@ class SaveScheduler:
             tokens=request.tokens()[: span.end],
             span=span,
             variant=request.terms.variant,
-            exact=kind == "exact",
+            generation=0 if kind == "exact" else request.generation,
             blended=kind == "blended",
             ratio=0.0 if kind == "exact" else request.ratio,
             run=run,
+            request=request.id[:LONGEST_NAME],
+            keep_s=request.terms.keep_s,
+            drop=request.terms.drop,
         )
         future = self._executor.run(reserve)
         future.add_done_callback(self._note_failure)

@@ -5,10 +5,13 @@ arena.
 """
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from blendhub.client.arena_view import SHM, SHM_ADVICE
+from blendhub.contracts import ArenaProgress
 from blendhub.core.layout import Namespace
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.settings import OWNER, Mode, Settings
@@ -35,6 +38,8 @@ class StartupFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether a matcher finds whole prefixes again."""
     audits: bool = False
     """Whether blended requests can be audited."""
+    shows_hashes: bool = False
+    """Whether another connector stores KV under a request's block hashes."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -83,17 +88,21 @@ def _has_room(facts: StartupFacts, arena_bytes: int) -> bool:
     return tokens_of(arena_bytes, facts.namespace) >= ROOMY * facts.max_model_len
 
 
-def lines(facts: StartupFacts, arena_bytes: int, trouble: str) -> list[Line]:
+def lines(facts: StartupFacts, arena: ArenaProgress, trouble: str) -> list[Line]:
     """The lines to log. ``trouble`` says why the arena cannot be mapped here; empty: it can."""
-    tokens = tokens_of(arena_bytes, facts.namespace)
+    tokens = tokens_of(arena.goal, facts.namespace)
+    so_far = f" ({_size(arena.reserved)} of them reserved so far)" if arena.left else ""
     composed = [
         Line(
             logging.INFO,
             f"BlendHub: {_what_is_reused(facts)}; {_where(facts)}; "
-            f"arena {_size(arena_bytes)}: about {tokens:,} tokens of this model{_and_blended(facts, arena_bytes)}",
+            f"arena {_size(arena.goal)}{so_far}: about {tokens:,} tokens of this model"
+            f"{_and_blended(facts, arena.goal)}",
         )
     ]
-    if tokens < facts.max_model_len:
+    if not tokens:
+        composed.append(Line(logging.WARNING, _nothing_fits(facts, arena.goal)))
+    elif tokens < facts.max_model_len:
         composed.append(
             Line(
                 logging.WARNING,
@@ -135,8 +144,9 @@ class ArenaWatch:
         arena, trouble = client.arena_name, "" if client.arena else client.arena_trouble
         if arena.nonce != self._logged:
             self._logged = arena.nonce
-            self.stores_blended = not why_no_blended(self._facts, arena.size)
-            for line in lines(self._facts, arena.size, trouble):
+            progress = client.arena.progress() if client.arena else ArenaProgress(arena.size, arena.size)
+            self.stores_blended = not why_no_blended(self._facts, progress.goal)
+            for line in lines(self._facts, progress, trouble):
                 log.log(line.level, "%s", line.text)
 
 
@@ -172,6 +182,18 @@ def _through_the_transport(facts: StartupFacts, trouble: str) -> str:
         f"the {_where(facts)}, run both on one machine with one /dev/shm (containers: the same --ipc, as --ipc=host), "
         f"as the same user, and name that hub in {OWNER}.endpoint; or leave the endpoint out for an embedded hub"
     )
+
+
+def _nothing_fits(facts: StartupFacts, arena_bytes: int) -> str:
+    space = facts.namespace
+    said = (
+        f"BlendHub: nothing is stored, because not one chunk of this model fits: {space.layout.chunk_tokens} tokens "
+        f"take {_size(space.slot_bytes)}, and the arena has {_size(arena_bytes)}"
+    )
+    if not facts.settings.endpoint:
+        room = os.statvfs(SHM)
+        said += f", of {_size(room.f_blocks * room.f_frsize)} of shared memory. Make {SHM} larger: {SHM_ADVICE}"
+    return f"{said}; then {_how_to_enlarge(facts)}, or leave it out; or lower {OWNER}.chunk_tokens"
 
 
 def _how_to_enlarge(facts: StartupFacts) -> str:

@@ -16,10 +16,10 @@ from blendhub.contracts import Segment, Transfer
 from blendhub.core.errors import AdapterReplaced, DeadlineExceeded, HubError
 from blendhub.framework.host import PluginHost
 from blendhub.vllm.hub_executor import HubExecutor
-from blendhub.vllm.messages import LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
+from blendhub.vllm.messages import NULL_BLOCK, LoadJob, LoadResult, SaveJob, StepPlan, WorkerReport
 from blendhub.vllm.spans import clipped
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.layer_copies import NULL_BLOCK, LayerCopies
+from blendhub.vllm.worker.layer_copies import LayerCopies
 from blendhub.vllm.worker.load_task import LoadProgress, LoadTask
 from blendhub.vllm.worker.loaded_adapters import LoadedAdapters
 from blendhub.vllm.worker.recompute import Blend, BlendContext
@@ -63,6 +63,8 @@ class ConnectorWorker:
         self._remote: RemoteKV | None = None
         """Set where the arena cannot be mapped."""
         self._loading: dict[str, LoadTask] = {}
+        self._postponed = 0
+        """How many tokens the last step left to be recomputed before the next one."""
         self._waiting: list[WaitingSave] = []
         self._saves = SaveQueue(self._run_later)
         self._ending: set[str] = set()
@@ -91,14 +93,28 @@ class ConnectorWorker:
             is_first = self._ranks.number == 0
             self._loading[job.request] = LoadTask(job, self._client, copy, self._timeout_s, releases=is_first)
         self._advance()
+        postponed, self._postponed = self._postponed, 0
+        if postponed:
+            self._recompute(postponed)
 
     def load(self, plan: StepPlan) -> None:
-        """Continue the loads, within the step's budget of recomputed tokens."""
+        """Continue the loads, within the step's budget of recomputed tokens.
+
+        Where the runner samples after this, tokens of the step would wait for forwards that are launched before. So
+        these are launched when the next step begins, and the tokens are on their way by then.
+        """
         self._adapters.look(plan.number)
         self._advance()
         self._agree()
-        blending = {name: loading.blend for name, loading in self._loading.items() if loading.blend}
-        self._forwards.step(list(blending.values()), plan.budget)
+        if plan.computes and self._context.model.samples_last:
+            self._postponed = plan.budget
+        else:
+            self._recompute(plan.budget)
+
+    def _recompute(self, budget: int) -> None:
+        # All ranks hear in one plan which requests were aborted; their own errors differ until they agree.
+        blending = {name: one.blend for name, one in self._loading.items() if one.blend and not one.is_cancelled}
+        self._forwards.step(list(blending.values()), budget)
         for name, blend in blending.items():
             if blend.error:
                 self._loading[name].fail(blend.error)
@@ -292,7 +308,7 @@ class ConnectorWorker:
                 return False
             if arena:
                 self._remote = None
-                self._device.pin(arena.bytes)
+                self._device.pin(arena.bytes, arena.progress)
             else:
                 n_slots = self._context.model.max_tokens // self._context.groups[0].layout.chunk_tokens + 2
                 self._remote = RemoteKV(self._copies, n_slots)

@@ -8,11 +8,9 @@ from msgspec.structs import replace
 
 from blendhub.contracts import Device, Segment, Transfer
 from blendhub.core.layout import section_starts, shard_bytes_of
+from blendhub.vllm.messages import NULL_BLOCK
 from blendhub.vllm.model.chosen import Blocks
 from blendhub.vllm.model.layer_groups import LayerGroup
-
-NULL_BLOCK = 0
-"""The block that vLLM puts in the place of blocks which it did not allocate, or has freed: they left the window."""
 
 
 class Transfers(Transfer):

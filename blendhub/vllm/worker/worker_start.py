@@ -6,22 +6,22 @@ from contextlib import suppress
 
 import msgspec
 from vllm.config import VllmConfig
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.distributed.parallel_state import get_tp_group
 
 from blendhub.contracts import Device, Rotation, Selector
 from blendhub.core.errors import BlendHubError, InvalidInput, Unsupported
 from blendhub.framework.host import PluginHost
-from blendhub.vllm.messages import WorkerHandshake
+from blendhub.vllm.messages import WorkerProof
 from blendhub.vllm.model.attention_probe import AttentionProbe
 from blendhub.vllm.model.device_memory import DeviceMemory
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.fingerprint import fingerprint
 from blendhub.vllm.model.layer_groups import LayerGroup, attach, pages_of
-from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations, tolerance
+from blendhub.vllm.model.model_check import ModelCheck, check_model, groups_and_rotations
+from blendhub.vllm.model.parts_check import tolerance
 from blendhub.vllm.model.rotary import digest
 from blendhub.vllm.model.runner import find_runner
-from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.model_support import ModelSupport, Neighbours, beside, unsupported
 from blendhub.vllm.settings import Settings
 from blendhub.vllm.worker.attention_choice import choose_attention
 from blendhub.vllm.worker.audit import check_predictions
@@ -30,11 +30,6 @@ from blendhub.vllm.worker.ranks import Ranks
 from blendhub.vllm.worker.recompute import BlendContext
 
 log = logging.getLogger(__name__)
-
-BESIDE_OTHERS = (
-    "text is not moved beside another connector, which would store what was blended as exact; exact prefixes are "
-    "reused all the same"
-)
 
 
 class WorkerStart:
@@ -68,37 +63,39 @@ class WorkerStart:
         except Exception as error:
             self._refusal = _sentence(error)
 
-    def finish(self, outer: KVConnectorBase_V1 | None = None) -> tuple[WorkerHandshake, ConnectorWorker | None]:
-        """Check the model, on all ranks alike. ``outer``: the connector that has BlendHub's and others in it."""
+    def finish(self, neighbours: Neighbours | None = None) -> tuple[WorkerProof, ConnectorWorker | None]:
+        """Check the model, on all ranks alike. ``neighbours``: None if BlendHub's connector stands alone."""
         ranks = Ranks(get_tp_group())
         try:
-            if outer:
-                _refuse_to_fail_requests(outer)
+            if neighbours:
+                neighbours.check_policy()
             model = ranks.together(self._registered)
             with self._memory.counted(model.device):
-                check, worker = self._examined(model, ranks, moves=outer is None)
+                check, worker = self._examined(model, ranks, neighbours)
         except Exception as error:
-            return WorkerHandshake(unsupported(_sentence(error)), "", ""), None
+            return WorkerProof(ranks.number, unsupported(_sentence(error))), None
         if worker:
             self._memory.log_how_much(model)
         rotary = " ".join(dict.fromkeys(map(digest, check.rotations)))
-        return WorkerHandshake(check.support, fingerprint(model.module), rotary), worker
+        return WorkerProof(ranks.number, check.support, fingerprint(model.module), rotary), worker
 
     def _registered(self) -> EngineModel:
         if self._refusal or not self._model:
             raise Unsupported(self._refusal)
         return self._model
 
-    def _examined(self, model: EngineModel, ranks: Ranks, *, moves: bool) -> tuple[ModelCheck, ConnectorWorker | None]:
+    def _examined(
+        self, model: EngineModel, ranks: Ranks, neighbours: Neighbours | None
+    ) -> tuple[ModelCheck, ConnectorWorker | None]:
         chosen = self._settings.selector
         selector: Selector = self._host.create("selector", chosen.name, chosen.options)
         check = check_model(model, self._groups, self._rotations, selector, ranks)
         self._rotations.clear()  # tables that no layer uses are freed
         if not check.support.layouts:
             return check, None
-        if check.support.blends and not moves:
+        if check.support.blends and neighbours:
             # With the rotations, which are in the namespace: engines beside no other connector share what is stored.
-            check = check._replace(support=ModelSupport(check.support.layouts, False, (BESIDE_OTHERS,)))
+            check = check._replace(support=beside(neighbours, check.support))
         if check.support.blends:
             check = check._replace(support=with_audits(check.support, model, ranks))
         layers = pages_of(model, self._groups, check.rotations)
@@ -120,16 +117,6 @@ class WorkerStart:
         assert self._settings.device
         device: Device = self._host.create("device", self._settings.device.name, self._settings.device.options)
         return device
-
-
-def _refuse_to_fail_requests(outer: KVConnectorBase_V1) -> None:
-    """vLLM looks at the outer connector's settings, which BlendHub cannot change."""
-    policy = outer._kv_transfer_config.kv_load_failure_policy
-    if policy != "recompute":
-        raise Unsupported(
-            f"kv_load_failure_policy of {outer._kv_transfer_config.kv_connector} is {policy!r}, with which a load that "
-            'fails ends the request; set "kv_load_failure_policy": "recompute" beside "kv_connector"'
-        )
 
 
 def with_audits(support: ModelSupport, model: EngineModel, ranks: Ranks) -> ModelSupport:

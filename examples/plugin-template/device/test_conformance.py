@@ -6,5 +6,7 @@ from blendhub.testing import DeviceSuite
 
 
 class TestPlainDevice(DeviceSuite):
+    formats = PlainDevice.formats
+
     def create(self) -> PlainDevice:
         return PlainDevice()

@@ -32,15 +32,18 @@ class StoredTokens:
         self.tokens: Tokens = np.empty(0, np.uint32)
         self.stored: npt.NDArray[np.bool_] = np.empty(0, bool)
         self.exact: npt.NDArray[np.bool_] = np.empty(0, bool)
+        self.generation = 0
+        """The highest that was added."""
 
     def __len__(self) -> int:
         return len(self.tokens)
 
-    def grow(self, tokens: Tokens, span: Span, exact: bool) -> None:
+    def grow(self, tokens: Tokens, span: Span, generation: int) -> None:
         new = np.arange(len(self), span.end) >= span.start
         self.tokens = np.concatenate([self.tokens, tokens[len(self) : span.end]])
         self.stored = np.concatenate([self.stored, new])
-        self.exact = np.concatenate([self.exact, new & exact])
+        self.exact = np.concatenate([self.exact, new & (generation == 0)])
+        self.generation = max(self.generation, generation)
 
 
 class NgramMatcher(TrackedMatcher):
@@ -59,10 +62,10 @@ class NgramMatcher(TrackedMatcher):
         # Wherever a stretch of this length begins, it holds one whole window of its run.
         return 2 * self._window - 1
 
-    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         known = self._texts.setdefault(run, StoredTokens(span.start))
         before = len(known)
-        known.grow(tokens, span, exact)
+        known.grow(tokens, span, generation)
         self._n_kept += len(known) - before
         # The window that this span completes may have begun before it.
         for text, place in self._windows(run, Span(max(known.start, span.start - self._window + 1), span.end)):
@@ -91,7 +94,7 @@ class NgramMatcher(TrackedMatcher):
             places = self._places.get(text[4 * at : 4 * (at + self._window)])
             if places:
                 stretches = (self._stretch(run, source, tokens, at, covered) for run, source in places)
-                found.append(max(stretches, key=lambda match: len(match.span)))
+                found.append(max(stretches, key=self._rank))
                 at = covered = found[-1].span.end
             else:
                 at += 1
@@ -100,6 +103,10 @@ class NgramMatcher(TrackedMatcher):
     @property
     def nbytes(self) -> int:
         return 6 * self._n_kept + self._n_windows * (BYTES_PER_WINDOW + 4 * self._window)
+
+    def _rank(self, match: Match) -> tuple[int, int]:
+        """The longest match is the best one, and of those that are as long, the one of the lowest generation."""
+        return len(match.span), -self._texts[match.run].generation
 
     def _windows(self, run: int, span: Span) -> list[tuple[bytes, tuple[int, int]]]:
         """The windows of the run that lie whole in ``span`` and are stored whole: their text and their place."""
@@ -137,7 +144,7 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="ngram",
-            api=3,
+            api=4,
             summary="reuse at any offset, with a dictionary and no compiled code",
             factory=NgramMatcher,
             options=NgramOptions,

@@ -222,7 +222,7 @@ def blendhub_stores() -> list[PluginSpec[Store]]:
     return [
         PluginSpec(
             name="sqlite",
-            api=3,
+            api=4,
             summary="chunks as rows of one SQLite database",
             factory=SqliteStore,
             options=SqliteOptions,

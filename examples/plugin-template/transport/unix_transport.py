@@ -350,7 +350,7 @@ def blendhub_transports() -> list[PluginSpec[Transport]]:
     return [
         PluginSpec(
             name="unix",
-            api=3,
+            api=4,
             summary="requests between processes of one user, over a Unix socket",
             factory=UnixTransport,
             options=UnixOptions,

@@ -3,15 +3,16 @@
 Every transfer ends before the call returns. The engine would wait for it anyway: on its cores, both end sooner in turn.
 """
 
+import math
 import warnings
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import KVLayout
 from blendhub.devices import (
@@ -39,10 +40,39 @@ class Plane(NamedTuple):
     """The keys or the values of a layer."""
 
     pages: torch.Tensor
-    """``[blocks, tokens, heads, width]``, as bits."""
+    """``[blocks, tokens, heads, width]``, as bits; in tiles, with two axes of tokens and two of width."""
     shard_offset: int
     row_bytes: int
     rotation: Rotation | None
+
+    @property
+    def row_shape(self) -> tuple[int, int]:
+        """The number of heads and their width."""
+        heads, *width = self.pages.shape[self.pages.ndim // 2 :]
+        return heads, math.prod(width)
+
+    def parts(self, places: "Places") -> Iterator[tuple[Any, slice]]:
+        """Indices of the pages, and which rows belong there."""
+        if not places.ranges:
+            yield self._at(*places.entries), slice(None)
+        for one in places.ranges:
+            if self.pages.ndim == 4 or one.slots == slice(None):
+                yield (one.blocks, one.slots), one.rows
+            else:
+                blocks, slots = (entries[one.rows] for entries in places.entries)
+                yield self._at(blocks, slots), one.rows
+
+    def shape_at(self, index: Any) -> tuple[int, ...]:
+        """The shape of the pages at an index."""
+        if isinstance(index[0], slice):
+            return tuple(self.pages[index].shape)
+        return (-1, *self.pages.shape[self.pages.ndim // 2 :])
+
+    def _at(self, blocks: torch.Tensor, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.pages.ndim == 4:
+            return blocks, slots
+        inner = self.pages.shape[2]
+        return blocks, slots // inner, slots % inner
 
 
 class Group(NamedTuple):
@@ -102,13 +132,15 @@ class CpuDevice(Device):
             check_chunks(layout, self._groups[0].layout)
         planes: list[Plane] = []
         for index, layer in enumerate(pages.layers):
-            keys, values = (plane.transpose(1, 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values))
+            keys, values = (
+                plane.movedim(1, plane.ndim // 2).view(BITS[plane.itemsize]) for plane in (layer.keys, layer.values)
+            )
             planes.append(Plane(keys, layout.keys_at(index), layout.key_row_bytes, layer.rotation))
             if layout.value_dim:
                 planes.append(Plane(values, layout.values_at(index), layout.value_row_bytes, None))
         self._groups.append(Group(planes, layout, block_size, Bounds(layout, block_size, pages)))
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)
@@ -138,11 +170,8 @@ class CpuDevice(Device):
                         old, new = (table[at : at + len(rows)] for at in (segment.source_start, segment.span.start))
                         known[id(table)] = angles_between(old, new)
                     rows = _rotated(rows.view(dtype), plane.rotation, known[id(table)]).view(rows.dtype)
-                if not places.ranges:
-                    plane.pages[places.entries] = rows
-                for one in places.ranges:
-                    pages = plane.pages[one.blocks, one.slots]
-                    pages.copy_(rows[one.rows].view(pages.shape))
+                for at, part in plane.parts(places):
+                    plane.pages[at] = rows[part].view(plane.shape_at(at))
         return FinishedTransfer()
 
     def save(self, segments: Sequence[Segment], block_ids: npt.NDArray[np.int64], group: int = 0) -> Transfer:
@@ -151,11 +180,8 @@ class CpuDevice(Device):
             places = _places(segment, block_ids, one_group.block_size)
             for plane in one_group.planes:
                 rows = _rows(arena, plane, segment)
-                if not places.ranges:
-                    rows.copy_(plane.pages[places.entries])
-                for one in places.ranges:
-                    pages = plane.pages[one.blocks, one.slots]
-                    rows[one.rows].view(pages.shape).copy_(pages)
+                for at, part in plane.parts(places):
+                    rows[part].view(plane.shape_at(at)).copy_(plane.pages[at])
         return FinishedTransfer()
 
     def close(self) -> None:
@@ -202,10 +228,9 @@ def _ranges(start: int, end: int, block_ids: npt.NDArray[np.int64], block_size: 
 
 def _rows(arena: torch.Tensor, plane: Plane, segment: Segment) -> torch.Tensor:
     """The segment's rows in the arena, ``[tokens, heads, width]``."""
-    _, _, heads, width = plane.pages.shape
     start = segment.shard + plane.shard_offset + segment.row * plane.row_bytes
     rows = arena[start : start + len(segment.span) * plane.row_bytes]
-    return rows.view(plane.pages.dtype).view(-1, heads, width)
+    return rows.view(plane.pages.dtype).view(-1, *plane.row_shape)
 
 
 def _rotated(keys: torch.Tensor, rotation: Rotation, angles: Angles) -> torch.Tensor:

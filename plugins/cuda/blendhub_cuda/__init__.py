@@ -20,7 +20,7 @@ class CudaOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=65536,
             description="device memory that stages KV in transit; a quarter must hold one layer of a chunk",
         ),
-    ] = 64.0
+    ] = 192.0
     block_tokens: Annotated[
         int, Meta(ge=1, le=4096, description="neighbours that are recomputed together when one of them is")
     ] = 32
@@ -53,7 +53,7 @@ def blendhub_devices() -> list[PluginSpec[Device]]:
     return [
         PluginSpec(
             name="cuda",
-            api=3,
+            api=4,
             summary="copies and rotates KV between host and GPU memory, beside the engine's work",
             factory="blendhub_cuda.device:CudaDevice",
             options=CudaOptions,

@@ -48,7 +48,7 @@ def test_device_memory_is_bounded_by_staging_mib(monkeypatch):
 
     monkeypatch.setattr(RUNTIME, "allocate", record)
     harness = harness_of()
-    assert 0 < sum(allocated) <= 64 * 2**20
+    assert 0 < sum(allocated) <= 192 * 2**20
     harness.device.wait_until_pinned()
     assert harness.device._arena.is_pinned(harness.arena.size)
     harness.device.close()

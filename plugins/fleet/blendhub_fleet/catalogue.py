@@ -8,18 +8,20 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from blendhub.contracts import RunKey, StoredRun
+from blendhub.contracts import Deleted, RunKey, StoredRun
 from blendhub.core.errors import CursorLost, InvalidInput
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet import scripts
 from blendhub_fleet.link import BLOCK_S, Link
 from blendhub_fleet.options import FleetOptions
-from blendhub_fleet.records import decode_name, decode_spans, encode_name, encode_spans
+from blendhub_fleet.records import decode_deleted, decode_name, decode_spans, encode_deleted, encode_name, encode_spans
 
 MEMBER_S = 15.0
 """A hub that is silent for so long counts as dead."""
 CHANGES_AT_ONCE = 64
+PUBLISHED, DROPPED, DELETED = b"p", b"d", b"x"
+"""The kinds of changes in the log."""
 RUNS_AT_ONCE = 8
 """Few: the hub's loop has Python's lock while the next ones are on their way."""
 SCAN_COUNT = 1000
@@ -39,9 +41,18 @@ class Entry(NamedTuple):
     """One change of the log."""
 
     writer: str
-    published: bool
+    kind: bytes
+    """One of ``PUBLISHED``, ``DROPPED`` and ``DELETED``."""
     name: bytes
+    """The run's name, or what is deleted."""
     spans: tuple[Span, ...]
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether a hub may have written it."""
+        if self.kind == DELETED:
+            return decode_deleted(self.name) is not None
+        return self.kind in (PUBLISHED, DROPPED) and bool(self.spans) and decode_name(self.name) is not None
 
 
 class SharedCatalogue:
@@ -79,8 +90,8 @@ class SharedCatalogue:
             reached += 1
             if id != b"%d-0" % reached:
                 raise CursorLost(f"change {reached} is missing in the log of {self.link.place}")
-            entry = Entry(writer.decode(errors="replace"), kind == b"p", name, tuple(decode_spans(spans)))
-            if kind in (b"p", b"d") and entry.spans and decode_name(name):
+            entry = Entry(writer.decode(errors="replace"), kind, name, tuple(decode_spans(spans)))
+            if entry.is_sound:
                 entries.append(entry)
             else:
                 self._skip(f"change {reached} of the log")
@@ -161,6 +172,9 @@ class SharedCatalogue:
             "DROP", "write", self.incarnation, encode_name(key), self._options.log_length, *pairs
         )
         return found
+
+    def announce(self, deleted: Deleted) -> None:
+        self._run("ANNOUNCE", "write", self.incarnation, encode_deleted(deleted), self._options.log_length)
 
     def _follow(self, cursor: Cursor) -> Any:
         """The changes that Redis has after a cursor. A hub that is not among the live ones joins, under a new name."""

@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from blendhub.contracts import RunKey
+from blendhub.contracts import Deleted, RunKey
 from blendhub.core.errors import InvalidInput
 from blendhub.core.spans import Span
 
@@ -53,6 +53,19 @@ def decode_name(name: bytes) -> RunKey | None:
         return msgspec.msgpack.decode(name, type=RunKey)
     except msgspec.MsgspecError:
         return None
+
+
+def encode_deleted(deleted: Deleted) -> bytes:
+    return msgspec.msgpack.encode(deleted)
+
+
+def decode_deleted(text: bytes) -> Deleted | None:
+    """What is deleted; None for a text that no hub has written."""
+    try:
+        found = msgspec.msgpack.decode(text, type=Deleted)
+    except msgspec.MsgspecError:
+        return None
+    return found if bool(found.request) != bool(found.salt) else None
 
 
 def encode_spans(spans: Iterable[Span]) -> bytes:

@@ -89,8 +89,9 @@ for at, entry in ipairs(redis.call('XRANGE', key('log'), from, '+', 'COUNT', ARG
   local fields = {}
   for i = 1, #entry[2], 2 do fields[entry[2][i]] = entry[2][i + 1] end
   local w, k, r, s = fields.w or '', fields.k or '', fields.r or '', fields.s or ''
-  if #w + #k + #r + #s > tonumber(ARGV[7]) then s = '' end
-  changes[at] = {entry[1], w, k, s == '' and '' or r, s}
+  if #w + #k + #r + #s > tonumber(ARGV[7]) then r, s = '', '' end
+  if s == '' and k ~= 'x' then r = '' end
+  changes[at] = {entry[1], w, k, r, s}
 end
 return {'ok', life, last, about, changes}
 """
@@ -216,6 +217,14 @@ for at = 1, #fields do
 end
 if redis.call('HLEN', run) == 2 then forget_run(name) end
 return dropped
+"""
+)
+
+ANNOUNCE = (
+    _COMMON
+    + """
+-- ARGV: incarnation, what is deleted, log length
+return note_change(ARGV[1], 'x', ARGV[2], '', tonumber(ARGV[3]))
 """
 )
 

@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
-from blendhub.contracts import ArenaFile, Changes, Dropped, Published, RunKey, Share, SharedStore, StoredRun
+from blendhub.contracts import ArenaFile, Changes, Deleted, Dropped, Published, RunKey, Share, SharedStore, StoredRun
 from blendhub.core.errors import InvalidInput, StoreAway, StoreFailed
 from blendhub.core.spans import Span
 from blendhub.system.recurring import RecurringWarnings
 from blendhub_fleet.bytes import ByteStore
-from blendhub_fleet.catalogue import Cursor, Entry, SharedCatalogue, check_bounds
+from blendhub_fleet.catalogue import DELETED, DROPPED, PUBLISHED, Cursor, Entry, SharedCatalogue, check_bounds
 from blendhub_fleet.moves import Fetched, Moves
 from blendhub_fleet.options import FleetOptions
-from blendhub_fleet.records import Record, decode_name, decode_record, encode_name, encode_record
+from blendhub_fleet.records import Record, decode_deleted, decode_name, decode_record, encode_name, encode_record
 
 log = logging.getLogger(__name__)
 
@@ -188,6 +188,10 @@ class FleetStore(SharedStore):
         dropped = self._catalogue.drop(run, {span: text})
         self._attached().remove(filter(None, map(_decoded, dropped)))
 
+    def announce(self, deleted: Deleted) -> None:
+        self._check_open()
+        self._catalogue.announce(deleted)
+
     # Following.
 
     def runs(self) -> Iterator[StoredRun]:
@@ -210,13 +214,17 @@ class FleetStore(SharedStore):
         changes = tuple(self._changes(entries))
         return Changes(changes, msgspec.msgpack.encode(reached), self._catalogue.behind, self._catalogue.hubs)
 
-    def _changes(self, entries: Sequence[Entry]) -> Iterator[Published | Dropped]:
+    def _changes(self, entries: Sequence[Entry]) -> Iterator[Published | Dropped | Deleted]:
         """The changes in the entries of others. What was published and is gone already is left out."""
         others = _merged(entry for entry in entries if entry.writer not in self._catalogue.mine)
-        runs = dict(self._catalogue.runs(dict.fromkeys(entry.name for entry in others if entry.published)))
+        runs = dict(self._catalogue.runs(dict.fromkeys(entry.name for entry in others if entry.kind == PUBLISHED)))
         for entry in others:
+            if entry.kind == DELETED:
+                if deleted := decode_deleted(entry.name):
+                    yield deleted
+                continue
             run, key = runs.get(entry.name), decode_name(entry.name)
-            if key and not entry.published:
+            if key and entry.kind == DROPPED:
                 yield Dropped(key, entry.spans)
             elif run and (chunks := tuple(span for span in run.chunks if span in entry.spans)):
                 yield Published(msgspec.structs.replace(run, chunks=chunks))
@@ -254,7 +262,7 @@ def _merged(entries: Iterable[Entry]) -> list[Entry]:
     merged: list[Entry] = []
     for entry in entries:
         before = merged[-1] if merged else None
-        if before and entry.published and before.published and before.name == entry.name:
+        if before and entry.kind == before.kind == PUBLISHED and before.name == entry.name:
             merged[-1] = before._replace(spans=before.spans + entry.spans)
         else:
             merged.append(entry)

@@ -18,21 +18,21 @@ def blendhub_matchers() -> list[PluginSpec[Matcher]]:
     return [
         PluginSpec(
             name="prefix",
-            api=3,
+            api=4,
             summary="exact reuse of a prompt's beginning, down to the token",
             factory="blendhub_matchers.prefix:PrefixMatcher",
             options=PrefixOptions,
         ),
         PluginSpec(
             name="separator",
-            api=3,
+            api=4,
             summary="reuse of whole segments between separators, in any order",
             factory="blendhub_matchers.separator:SeparatorMatcher",
             options=SeparatorOptions,
         ),
         PluginSpec(
             name="rolling_hash",
-            api=3,
+            api=4,
             summary="reuse at any offset, in any order, without separators",
             factory="blendhub_matchers.rolling_hash:RollingHashMatcher",
             options=RollingHashOptions,

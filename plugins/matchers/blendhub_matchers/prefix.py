@@ -44,7 +44,7 @@ class PrefixMatcher(TrackedMatcher):
     def guaranteed_tokens(self) -> int:
         return 1
 
-    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         node, at = self._where_it_grows(run, tokens, span)
         while at < span.end:
             node, at = self._node_at(node, tokens, at, span.end)
@@ -53,7 +53,7 @@ class PrefixMatcher(TrackedMatcher):
             if held:
                 start = max(start, held[-1].end)
             if start < at:
-                node.hold(Held(start, at, run, exact))
+                node.hold(Held(start, at, run, generation))
         self._deepest[run] = node
 
     def forget(self, run: int, span: Span) -> None:

@@ -102,14 +102,14 @@ class RollingHashMatcher(Matcher):
         # Any stored span of 63 tokens holds a whole page, wherever the pages begin.
         return max(self._options.min_match_tokens, 2 * PAGE - 1)
 
-    def insert(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def insert(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         with self._lock:
             self._make_room(len(span) // PAGE + 2)
             slot = self._slots.get(run)
             if slot is None:
                 slot = self._open_run(run, tokens[: span.start])
             added = tokens[span.start : span.end]
-            if not kernels.store(*self._index, slot, added, span.start, exact, self._base, self._tag_mask):
+            if not kernels.store(*self._index, slot, added, span.start, generation, self._base, self._tag_mask):
                 end = self._runs.view[slot]["end"]
                 raise InvalidInput(f"run {run} grows at its end only, at {end}, not at {span.start}")
             self._stored += len(span)
@@ -227,7 +227,7 @@ class RollingHashMatcher(Matcher):
         context = np.zeros(CONTEXT, np.uint32)
         last = before[-CONTEXT:]
         context[CONTEXT - last.size :] = last
-        self._runs.view[slot] = (run, before.size, before.size, MAX_POSITION, 0, NONE, NONE, self._begun, context)
+        self._runs.view[slot] = (run, before.size, before.size, MAX_POSITION, 0, NONE, NONE, self._begun, 0, context)
         self._begun += 1
         return slot
 

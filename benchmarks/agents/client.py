@@ -1,0 +1,59 @@
+"""Asks a server as an agent does, through the OpenAI interface."""
+
+import json
+import time
+import urllib.request
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks.agents.scripts import Message
+
+LOGPROBS = 100
+"""Of the likeliest tokens; all others count as one."""
+
+
+class Reply(NamedTuple):
+    seconds: float
+    """Until the answer was whole."""
+    prompt_tokens: int
+    computed_tokens: int
+    """Of the prompt."""
+    report: dict[str, Any]
+    """BlendHub's, empty without it."""
+    tokens: list[int]
+    logprobs: list[dict[int, float]]
+    """For each token of the answer, those of the likeliest ones."""
+
+
+class Client:
+    def __init__(self, port: int, model: str) -> None:
+        self._address = f"http://127.0.0.1:{port}/v1/chat/completions"
+        self._model = model
+
+    def ask(self, messages: Sequence[Message], salt: str, tokens: int = 1) -> Reply:
+        """``salt``: requests with different ones share nothing."""
+        body = {"model": self._model, "messages": list(messages), "cache_salt": salt, "max_tokens": tokens}
+        body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "top_logprobs": LOGPROBS}
+        body |= {"return_tokens_as_token_ids": True, "kv_transfer_params": {"blendhub": {}}}
+        data = json.dumps(body).encode()
+        request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
+        begun = time.perf_counter()
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            said = json.load(answer)
+        seconds = time.perf_counter() - begun
+        usage, report = said["usage"], (said.get("kv_transfer_params") or {}).get("blendhub", {})
+        content = said["choices"][0]["logprobs"]["content"]
+        logprobs = [{_id(one): one["logprob"] for one in token["top_logprobs"]} for token in content]
+        computed = computed_tokens(usage["prompt_tokens"], usage.get("prompt_tokens_details") or {}, report)
+        return Reply(seconds, usage["prompt_tokens"], computed, report, list(map(_id, content)), logprobs)
+
+
+def computed_tokens(prompt: int, details: dict[str, int], report: dict[str, Any]) -> int:
+    if "engine_tokens" in report:
+        kept = ("engine_tokens", "exact_tokens", "settled_tokens", "moved_tokens")
+        return prompt - sum(report[name] for name in kept) + int(report["recomputed_tokens"])
+    return prompt - (details.get("cached_tokens") or 0)
+
+
+def _id(token: dict[str, Any]) -> int:
+    return int(token["token"].removeprefix("token_id:"))

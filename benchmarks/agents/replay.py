@@ -1,0 +1,92 @@
+"""Has servers answer a script's steps: BlendHub beside vLLM with its prefix cache, edited prompts also from nothing."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.agents.client import LOGPROBS, Client, Reply
+from benchmarks.agents.scripts import Step
+from benchmarks.timing import progress
+from harness.engines.server import NAME, Server
+from harness.engines.tiny_model import make_tiny_model
+
+OPTIONS: dict[str, Any] = {
+    "max_model_len": 8192,
+    "max_num_batched_tokens": 8192,
+    "max_logprobs": LOGPROBS,
+    "enable_prompt_tokens_details": True,
+}
+# An audited request is answered from exact KV.
+SETTINGS = {"hub": {"arena_gib": 3.0, "metrics": ""}, "audit_share": 0.0}
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "special_tokens_map.json")
+
+
+class Asked(NamedTuple):
+    """One step's answers."""
+
+    step: Step
+    cached: Reply
+    """By vLLM with its prefix cache."""
+    ours: Reply
+    full: Reply | None
+    """By vLLM from nothing, of edited steps."""
+
+
+class Servers:
+    """A server with BlendHub, and one without."""
+
+    def __init__(self, plain: Client, blending: Client) -> None:
+        self._plain = plain
+        self._blending = blending
+        self._salts = count()
+
+    def replay(self, steps: Sequence[Step], said: str, tokens: int = 1) -> list[Asked]:
+        """No step finds what another script has left."""
+        salt, asked = f"{said} {next(self._salts)}", []
+        for step in progress(steps, said):
+            cached = self._plain.ask(step.messages, salt, tokens)
+            ours = self._blending.ask(step.messages, salt, tokens)
+            full = self._plain.ask(step.messages, f"alone {next(self._salts)}", tokens) if step.is_edited else None
+            asked.append(Asked(step, cached, ours, full))
+        return asked
+
+
+@contextmanager
+def serving(model: Path) -> Iterator[Servers]:
+    connector: dict[str, Any] = {
+        "kv_connector": "BlendHubConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"blendhub": SETTINGS},
+    }
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="blendhub-agents-")))
+        servers = [
+            stack.enter_context(Server(model, place / name, given, **OPTIONS))
+            for name, given in (("plain.log", None), ("blending.log", connector))
+        ]
+        for server in servers:
+            server.wait_until_up()
+        yield Servers(*(Client(server.port, NAME) for server in servers))
+
+
+def model_for_times(real: Path, place: Path) -> Path:
+    """Random weights of the shape of ``benchmarks.ttft``, with the real model's tokenizer and chat template."""
+    made = make_tiny_model(
+        place,
+        hidden_size=512,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=4,
+        head_dim=64,
+        intermediate_size=1536,
+        vocab_size=49_152,
+        max_position_embeddings=8192,
+    )
+    for name in TOKENIZER:
+        if (real / name).exists():
+            shutil.copy(real / name, made)
+    return made

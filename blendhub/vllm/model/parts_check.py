@@ -1,0 +1,88 @@
+"""The start-up check of chosen tokens: computed in parts, they get the KV that they get at once.
+
+Rounding depends on the shape of a batch, and near ties between experts turn it into large differences of single tokens.
+So the check compares with the differences that shapes alone make, which it measures on the loaded model.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from blendhub.core.errors import Unsupported
+from blendhub.core.spans import Span
+from blendhub.core.tokens import Tokens
+from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.engine_model import EngineModel
+from blendhub.vllm.model.pages import LayerPages, read_as_computed
+from blendhub.vllm.model.platforms import Tensors
+
+BLOCK = np.zeros(1, np.int64)
+"""The block of all trial writes, which vLLM never gives to a request."""
+TOKEN = 7
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+COARSE = 2e-1
+"""The tolerance for quantised KV, and of the difference that shapes may make to most tokens."""
+NOISE_FACTOR = 3
+"""How much more than the measured noise is allowed: a few shapes do not show all of it."""
+
+
+def trial_tokens(model: EngineModel) -> Tokens:
+    """Tokens that fit in one block."""
+    n = min(model.block_size, 12, model.config.model_config.max_model_len)
+    return np.arange(TOKEN, TOKEN + n, dtype=np.uint32) % 97
+
+
+def tolerance(layer: LayerPages) -> float:
+    return TOLERANCE.get(layer.dtype, COARSE)
+
+
+def check_parts(model: EngineModel, layers: Sequence[LayerPages]) -> None:
+    """Raise Unsupported if tokens that are computed as several spans get other KV than in one span."""
+    n = len(trial_tokens(model))
+    if n < 4:
+        return
+    whole = _computed(model, layers, [Span(0, n)])
+    noise: list[list[torch.Tensor]] = [[] for _ in layers]
+    for m in range(n - 1, 1, -1):
+        fewer = _computed(model, layers, [Span(0, m)])
+        for errors, some, all_at_once in zip(noise, fewer, whole, strict=True):
+            errors.append(_errors(some, all_at_once, m))
+    # Each part is computed behind the KV that the others have had at once.
+    _computed(model, layers, [Span(0, n)])
+    _computed(model, layers, [Span(0, 1), Span(2, 3)])
+    parts = _computed(model, layers, [Span(1, 2), Span(3, n)])
+    for at, layer in enumerate(layers):
+        shapes, errors_of_parts = torch.cat(noise[at]), _errors(parts[at], whole[at], n)
+        for which, share in (("most", 0.25), ("some", 1.0)):
+            usual, error = (float(torch.quantile(errors, share)) for errors in (shapes, errors_of_parts))
+            allowed = max(tolerance(layer), NOISE_FACTOR * usual)
+            if not error <= allowed:
+                raise Unsupported(
+                    f"{layer.name}: {which} tokens computed in parts are off by {error:.1%} from those computed at "
+                    f"once (allowed {allowed:.1%})"
+                )
+            if which == "most" and usual > COARSE:
+                raise Unsupported(
+                    f"{layer.name}: the number of tokens in a forward changes the KV of most tokens by {usual:.1%}, "
+                    "so that it cannot be checked whether chosen tokens are computed right"
+                )
+
+
+def _computed(model: EngineModel, layers: Sequence[LayerPages], spans: Sequence[Span]) -> list[Tensors]:
+    """The KV of all trial tokens in each layer, after these were computed."""
+    tokens = trial_tokens(model)
+    model.forward(Chosen([Part(tokens, BLOCK, list(spans))]))
+    slots = torch.arange(len(tokens), device=model.device)
+    return [read_as_computed(model, layer, slots) for layer in layers]
+
+
+def _errors(found: Tensors, expected: Tensors, n: int) -> torch.Tensor:
+    """The error of the KV of each of the first ``n`` tokens, relative to the largest expected value."""
+    worst = torch.zeros(n, dtype=torch.float64)
+    for one, other in zip(found, expected, strict=True):
+        if other.numel():
+            scale = float(other.abs().max()) or 1.0
+            errors = (one[:n].double() - other[:n].double()).abs().flatten(1).amax(1).cpu() / scale
+            worst = torch.maximum(worst, errors.nan_to_num(nan=torch.inf))
+    return worst

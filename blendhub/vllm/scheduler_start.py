@@ -1,0 +1,199 @@
+"""The start of the connector in vLLM's scheduler: the workers' first report, and then the hub."""
+
+import logging
+import threading
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from hashlib import blake2b
+from typing import NamedTuple
+
+from msgspec import UNSET
+from vllm.config import VllmConfig
+from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request
+
+from blendhub.core.layout import Namespace
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.framework.hookspecs import EngineInfo
+from blendhub.framework.host import PluginHost
+from blendhub.framework.observers import Observers
+from blendhub.hub.embedded import EmbeddedHub
+from blendhub.vllm.messages import HubAddress, WorkerProof, WorkerReport
+from blendhub.vllm.model_support import ModelSupport, permitted, unsupported
+from blendhub.vllm.own_hub import start_own_hub
+from blendhub.vllm.scheduler.admission import Admission
+from blendhub.vllm.scheduler.block_tables import block_tables_of, capacity_line
+from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler, build_scheduler
+from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
+from blendhub.vllm.scheduler.startup import StartupFacts, finds_prefixes
+from blendhub.vllm.settings import Settings
+
+log = logging.getLogger(__name__)
+
+MOST_STEPS = 64
+"""The step in whose plan the workers' first report must be known. vLLM plans only a few steps ahead of the reports."""
+
+NOT_HEARD = "the workers have not reported the checks of their model"
+
+
+class Serving(NamedTuple):
+    """What serves requests once the start is over."""
+
+    scheduler: ConnectorScheduler
+    observers: Observers
+    hub: EmbeddedHub | None
+    """The embedded hub, if there is one."""
+
+    def close(self) -> None:
+        self.scheduler.close()
+        self.observers.engine_stopping()
+        if self.hub:
+            self.hub.close()
+
+
+class SchedulerStart:
+    """The time from vLLM's start until requests can be served; for the scheduler's thread.
+
+    The workers have checked the model when their first report arrives; only then the hub is started or reached, in a
+    thread, because a model that is served without reuse needs none. Requests that arrive earlier wait.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        settings: Settings,
+        host: PluginHost,
+        transport: PluginChoice,
+        engine_id: str,
+        blocks: RequestBlocks,
+        kv_cache_config: KVCacheConfig,
+    ) -> None:
+        self.waiting: dict[str, Request] = {}
+        """The requests that have arrived."""
+        self.reports: list[WorkerReport] = []
+        """The reports that have arrived: workers do not repeat what they report."""
+        self.reasons: tuple[str, ...] = ()
+        """Why nothing is reused; empty while that is not known, and if something is reused."""
+        self._config = config
+        self._settings = settings
+        self._host = host
+        self._transport = transport
+        self._engine_id = engine_id
+        self._blocks = blocks
+        self._kv_cache_config = kv_cache_config
+        self._n_ranks = config.parallel_config.tensor_parallel_size
+        self._n_steps = 0
+        self._serving: Future[Serving] | None = None
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.reasons) or (self._serving is not None and self._serving.done())
+
+    def result(self) -> Serving | None:
+        """What serves requests; None if nothing is reused. Raises if the hub refuses this engine, which ends vLLM."""
+        return self._serving.result() if self._serving else None
+
+    def process_report(self, report: WorkerReport) -> None:
+        """Take a report of the workers; the first one has the proofs of all ranks."""
+        self.reports.append(report)
+        if report.proofs and not (self.reasons or self._serving):
+            self._begin([proof for _, proof in sorted(report.proofs.items())])
+
+    def next_step(self, is_idle: bool) -> None:
+        """A step is planned. If vLLM computes nothing in it, a moment is waited for the hub."""
+        self._n_steps += 1
+        if self._serving and is_idle:
+            wait([self._serving], self._settings.lookup_wait_ms / 1000)
+        elif not self._serving and self._n_steps >= MOST_STEPS:
+            self._refuse((NOT_HEARD,))
+
+    def close(self) -> None:
+        """Close what has begun to serve."""
+        with suppress(Exception):  # there is nothing to close
+            if serving := self.result():
+                serving.close()
+
+    def _begin(self, proofs: list[WorkerProof]) -> None:
+        supports = [proof.support for proof in proofs]
+        if len(proofs) < self._n_ranks:
+            supports = [unsupported(NOT_HEARD)]
+        worst = next((support for support in supports if not support.layouts), None) or next(
+            (support for support in supports if not support.blends), supports[0]
+        )
+        if not worst.layouts:
+            self._refuse(worst.reasons)
+            return
+        worst = permitted(worst, self._settings, self._config.model_config)
+        for reason in worst.reasons:
+            log.warning("BlendHub: %s", reason)
+        self._serving = Future()
+        threading.Thread(
+            target=self._build, args=(self._serving, proofs, worst), name="blendhub-start", daemon=True
+        ).start()
+
+    def _refuse(self, reasons: tuple[str, ...]) -> None:
+        self.reasons = reasons
+        for reason in reasons:
+            log.warning("BlendHub: %s", reason)
+
+    # In the thread.
+
+    def _build(self, serving: "Future[Serving]", proofs: list[WorkerProof], support: ModelSupport) -> None:
+        try:
+            serving.set_result(self._built(proofs, support))
+        except BaseException as error:
+            serving.set_exception(error)
+
+    def _built(self, proofs: list[WorkerProof], support: ModelSupport) -> Serving:
+        config, settings = self._config, self._settings
+        assert support.layouts and config.kv_transfer_config and settings.device
+        namespace = Namespace(
+            model=config.model_config.model,
+            revision=config.model_config.revision or "",
+            weights=blake2b(" ".join(one.weights for one in proofs).encode(), digest_size=16).hexdigest(),
+            rotary=proofs[0].rotary,
+            world_size=len(proofs),
+            layout=support.layouts[0],
+            other_layouts=support.layouts[1:] or UNSET,
+            matchers=settings.matchers,
+        )
+        facts = StartupFacts(
+            settings=settings,
+            blends=support.blends,
+            role=str(config.kv_transfer_config.kv_role),
+            max_model_len=config.model_config.max_model_len,
+            namespace=namespace,
+            finds_prefixes=finds_prefixes(self._host, settings),
+            audits=support.audits,
+            shows_hashes=support.shows_hashes,
+        )
+        observers, hub = Observers(self._host.observers()), None
+        if not settings.endpoint:
+            hub = start_own_hub(settings.hub, self._host, self._transport)
+        try:
+            scheduler = build_scheduler(
+                config,
+                facts,
+                Admission(config, settings, support, namespace),
+                HubAddress(hub.endpoint if hub else settings.endpoint, self._transport),
+                self._engine_id,
+                self._host,
+                observers,
+                self._blocks,
+                block_tables_of(self._kv_cache_config),
+            )
+        except BaseException:
+            if hub:
+                hub.close()
+            raise
+        log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config))
+        observers.engine_started(
+            EngineInfo(
+                engine=self._engine_id,
+                model=namespace.model,
+                device=settings.device.name,
+                matchers=tuple(choice.name for choice in settings.matchers),
+                selector=settings.selector.name,
+            )
+        )
+        return Serving(scheduler, observers, hub)

@@ -1,0 +1,1 @@
+"""An agent that reads a manual with three tools and clears its old tool results."""

@@ -1,0 +1,257 @@
+"""An arena is reserved while the hub serves: slots exist as far as it is, and where memory ends, the arena does."""
+
+import asyncio
+import contextlib
+import time
+from pathlib import Path
+
+import pytest
+from hub_direct import namespace, tokens
+from mapped import check, store
+from processes import run_python, until
+from test_memory import a_limit, within_a_limit
+
+from blendhub.client.arena_view import SHM, ArenaView
+from blendhub.client.hub_client import HubClient
+from blendhub.core.errors import ArenaFull
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig, Listen
+from blendhub.hub.embedded import embedded_hub
+from blendhub.hub.memory import arena as arena_module
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.segments import Mount
+from blendhub.system import memory
+from harness.namespaces import skip_unless_permitted
+
+GIB = 2**30
+RESERVED_A_SECOND = 1.3 * GIB
+"""What a machine with 64 GiB of free memory was seen to reserve."""
+
+IN_A_PLACE = ("unshare", "--mount", "bash", "-c", 'mount -t tmpfs -o "$0" tmpfs /dev/shm && exec "$@"')
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Reserving takes the recorded time, and no memory."""
+    monkeypatch.setattr(Arena, "_allocate", lambda self, at, size: at and time.sleep(size / RESERVED_A_SECOND))
+    monkeypatch.setattr(arena_module, "mount_at", lambda place: Mount("tmpfs", ()))
+    monkeypatch.setattr(arena_module, "available_bytes", lambda: 2**50)
+    monkeypatch.setattr(arena_module, "free_shared_bytes", lambda: 2**50)
+
+
+@pytest.mark.alone
+def test_a_hub_starts_as_soon_with_512_gib_as_with_1_and_stores_meanwhile(slow):
+    before, seconds = set(SHM.iterdir()), {}
+    for gib in (1, 512):
+        started = time.monotonic()
+        with embedded_hub(HubConfig(arena_gib=gib, metrics="")) as hub, hub.connect() as client:
+            client.register("e", namespace(), rank=0)
+            store(client, tokens(1, 96))
+            assert check(client, tokens(1, 96)) == 96
+            gauges = client.stats().gauges
+            seconds[gib] = time.monotonic() - started
+            assert gauges["arena_bytes"] == gib * GIB >= gauges["arena_reserved_bytes"] > gauges["arena_free_bytes"] > 0
+            if gib > 1:
+                grows(client.arena)
+            started = time.monotonic()
+        assert time.monotonic() - started < 5.0, "the end of the hub waits for the reservation"
+    assert seconds[512] < seconds[1] + 1.0
+    assert set(SHM.iterdir()) == before
+
+
+def grows(arena: ArenaView) -> None:
+    early = arena.progress()
+    until(lambda: arena.progress().reserved > early.reserved)
+    assert arena.progress().left
+
+
+def test_a_client_goes_on_with_a_hub_that_was_restarted_while_it_reserved(slow, tmp_path):
+    config = HubConfig(arena_gib=64, metrics="", listen=(Listen(endpoint=f"ipc://{tmp_path}/hub.sock"),))
+    with contextlib.ExitStack() as first:
+        first.enter_context(embedded_hub(config))
+        with HubClient(config.listen[0].endpoint) as client:
+            client.register("e", namespace(), rank=0)
+            view = client.arena
+            first.close()
+            with embedded_hub(config):
+                until(lambda: client.is_up and client.arena is not view)
+                assert view.progress().left, "the first hub ended in the middle"
+                store(client, tokens(1, 96))
+                assert check(client, tokens(1, 96)) == 96
+
+
+def test_slots_exist_as_far_as_memory_is_reserved(monkeypatch, make_hub):
+    """The first step comes with the arena, and the others while it is used."""
+    monkeypatch.setattr(arena_module, "STEP", 2**14)
+    hub = make_hub(64)
+    member = hub.join()
+    view, early = member.view, member.view.progress()
+    size = namespace().slot_bytes
+    assert early.goal == 64 * size == len(view.bytes) and early.reserved == 2**14 - 4096
+    prompt = tokens(1, 64 * 32)
+    few = hub.arena.extents.size // size
+    assert len(member.reserve(prompt, Span(0, len(prompt))).slots) == few
+    with pytest.raises(ArenaFull, match="MiB when all is reserved"):
+        member.reserve(tokens(2, 320), Span(0, 320))
+    hub.run(hub.arena.reserve())
+    assert view.progress() == (64 * size, 64 * size)
+    rest = member.reserve(tokens(2, 64 * 32), Span(0, 64 * 32))
+    assert len(rest.slots) == 64 - few
+    last = max(slot.slot for slot in rest.slots)
+    view.slot(last, size)[:] = 7
+    assert bytes(hub.arena.slot(last, size)) == bytes([7]) * size, "who mapped early writes what was reserved late"
+    hub.state.check_integrity()
+
+
+OUT_OF_MEMORY = """
+import asyncio, logging, os, sys
+import numpy as np
+from blendhub.client.arena_view import ArenaView
+from blendhub.hub.memory import arena as module
+
+logging.basicConfig(stream=sys.stdout, format="%(message)s")
+module.STEP = 2**20
+arena = module.Arena(48 * 2**20)
+view = ArenaView(arena.name)
+with open("/dev/shm/other", "wb") as other:
+    os.posix_fallocate(other.fileno(), 0, 40 * 2**20)
+asyncio.run(arena.reserve())
+slots = view.slot(0, view.progress().reserved)
+slots[:] = 1  # ends in SIGBUS where no memory is reserved
+print(int(slots.sum()), *view.progress(), arena.describe(), sep=";")
+room = os.statvfs("/dev/shm")
+print(room.f_bavail * room.f_frsize)
+arena.close()
+"""
+
+
+@pytest.mark.parametrize("options", ["size=64m", "size=64m,huge=advise"])
+def test_an_arena_whose_memory_ends_half_way_is_what_was_reserved(options):
+    within = [*IN_A_PLACE, options]
+    skip_unless_permitted(within)
+    warning, found, left = run_python(OUT_OF_MEMORY, within=within).communicate(timeout=60)[0].splitlines()
+    written, reserved, goal, described = found.split(";")
+    assert 20 * 2**20 < int(written) == int(reserved) == int(goal) < 24 * 2**20
+    assert described.endswith(" MiB of the 48 MiB that it was to have") and int(left) < 2**22
+    assert "no more memory could be reserved" in warning and "set arena_gib to 0.02" in warning
+
+
+WITHIN_A_LIMIT = """
+import asyncio
+from blendhub.hub.memory.arena import Arena
+from blendhub.hub.memory.segments import Mount
+
+arena = Arena(4 << 30)
+asyncio.run(arena.reserve())
+print(arena.progress.goal)
+arena.close()
+"""
+
+
+@pytest.fixture
+def limited_to_a_gib():
+    yield from a_limit(2**30)
+
+
+@pytest.mark.alone
+def test_the_limit_of_a_control_group_ends_the_arena_and_not_the_hub(limited_to_a_gib):
+    """The kernel kills a process that reserves more, instead of refusing it."""
+    done = within_a_limit(WITHIN_A_LIMIT, limited_to_a_gib)
+    assert done.returncode == 0, done.stderr
+    assert 2**28 < int(done.stdout) < 2**30
+
+
+@pytest.mark.alone
+def test_a_hub_that_ends_while_it_reserves_leaves_nothing(monkeypatch):
+    monkeypatch.setattr(arena_module, "STEP", 2**16)
+    monkeypatch.setattr(Arena, "_allocate", lambda self, at, size: time.sleep(0.05))
+    before = set(SHM.iterdir())
+
+    async def end() -> None:
+        arena = Arena(2**20)
+        reserving = asyncio.create_task(arena.reserve())
+        await asyncio.sleep(0.12)
+        reserving.cancel()
+        arena.close()
+        await asyncio.wait((reserving,))
+        assert reserving.cancelled() and 0 < arena.progress.reserved < 2**20
+
+    asyncio.run(end())
+    assert set(SHM.iterdir()) == before
+
+
+def test_pages_lie_on_all_nodes_in_turn_from_the_first_on(monkeypatch):
+    calls = []
+
+    def note(address, size, nodes):
+        calls.append((size, nodes, Path("/proc/self/status").read_text()))
+
+    monkeypatch.setattr(arena_module, "interleave", note)
+    for nodes in ([], [0], [0, 2, 65]):
+        monkeypatch.setattr(arena_module, "memory_nodes", lambda nodes=nodes: nodes)
+        Arena(2**20).close()
+    ((size, nodes, _),) = calls
+    assert size == 2**20 + 4096 and nodes == [0, 2, 65]
+
+
+def test_a_container_that_may_not_set_the_policy_has_an_arena_all_the_same(monkeypatch, caplog):
+    def refuse(*given):
+        raise PermissionError("mbind: Operation not permitted")
+
+    monkeypatch.setattr(arena_module, "interleave", refuse)
+    monkeypatch.setattr(arena_module, "memory_nodes", lambda: [0, 1])
+    arena = Arena(2**20)
+    assert arena.progress.left == 0 and "--cap-add SYS_NICE" in caplog.text
+    arena.close()
+
+
+def test_the_kernel_takes_the_policy():
+    if not memory.memory_nodes():
+        pytest.skip("this kernel knows no NUMA nodes")
+    arena = Arena(2**20)
+    try:
+        memory.interleave(arena._address, 2**20, memory.memory_nodes())
+    except PermissionError as error:
+        pytest.skip(f"this container may not set policies: {error}")
+    lines = Path("/proc/self/numa_maps").read_text().splitlines()
+    assert any(" interleave:" in line for line in lines if arena.name.segment in line)
+    arena.close()
+
+
+@pytest.mark.parametrize(
+    "present, allowed, nodes",
+    [("0\n", "0", [0]), ("0-1,4\n", "0-7", [0, 1, 4]), ("0-3\n", "1-2", [1, 2]), (None, "0", [])],
+)
+def test_the_nodes_are_those_with_memory_that_this_process_may_use(tmp_path, present, allowed, nodes):
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/status").write_text(f"Name:\tx\nMems_allowed:\t1\nMems_allowed_list:\t{allowed}\n")
+    if present:
+        (tmp_path / "sys/devices/system/node").mkdir(parents=True)
+        (tmp_path / "sys/devices/system/node/has_memory").write_text(present)
+    assert memory.memory_nodes(tmp_path) == nodes
+
+
+IN_DOCKER = """
+import numpy as np
+from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.spans import Span
+from blendhub.hub.config import HubConfig
+from blendhub.hub.embedded import embedded_hub
+
+layout = KVLayout(layers=32, kv_heads=8, key_dim=128, value_dim=160, dtype="bfloat16")
+with embedded_hub(HubConfig(metrics="")) as hub, hub.connect() as client:
+    client.register("e", Namespace(model="m", layout=layout), rank=0)
+    try:
+        client.reserve(np.arange(256, dtype=np.uint32), Span(0, 256))
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def test_the_shared_memory_of_a_container_that_fits_no_chunk_is_named_with_the_flag():
+    """Docker gives a container 64 MiB, of which the arena takes half."""
+    within = [*IN_A_PLACE, "size=64m"]
+    skip_unless_permitted(within)
+    said = run_python(IN_DOCKER, within=within).communicate(timeout=60)[0]
+    assert said.startswith("ArenaFull not one chunk of this model fits: it takes 36.0 MiB, and the arena has 32.0")
+    assert "--shm-size=16g" in said and "an emptyDir volume with medium: Memory at /dev/shm" in said

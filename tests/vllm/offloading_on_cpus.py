@@ -1,0 +1,125 @@
+"""vLLM's connectors that offload KV, on a machine without a GPU: everything is vLLM's own but the copies of blocks."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from vllm import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher
+from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.request import Request
+
+STORED: set[bytes] = set()
+"""The keys under which OffloadingConnector has stored KV in this process."""
+
+
+class HostSpec(CPUOffloadingSpec):
+    """vLLM's specification of offloading to memory, with copies by torch."""
+
+    def get_manager(self) -> Any:
+        manager = super().get_manager()
+        prepare = manager.prepare_store
+
+        def noted(keys: list[bytes], context: Any) -> Any:
+            prepared = prepare(keys, context)
+            STORED.update(prepared.keys_to_store if prepared else ())
+            return prepared
+
+        manager.prepare_store = noted
+        return manager
+
+    def get_worker(self, kv_caches: Any) -> OffloadingWorker:
+        return HostWorker([one.tensor.view(torch.int8) for one in kv_caches.tensors], self.num_chunks)
+
+
+class HostWorker(OffloadingWorker):
+    """Copies at once; a chunk is one block."""
+
+    def __init__(self, pages: list[torch.Tensor], n_chunks: int) -> None:
+        self._pages = pages
+        self._chunks = [torch.zeros(n_chunks, *one.shape[1:], dtype=torch.int8) for one in pages]
+        self._done: list[TransferResult] = []
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._copy(job_id, self._pages, src_spec, self._chunks, dst_spec)
+
+    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        return self._copy(job_id, self._chunks, src_spec, self._pages, dst_spec)
+
+    def get_finished(self) -> list[TransferResult]:
+        done, self._done = self._done, []
+        return done
+
+    def wait(self, job_ids: set[int]) -> None:
+        """All copies are done."""
+
+    def _copy(self, job_id: int, sources: Any, source: Any, places: Any, place: Any) -> bool:
+        for old, new in zip(sources, places, strict=True):
+            new[torch.from_numpy(place.block_ids)] = old[torch.from_numpy(source.block_ids)]
+        self._done.append(TransferResult(job_id, success=True, transfer_size=1, transfer_time=1e-6))
+        return True
+
+
+class HostBackend:
+    """In the place of SimpleCPUOffloadConnector's copies through CUDA."""
+
+    def init(self, gpu_caches: dict[str, torch.Tensor], cpu_caches: dict[str, torch.Tensor], *streams: Any) -> None:
+        self._pairs = [(gpu_caches[name], cpu_caches[name]) for name in gpu_caches]
+
+    def launch_copy(
+        self,
+        src_blocks: list[int],
+        dst_blocks: list[int],
+        is_store: bool,
+        event_idx: int,
+        events_list: list[Any],
+        wait_event: Any = None,
+    ) -> None:
+        for gpu, cpu in self._pairs:
+            source, place = (gpu, cpu) if is_store else (cpu, gpu)
+            place[dst_blocks] = source[src_blocks]
+        events_list.append((event_idx, Event()))
+
+    def shutdown(self) -> None:
+        """No thread to end."""
+
+
+class Event:
+    """Copies are done when they are asked for."""
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+    def query(self) -> bool:
+        return True
+
+    def synchronize(self) -> None:
+        pass
+
+
+class Stream:
+    def __init__(self, priority: int = 0) -> None:
+        pass
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, 0
+
+
+def without_cuda() -> None:
+    """Have SimpleCPUOffloadConnector copy with torch alone."""
+    from vllm.v1.simple_kv_offload import worker
+
+    cuda = SimpleNamespace(Stream=Stream, current_stream=lambda: None)
+    names = {name: getattr(torch, name) for name in ("Tensor", "device", "empty", "zeros", "int8", "dtype")}
+    worker.torch = SimpleNamespace(**names, cuda=cuda, Event=Event)
+    worker.DmaCopyBackend = HostBackend
+
+
+def stored_blocks(prompt: list[int], block_size: int = 32) -> list[bool]:
+    """For each block of a prompt: whether OffloadingConnector has stored KV under the hash that its text has."""
+    hasher = get_request_block_hasher(block_size, get_hash_fn_by_name("sha256"))
+    request = Request("asked", prompt, SamplingParams(max_tokens=1), None, block_hasher=hasher)
+    return [any(key.startswith(bytes(one)) for key in STORED) for one in request.block_hashes]

@@ -1,0 +1,181 @@
+"""The time from vLLM's start until requests are served, alone and in vLLM's MultiConnector; tests play the worker."""
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
+
+import msgspec
+import torch
+from vllm import SamplingParams
+from vllm.config import CacheConfig, KVTransferConfig, VllmConfig
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorWorkerMetadata
+from vllm.utils.hashing import sha256
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import KVConnectorOutput
+from vllm.v1.request import Request
+
+from blendhub.core.errors import BlendHubError
+from blendhub.core.layout import KVLayout
+from blendhub.core.plugin_choice import PluginChoice
+from blendhub.vllm import scheduler_start
+from blendhub.vllm.connector import BlendHubConnector
+from blendhub.vllm.messages import LoadedAdapter, WorkerProof, WorkerReport
+from blendhub.vllm.model_support import ModelSupport, unsupported
+from blendhub.vllm.plugin import register
+from tests.vllm.played_nixl import NixlConnector, Payload
+
+register()
+init_none_hash(sha256)
+LAYOUT = KVLayout(layers=1, kv_heads=1, key_dim=4, value_dim=4, dtype="float32", chunk_tokens=32)
+PROOF = WorkerProof(0, ModelSupport((LAYOUT,), True, ()), "weights", "rotary")
+SPEC = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=4, dtype=torch.float32)
+CACHE = KVCacheConfig(num_blocks=1, kv_cache_tensors=[], kv_cache_groups=[KVCacheGroupSpec(["layer"], SPEC)])
+OURS = {
+    "kv_connector": "BlendHubConnector",
+    "kv_role": "kv_both",
+    "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.01, "metrics": ""}, "lookup_wait_ms": 500}},
+}
+
+
+def config_of(transfer):
+    config = VllmConfig(kv_transfer_config=KVTransferConfig(**transfer), cache_config=CacheConfig(block_size=16))
+    config.model_config = SimpleNamespace(model="m", revision=None, max_model_len=512, dtype="float32", is_hybrid=False)
+    return config
+
+
+@pytest.fixture
+def connector():
+    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, CACHE)
+    yield made
+    made.shutdown()
+
+
+def request(name="r"):
+    hasher = get_request_block_hasher(16, sha256)
+    return Request(name, list(range(40)), SamplingParams(max_tokens=1), None, block_hasher=hasher)
+
+
+def report(connector, said):
+    connector.update_connector_output(KVConnectorOutput(kv_connector_worker_meta=said))
+
+
+def step(connector):
+    return connector.build_connector_meta(SchedulerOutput.make_empty())
+
+
+def steps_until_served(connector):
+    until = time.monotonic() + 30
+    while connector._starting and time.monotonic() < until:
+        step(connector)
+
+
+def test_requests_wait_for_the_workers_first_report_and_for_the_hub_and_then_all_are_looked_up(connector):
+    early, aborted = request("early"), request("aborted")
+    assert connector.has_pending_push_work(), "vLLM steps, although there is no request"
+    for one in (early, aborted):
+        connector.on_new_request(one)
+        assert connector.get_num_new_matched_tokens(one, 0) == (None, False)
+    assert step(connector).hub is None
+    assert connector.request_finished(aborted, []) == (False, None)
+    # Workers report adapters once, perhaps before anything is served.
+    adapters = {0: {5: LoadedAdapter("weights", 0)}}
+    report(connector, WorkerReport(proofs={0: PROOF}, adapters=adapters))
+    assert connector.get_num_new_matched_tokens(early, 0) == (None, False)
+    steps_until_served(connector)
+    side = connector._scheduler
+    assert list(side._requests) == ["early"] and side._admission.adapters._loaded == adapters
+    assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
+    assert side.executor.place.namespace.layout == LAYOUT and side.executor.place.namespace.weights
+
+
+@pytest.mark.parametrize(
+    "proofs, reason",
+    [
+        ({0: WorkerProof(0, unsupported("it has no KV"))}, "it has no KV"),
+        ({}, scheduler_start.NOT_HEARD),
+    ],
+    ids=["unsupported", "not heard"],
+)
+def test_without_reuse_no_hub_is_started_and_requests_go_on_and_learn_why(connector, proofs, reason):
+    early = request("early")
+    connector.on_new_request(early)
+    report(connector, WorkerReport(proofs=proofs))
+    for _ in range(scheduler_start.MOST_STEPS):
+        step(connector)
+    assert connector.get_num_new_matched_tokens(early, 0) == (0, False)
+    assert connector._serving is None and not connector.has_pending_push_work()
+    assert reason in connector.request_finished(early, [])[1]["blendhub"]["reason"]
+    assert connector.get_kv_connector_stats().data == {"refused_model": 1}
+
+
+def test_several_ranks_blend_if_all_of_them_can_and_all_have_reported(monkeypatch):
+    config = config_of(OURS)
+    config.parallel_config.tensor_parallel_size = 2
+    other = msgspec.structs.replace(PROOF, rank=1, weights="others")
+    for proofs, blends, ranks in (
+        ({0: PROOF}, None, None),
+        ({1: other, 0: PROOF}, True, 2),
+        ({0: PROOF, 1: msgspec.structs.replace(other, support=ModelSupport((LAYOUT,), False, ("no",)))}, False, 2),
+    ):
+        made = BlendHubConnector(config, KVConnectorRole.SCHEDULER, CACHE)
+        report(made, WorkerReport(proofs=proofs))
+        steps_until_served(made)
+        side = made._scheduler
+        assert (side._admission._support.blends if side else None) == blends
+        assert (side.executor.place.namespace.world_size if side else None) == ranks
+        made.shutdown()
+
+
+def test_a_hub_that_refuses_the_engine_ends_it(monkeypatch):
+    made = BlendHubConnector(config_of(OURS), KVConnectorRole.SCHEDULER, CACHE)
+    made._starting._settings = msgspec.structs.replace(made._settings, matchers=(PluginChoice("nobody"),))
+    monkeypatch.setattr(scheduler_start, "finds_prefixes", lambda *given: True)
+    report(made, WorkerReport(proofs={0: PROOF}))
+    with pytest.raises(BlendHubError, match="nobody"):
+        steps_until_served(made)
+    made.shutdown()
+
+
+@pytest.mark.parametrize("is_first", [True, False], ids=["first", "behind"])
+def test_a_connector_that_rejects_foreign_handshakes_gets_its_own_ones_whatever_the_order(tmp_path, is_first):
+    nixl = {
+        "kv_connector": "NixlConnector",
+        "kv_role": "kv_both",
+        "kv_connector_module_path": "tests.vllm.played_nixl",
+        "kv_connector_extra_config": {"folder": str(tmp_path)},
+    }
+    both = [OURS, nixl] if is_first else [nixl, OURS]
+    several = {"kv_connector": "MultiConnector", "kv_role": "kv_both", "kv_load_failure_policy": "recompute"}
+    config = config_of(several | {"kv_connector_extra_config": {"connectors": both}})
+    worker, scheduler = (
+        MultiConnector(config, role, CACHE) for role in (KVConnectorRole.WORKER, KVConnectorRole.SCHEDULER)
+    )
+    at = 0 if is_first else 1
+    ours = worker._connectors[at]
+    ours._unchecked.finish = lambda neighbours: (PROOF, None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("blendhub.vllm.connector.get_kv_transfer_group", lambda: worker)
+        met = worker.get_handshake_metadata()
+        assert met == Payload("agent")
+        scheduler.set_xfer_handshake_metadata_pp_aware({(0, 0): met})
+        # What vLLM does in its first step.
+        plan = scheduler.build_connector_meta(SchedulerOutput.make_empty())
+        worker.handle_preemptions(plan)
+        said = worker.build_connector_worker_meta()
+    assert isinstance(said, MultiKVConnectorWorkerMetadata) and said.metadata[at].proofs == {0: PROOF}
+    assert worker.build_connector_worker_meta() is None, "a proof is reported once"
+    report(scheduler, said)
+    side = scheduler._connectors[at]
+    until = time.monotonic() + 30
+    while side._starting and time.monotonic() < until:
+        scheduler.build_connector_meta(SchedulerOutput.make_empty())
+    assert side._scheduler
+    (other,) = (one for one in scheduler._connectors if isinstance(one, NixlConnector))
+    assert other.has_heard
+    scheduler.shutdown()
