@@ -51,14 +51,11 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig) -> str:
         others = int(config.num_blocks * block / token)
         line += f"; with --disable-hybrid-kv-cache-manager text is reused anywhere, and about {others:,} tokens fit"
     elif any(_window_of(spec) for spec in _specs(config) if isinstance(spec, FullAttentionSpec)):
-        line += "; vLLM's hybrid allocator, which is off, keeps more, but only exact prefixes are reused with it"
+        line += "; with vLLM's hybrid allocator, which is off, more may fit, and only exact prefixes are reused"
     return line
 
 
 def _kind(spec: Any) -> str:
-    window = _window_of(spec)
-    if not window:
-        return "with full attention, of which all tokens are reused"
-    if isinstance(spec, FullAttentionSpec):
-        return f"with a window of {window}, of which all tokens are kept and reused"
-    return f"with a window of {window}, of which the tokens that a window still needs are reused"
+    if isinstance(spec, FullAttentionSpec):  # with the allocator off, layers with windows are kept so, too
+        return "of which all tokens are kept and reused"
+    return f"with a window of {_window_of(spec)}, of which the tokens that a window still needs are reused"
