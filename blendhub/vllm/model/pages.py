@@ -71,16 +71,10 @@ def _split_pages(model: EngineModel, index: int, pages: Sequence[Any]) -> Tensor
 
 def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
     """The layout of a token's KV on one rank; raises Unsupported if the layers differ."""
-    shapes = set()
-    for index, name in enumerate(model.layer_names):
-        layer, pages = model.layer(name), paged_layer(model, index)
-        if pages.format == "latent":
-            shapes.add((1, pages.tensors[0].shape[-1], 0, pages.tensors[0].dtype))
-        elif pages.format == "split":
-            keys, values = pages.tensors
-            shapes.add((*keys.shape[2:], values.shape[-1], keys.dtype))
-        else:
-            shapes.add((layer.num_kv_heads, layer.head_size, _value_width(layer), pages.tensors[0].dtype))
+    of_layers = [_shape(model, index) for index in range(len(model.layer_names))]
+    shapes = set(of_layers[: len(of_layers) - model.n_drafts])
+    if not shapes.issuperset(of_layers):
+        model.leave_out_drafts()
     if len(shapes) != 1:
         raise Unsupported(f"the layers keep KV of {len(shapes)} shapes: {sorted(map(str, shapes))}")
     heads, key_dim, value_dim, dtype = shapes.pop()
@@ -92,6 +86,17 @@ def layout_of(model: EngineModel, chunk_tokens: int) -> KVLayout:
         dtype=DTYPES[dtype],
         chunk_tokens=chunk_tokens,
     )
+
+
+def _shape(model: EngineModel, index: int) -> tuple[int, int, int, torch.dtype]:
+    """The number of heads, the widths of a key and a value, and the dtype of a layer's KV."""
+    layer, pages = model.layer(model.layer_names[index]), paged_layer(model, index)
+    if pages.format == "latent":
+        return 1, pages.tensors[0].shape[-1], 0, pages.tensors[0].dtype
+    if pages.format == "split":
+        keys, values = pages.tensors
+        return keys.shape[2], keys.shape[3], values.shape[-1], keys.dtype
+    return layer.num_kv_heads, layer.head_size, _value_width(layer), pages.tensors[0].dtype
 
 
 def _value_width(layer: Any) -> int:
