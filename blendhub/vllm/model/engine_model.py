@@ -119,7 +119,8 @@ class EngineModel:
             else:
                 hidden = self._computed(chosen, pretended, self._metadata.build(chosen, pretended, slots), by_layer)
             # Some draft models need the states behind several layers, which the model then returns beside the last.
-            states, others = hidden if isinstance(hidden, tuple) else (hidden, None)
+            given: tuple[torch.Tensor, Any] = hidden if isinstance(hidden, tuple) else (hidden, None)
+            states, others = given
             if self.drafts:
                 self.draft(chosen, states, others)
             return states
