@@ -12,7 +12,7 @@ from blendhub.core.errors import InvalidInput, ProtocolError, Unsupported
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
 Peer: TypeAlias = bytes
-"""The name of one connection to a server; the server never reuses it."""
+"""The name of one connection to a server. No other connection has it, by whichever server of a service it comes."""
 
 
 class Envelope(NamedTuple):

@@ -11,15 +11,20 @@ from pathlib import Path
 
 import pytest
 
+from blendhub.client.hub_client import HubClient
 from harness.engines import Server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-CONNECTOR = {
-    "kv_connector": "BlendHubConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 0.25}, "selector": {"name": "hkvd"}}},
-}
+
+def connector(endpoint: str) -> dict:
+    """``endpoint``: where the embedded hub listens besides."""
+    hub = {"arena_gib": 0.25, "listen": [{"endpoint": endpoint}]}
+    return {
+        "kv_connector": "BlendHubConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"blendhub": {"hub": hub, "selector": {"name": "hkvd"}}},
+    }
 
 
 class AskedServer(Server):
@@ -58,9 +63,13 @@ class AskedServer(Server):
 
 @pytest.fixture(scope="module")
 def server(model, tmp_path_factory):
-    log = tmp_path_factory.mktemp("server") / "log"
-    with AskedServer(model, log, CONNECTOR, skip_tokenizer_init=True, max_model_len=2048) as server:
+    folder = tmp_path_factory.mktemp("server")
+    endpoint = f"ipc://{folder}/hub.sock"
+    with AskedServer(
+        model, folder / "log", connector(endpoint), skip_tokenizer_init=True, max_model_len=2048
+    ) as server:
         server.wait_until_up()
+        server.hub = endpoint
         yield server
 
 
@@ -101,6 +110,32 @@ def test_every_request_may_say_what_it_wants(server, texts):
         assert report["moved_tokens"] == 0 and "reason" in report
     assert server.ask([*texts.new(42), *unstored, *texts.new(9)])["moved_tokens"] == 0
     assert "has no option 'ratio'" in server.ask(texts.new(100), ratio=0.5)["reason"]
+
+
+def test_agents_may_say_what_to_keep_and_what_to_forget(server, texts):
+    document, secret = texts.new(400), texts.new(100)
+    server.ask([*secret, *document])
+    strict = server.ask([*document, *texts.new(9)], forget="strict", keep=60)
+    assert strict["moved_tokens"] == strict["settled_tokens"] == strict["exact_tokens"] == strict["generation"] == 0
+    fast = server.ask([*texts.new(41), *document, *texts.new(9)], drop=True)
+    assert fast["moved_tokens"] == 400 and fast["generation"] == 1
+    for wrong in ({"keep": 365 * 86_400}, {"forget": "all"}, {"keep": 1, "drop": True}):
+        report = server.ask([*texts.new(42), *document, *texts.new(9)], **wrong)
+        assert report["moved_tokens"] == 0 and "kv_transfer_params.blendhub" in report["reason"]
+
+
+def test_what_a_request_stored_is_deleted_by_the_id_of_its_response(server, texts):
+    document, other = texts.new(400), texts.new(100)
+    body = {"model": "tiny", "prompt": [document, other], "max_tokens": 1}
+    answer = json.loads(server.get("/v1/completions", body))
+    deleted, until = 0, time.monotonic() + 30
+    with HubClient(server.hub) as client:
+        while deleted < 500 and time.monotonic() < until:  # it is stored a moment after the response
+            deleted += client.forget(request=answer["id"]).tokens
+            time.sleep(0.1)
+    assert deleted == 500
+    report = server.ask([*texts.new(41), *document, *other, *texts.new(9)])
+    assert report["moved_tokens"] == 0 and report["reason"] == "nothing of this prompt is stored"
 
 
 def test_counters_are_on_the_metrics_endpoint(server, texts):

@@ -9,6 +9,7 @@ import inspect
 import itertools
 import logging
 import os
+import secrets
 import socket
 import struct
 import threading
@@ -96,7 +97,8 @@ class UnixServer(Server):
     def __init__(self, endpoint: str, service: Service, max_pending: int) -> None:
         self.endpoint, self.refused = endpoint, 0
         self._service, self._max_pending = service, max_pending
-        self._names = itertools.count(1)
+        self._name = secrets.token_hex(8).encode()
+        self._numbers = itertools.count(1)
         self._answering: set[asyncio.Future[None]] = set()
         self._clients: set[asyncio.StreamWriter] = set()
         self._path: Path | None = None
@@ -132,7 +134,7 @@ class UnixServer(Server):
                 await asyncio.sleep(0.001)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = b"unix-%d" % next(self._names)
+        peer = b"unix-%s-%d" % (self._name, next(self._numbers))
         self._clients.add(writer)
         try:
             credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)

@@ -5,6 +5,7 @@ A hostile client may choose its routing id, and the kernel reuses a descriptor a
 """
 
 import itertools
+import secrets
 from collections import Counter
 
 import msgspec
@@ -27,6 +28,8 @@ class PeerTable:
         # Connections that closed before a message of theirs was read, by descriptor.
         self._left_unnamed: Counter[int] = Counter()
         self._left: list[_Connection] = []
+        # A service may have several servers, of which each has a table: no two of them name a peer alike.
+        self._server = secrets.token_bytes(8)
         self._numbers = itertools.count(1)
 
     @property
@@ -51,7 +54,7 @@ class PeerTable:
 
     def add(self, routing_id: bytes, descriptor: int) -> Peer:
         """Name the sender of a first message. All monitor events so far must have been reported before."""
-        connection = _Connection(routing_id, next(self._numbers).to_bytes(8, "big"))
+        connection = _Connection(routing_id, self._server + next(self._numbers).to_bytes(8, "big"))
         self._by_routing_id[routing_id] = connection
         if self._left_unnamed[descriptor] or descriptor not in self._by_descriptor:
             # The sender left before its message was read; another connection may have the descriptor by now.
