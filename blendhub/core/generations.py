@@ -6,7 +6,7 @@ and so is what is blended or computed behind it there. Settled KV keeps its gene
 
 from collections.abc import Iterable
 
-from blendhub.core.spans import Match
+from blendhub.core.spans import MOST_GENERATION, Match
 
 MAX_GENERATION = 4
 """The default of ``max_generation``, the highest generation that an engine makes."""
@@ -14,4 +14,5 @@ MAX_GENERATION = 4
 
 def generation_of(matches: Iterable[Match]) -> int:
     """The generation of KV that is blended or computed behind these matches, in the prompt that reuses them."""
-    return max((match.generation + match.moved for match in matches), default=0)
+    reached = max((match.generation + match.moved for match in matches), default=0)
+    return min(reached, MOST_GENERATION)

@@ -96,3 +96,37 @@ def test_text_that_is_too_old_is_computed_and_may_be_moved_again():
     assert reused(32, 1) == 0, "the turn was computed behind moved text"
     assert reused(33, 1) == len(TURNS[1])
     assert reused(31, 0, 1) == len(TURNS[31]) + len(TURNS[0]) + len(TURNS[1]), "behind the same text nothing is moved"
+
+
+def test_new_documents_are_not_lost_where_prompts_always_move_others():
+    """Text that is first seen behind the highest generation may never be moved, so generations must not rise idly."""
+    shares = {}
+    for bound in (4, 255):
+        random = np.random.default_rng(1)
+        documents = [random.integers(0, 2**32, 256, dtype=np.uint32) for _ in range(80)]
+        hub, found, tokens = SimulatedHub(HOST, DEFAULT_MATCHERS, [MOST_SLOTS], max_generation=bound), 0, 0
+        for number in range(160):
+            chosen = random.choice(max(4, number // 2), 4, replace=False)
+            parts = [part for at in chosen for part in (random.integers(0, 2**32, 20, dtype=np.uint32), documents[at])]
+            prompt = np.concatenate(parts)
+            matches = hub.play(prompt, Place("log", number + 1)).matches
+            if number >= 80:
+                tokens += len(prompt)
+                found += sum(len(match.span) for match in matches)
+        shares[bound] = found / tokens
+    assert shares[4] > 0.9 * shares[255]
+
+
+def test_a_few_old_words_do_not_make_a_new_text_old():
+    """Each prompt has a large exact text, a phrase from the prompt before, and text of its own that begins the phrase
+    of the next one.
+    """
+    hub = SimulatedHub(HOST, DEFAULT_MATCHERS, [MOST_SLOTS])
+    large = [np.random.default_rng(seed).integers(0, 2**32, 1500, dtype=np.uint32) for seed in range(12)]
+    for text in large:
+        hub.play(text, Place("log", 1))
+    for number in range(12):
+        phrase = TURNS[number][-66:]
+        prompt = np.concatenate([TURNS[30 + number % 10][:9], large[number], phrase, TURNS[number + 1]])
+        hub.play(prompt, Place("log", number + 2))
+    assert max(generations(hub)) <= 2

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from blendhub import PluginHost
 from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
+from blendhub.core.spans import MOST_GENERATION
 from blendhub.tools.analysis.analyzer import Analyzer, Sizes
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import Place
@@ -79,7 +80,7 @@ LOGS = st.builds(
 @settings(max_examples=40, deadline=None)
 @given(LOGS)
 def test_what_was_seen_before_is_found_to_the_token(prompts):
-    _, played = play(prompts)
+    _, played = play(prompts, max_generation=MOST_GENERATION)
     assert [sum(one.reused[-1]) for one in played] == list(seen_before(prompts))
 
 

@@ -181,17 +181,20 @@ def test_a_hub_that_ends_while_it_reserves_leaves_nothing(monkeypatch):
 
 
 def test_pages_lie_on_all_nodes_in_turn_from_the_first_on(monkeypatch):
-    calls = []
+    """The kernel asks for the policy when it makes a page."""
+    calls, allocate = [], Arena._allocate
 
-    def note(address, size, nodes):
-        calls.append((size, nodes, Path("/proc/self/status").read_text()))
+    def note_allocate(self, at, size):
+        calls.append("pages")
+        allocate(self, at, size)
 
-    monkeypatch.setattr(arena_module, "interleave", note)
+    monkeypatch.setattr(Arena, "_allocate", note_allocate)
+    monkeypatch.setattr(arena_module, "mount_at", lambda place: Mount("tmpfs", ()))
+    monkeypatch.setattr(arena_module, "interleave", lambda address, size, nodes: calls.append((size, nodes)))
     for nodes in ([], [0], [0, 2, 65]):
         monkeypatch.setattr(arena_module, "memory_nodes", lambda nodes=nodes: nodes)
         Arena(2**20).close()
-    ((size, nodes, _),) = calls
-    assert size == 2**20 + 4096 and nodes == [0, 2, 65]
+    assert calls == ["pages", "pages", (2**20 + 4096, [0, 2, 65]), "pages"]
 
 
 def test_a_container_that_may_not_set_the_policy_has_an_arena_all_the_same(monkeypatch, caplog):

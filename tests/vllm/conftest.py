@@ -29,6 +29,9 @@ ATTENDED = {"selector": {"name": "attended", "options": {"layers": [0.5, 0.75]}}
 TOLERANCE = 1e-3
 """The tolerance of log-probabilities that were computed in another order: see ``disagreement``."""
 
+FROM_HERE = {"environment": {"PYTHONPATH": str(Path(__file__).parents[2])}}
+"""An engine that imports what stands beside the tests."""
+
 ON_THE_SECOND_RUNNER = {
     "prepare": ["tests.vllm.gpu_stand_ins"],
     "environment": {"PYTHONPATH": str(Path(__file__).parents[2]), "VLLM_USE_V2_MODEL_RUNNER": "1"},

@@ -92,6 +92,7 @@ class Model:
     layer_names = ("layer",)
     block_size = BLOCK
     frees_blocks_early = samples_last = False
+    n_drafts = 0
     adapters = None
     max_tokens = 256
     config = SimpleNamespace(cache_config=SimpleNamespace(cache_dtype="auto"))

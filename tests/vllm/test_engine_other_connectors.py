@@ -1,11 +1,9 @@
 """BlendHub beside another connector of vLLM, in its ``MultiConnector``."""
 
-from pathlib import Path
-
 import pytest
 
 from harness.engines import Engine, disagreement
-from tests.vllm.conftest import SETTINGS, TOLERANCE
+from tests.vllm.conftest import FROM_HERE, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -20,7 +18,6 @@ OFFLOADING = {
     },
 }
 SIMPLE = {"kv_connector": "SimpleCPUOffloadConnector", "kv_connector_extra_config": {"cpu_bytes_to_use": 2**28}}
-FROM_HERE = {"environment": {"PYTHONPATH": str(Path(__file__).parents[2])}}
 
 
 def beside(*connectors, **changes):

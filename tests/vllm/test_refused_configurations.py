@@ -40,7 +40,6 @@ def configured(*, parallel=None, model=None, speculative=None):
             "experts are spread over data-parallel engines",
         ),
         ({"model": {"uses_mrope": True}}, "M-RoPE"),
-        ({"speculative": "eagle"}, "draft model keeps its own KV"),
     ],
 )
 def test_configurations_in_which_text_cannot_be_moved(changed, words):
@@ -49,7 +48,7 @@ def test_configurations_in_which_text_cannot_be_moved(changed, words):
 
 
 @pytest.mark.parametrize(
-    "changed", [{}, {"parallel": {"data_parallel_size": 2}}, {"speculative": "ngram"}], ids=["usual", "data", "ngram"]
+    "changed", [{}, {"parallel": {"data_parallel_size": 2}}, {"speculative": "eagle"}], ids=["usual", "data", "eagle"]
 )
 def test_others_are_not_refused(changed):
     model_check._refuse_to_blend(configured(**changed))

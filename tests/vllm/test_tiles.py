@@ -131,7 +131,7 @@ def test_moved_keys_are_turned_in_their_tiles(neox):
 class Amx(StandInModel):
     """A layer of vLLM's CPU backend on such a machine, with its own kernel."""
 
-    block_size = page_size = 32
+    block_size, block_sizes = 32, (32,)
 
     def __init__(self, isa: str) -> None:
         super().__init__(n_layers=1)
@@ -139,6 +139,9 @@ class Amx(StandInModel):
         (layer,) = self._layers.values()
         layer.kv_cache, layer.isa, layer.head_size = pages_of(2, 32, 32), isa, 32
         layer.get_attn_backend = lambda: SimpleNamespace(get_name=lambda: "CPU_ATTN")
+
+    def page_size_of(self, name):
+        return self.block_size
 
     def write(self, index, keys, values, slots):
         write(self.layer(self.layer_names[index]).kv_cache, keys, values, slots)

@@ -241,7 +241,7 @@ class NamespaceIndex:
         answers = [matcher.match(tokens) for matcher in self._matchers]
         if settled is not None:
             answers.append(self._settled.match(tokens, settled))
-        return combined(answers, self.runs, max_generation)
+        return combined(answers, self.runs, len(tokens), max_generation)
 
     def cut_at_chunks(self, matches: Iterable[Match], skip_prefix: int = 0) -> list[ChunkMatch]:
         """The matches after ``skip_prefix``, cut at chunk borders; chunks that were dropped meanwhile are left out.

@@ -12,6 +12,7 @@ from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.tokens import Tokens
 from blendhub.framework.host import PluginHost
+from blendhub.tools.analysis.edits import Edits
 from blendhub.tools.analysis.formats import Prompt
 from blendhub.tools.analysis.lines import BrokenLine
 from blendhub.tools.analysis.logs import Logs
@@ -40,6 +41,7 @@ class Analyzer:
         self.days = Groups()
         self.systems = Groups()
         self.texts = Texts()
+        self.edits = Edits()
         self.costs = costs
         self.ratios = Ratios()
         self.first: float | None = None
@@ -50,10 +52,13 @@ class Analyzer:
     def add(self, prompt: Prompt, tokens: Tokens) -> None:
         place = prompt.place
         played = self.hub.play(tokens, place)
-        prefix = self.prefix_cache.play(tokens, place).reused[self._cache].exact
+        cached = self.prefix_cache.play(tokens, place).reused
+        prefix = cached[self._cache].exact
         reused = played.reused[-1]
         share = ReusedTokens(1, len(tokens), prefix, reused.exact, reused.moved)
         self.total.add(share)
+        if (begins := prompt.conversation) is not None:
+            self.edits.add(name_of(begins.encode()), len(tokens), cached[-1].exact, played.matches)
         self.systems.add(_system(prompt, tokens), share, place, tokens)
         if prompt.time is not None:
             self.first = prompt.time if self.first is None else min(self.first, prompt.time)

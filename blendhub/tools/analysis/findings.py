@@ -55,6 +55,16 @@ class TextFound(msgspec.Struct, frozen=True):
     text: str | None = None
 
 
+class EditsFound(msgspec.Struct, frozen=True):
+    """Conversations that go on behind an edit."""
+
+    requests: int
+    behind: float
+    """The share of all tokens that stand behind an edit, where a prefix cache reuses nothing."""
+    moved: float
+    """The share of these that the hub moves."""
+
+
 class FirstToken(msgspec.Struct, frozen=True):
     """Times to the first token, relative to full prefills."""
 
@@ -104,6 +114,7 @@ class Findings(msgspec.Struct, frozen=True, kw_only=True):
     n_systems: int
     texts: list[TextFound]
     arenas: list[ArenaFound]
+    edits: EditsFound
     first_token: FirstToken
     broken: Broken
     config: dict[str, Any]
@@ -173,6 +184,7 @@ def collect(seen: Analyzer, broken: BrokenLines, about: About, show: Show | None
             for one in seen.texts.most_reused(MOST_SHOWN)
         ],
         arenas=arenas,
+        edits=_edits(seen),
         first_token=_first_token(seen),
         broken=Broken(
             len(broken), dict(broken.reasons.most_common()), [f"{place} {reason}" for place, reason in broken.named]
@@ -219,6 +231,11 @@ def _arena(seen: Analyzer, arena: SimulatedArena, prefix: SimulatedArena, kv_byt
         first_token_ratio=seen.costs.ratio(tokens, *arena.reused),
         evictions=arena.evictions,
     )
+
+
+def _edits(seen: Analyzer) -> EditsFound:
+    edits = seen.edits
+    return EditsFound(edits.prompts, edits.behind / (seen.total.tokens or 1), edits.moved / (edits.behind or 1))
 
 
 def _first_token(seen: Analyzer) -> FirstToken:

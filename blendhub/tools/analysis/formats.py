@@ -41,6 +41,13 @@ class Prompt(msgspec.Struct):
         first = self.messages[0] if self.messages else {}
         return first.get("content") if first.get("role") in SYSTEM else None
 
+    @property
+    def conversation(self) -> str | None:
+        """How the conversation begins, up to its first message of a user; None where the log has no messages."""
+        messages = self.messages or []
+        first = next((n for n, one in enumerate(messages) if one.get("role") == "user"), None)
+        return None if first is None else "\0".join(one.get("content") or "" for one in messages[: first + 1])
+
 
 def read_text(place: Place, line: bytes) -> list[Prompt]:
     """The prompt of a line of plain text."""

@@ -13,6 +13,9 @@ MOST_DAYS = 14
 MOST_CHARACTERS = 60
 """Characters of a text that are shown in a terminal."""
 
+WORTH_NAMING = 0.01
+"""The share of the tokens behind edits from which on it is named."""
+
 BEGINS = "begins"
 """The head of the column with the beginnings of texts."""
 
@@ -32,7 +35,7 @@ def as_text(found: Findings) -> str:
     speed = found.shares.tokens / max(seconds.playing, 1e-9) / 1e6
     parts = [
         "\n".join(_about(found)),
-        "\n".join([found.verdict, "", *bars]),
+        "\n".join([found.verdict, "", *bars, *_edits(found)]),
         *("\n".join(_lines(section)) for section in _sections(found)),
         f"reading took {seconds.reading:.1f} s, tokenising {seconds.tokenising:.1f} s, playing "
         f"{seconds.playing:.1f} s: {speed:.1f} million tokens a second",
@@ -56,6 +59,18 @@ def _shares(found: Findings) -> list[tuple[str, float]]:
         ("as a prefix, by a prefix cache", shares.prefix),
         ("exactly, by the hub", shares.exact),
         ("anywhere, by the hub", shares.anywhere),
+    ]
+
+
+def _edits(found: Findings) -> list[str]:
+    edits = found.edits
+    if edits.behind < WORTH_NAMING:
+        return []
+    return [
+        "",
+        f"{edits.behind:.0%} of your tokens stand behind an edit: {edits.requests:,} prompts go on with a "
+        "conversation, but not as it was.",
+        f"{edits.moved:.0%} of these tokens move; a prefix cache reuses none of them.",
     ]
 
 

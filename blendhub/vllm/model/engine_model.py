@@ -1,6 +1,6 @@
 """The loaded model of a vLLM worker: its layers, its paged KV, and forwards of our own over chosen tokens."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
@@ -53,7 +53,13 @@ class EngineModel:
         self.block_size = self.block_sizes[0]
         self.n_blocks = self._runner.n_blocks
         self.samples_last = self._runner.samples_last
-        self.layer_names = sorted(filter(self._keeps_kv, layers), key=_layer_order)
+        drafts = self._layers_of_draft_model(layers)
+        names = filter(self._keeps_kv, layers)
+        self.layer_names = sorted(names, key=lambda name: (name in drafts, _layer_order(name)))
+        """The layers whose KV is stored; those of a draft model come last."""
+        self.n_drafts = len(drafts.intersection(self.layer_names))
+        self.drafts = False
+        """Whether ``forward`` computes the draft model's KV, too."""
 
     @property
     def _metadata(self) -> AttentionMetadata:
@@ -136,8 +142,29 @@ class EngineModel:
             if self.attention:
                 nothing = dict.fromkeys(self._metadata.layer_names)
                 attend = self._over_pages(self.attention, chosen)
-                return self._computed(chosen, pretended, nothing, by_layer, own_attention(self.layer_names, attend))
-            return self._computed(chosen, pretended, self._metadata.build(chosen, pretended, slots), by_layer)
+                own = own_attention(self.layer_names, attend)
+                hidden = self._computed(chosen, pretended, nothing, by_layer, own)
+            else:
+                hidden = self._computed(chosen, pretended, self._metadata.build(chosen, pretended, slots), by_layer)
+            # Some draft models need the states behind several layers, which the model then returns beside the last.
+            states: torch.Tensor
+            states, others = hidden if isinstance(hidden, tuple) else (hidden, None)
+            if self.drafts:
+                self.draft(chosen, states, others)
+            return states
+
+    def draft(self, chosen: Chosen, states: torch.Tensor, others: Sequence[torch.Tensor] | None) -> None:
+        """Compute the draft model's KV of tokens, as vLLM does after a forward of the model."""
+        drafter, ids, given = self._runner.drafter, chosen.ids, {}
+        if drafter.pass_hidden_states_to_model:  # the token behind follows from the states
+            ids = chosen.next_ids
+            combined = drafter.model.combine_hidden_states(torch.cat(list(others), -1)) if others else states
+            given = {"hidden_states": combined}
+        positions, slots = self.sent(chosen.positions), self.slots(chosen)
+        metadata, sent = self._metadata.build(chosen, positions, slots), self.sent(ids)
+        by_layer = dict.fromkeys(self._metadata.layer_names, slots)
+        with self._platform.forward_context(metadata, self.config, sent, positions, by_layer):
+            drafter.model(input_ids=sent, positions=positions, inputs_embeds=None, **given)
 
     def _over_pages(self, attention: ChosenAttention, chosen: Chosen) -> Attend:
         table = chosen.table(int(chosen.positions.max()) // self.block_size + 1)
@@ -166,15 +193,12 @@ class EngineModel:
         metadata: dict[str, Any],
         slots: dict[str, torch.Tensor],
         attention: AbstractContextManager[None] | None = None,
-    ) -> torch.Tensor:
+    ) -> Any:
         # int32 like the runner's own buffer: compiled models do not check, and read garbage from int64.
         ids = self.sent(chosen.ids)
         context = self._platform.forward_context(metadata, self.config, ids, positions, slots)
         with self._without_adapters(len(chosen)), context, attention or nullcontext():
-            hidden: torch.Tensor = self._runner.forward(
-                **self._inputs(ids), positions=positions, intermediate_tensors=None
-            )
-        return hidden
+            return self._runner.forward(**self._inputs(ids), positions=positions, intermediate_tensors=None)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor | None:
         """What the model predicts behind each of these tokens; None on a rank to which vLLM sends no predictions.
@@ -226,6 +250,16 @@ class EngineModel:
     def _keeps_kv(self, name: str) -> bool:
         """Whether the layer writes KV: some layers read what another one wrote."""
         return getattr(self.layer(name), "kv_sharing_target_layer_name", None) is None
+
+    def _layers_of_draft_model(self, names: Iterable[str]) -> set[str]:
+        """The layers of a model that only proposes tokens, whose KV vLLM keeps beside the model's own.
+
+        It is stored and moved, but not recomputed: where it lacks or is old, proposals are worse, and answers the same.
+        """
+        if self.config.speculative_config is None:
+            return set()
+        own = set(map(id, self.module.modules()))
+        return {name for name in names if id(self.layer(name)) not in own}
 
     def _inputs(self, ids: torch.Tensor) -> dict[str, torch.Tensor | None]:
         """Tokens as the runner gives them: a compiled model takes them in this one way, and does not check."""

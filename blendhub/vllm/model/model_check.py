@@ -61,7 +61,8 @@ def check_model(
     Every rank runs each check to its end, and all agree before the next: one that went on alone would wait in its next
     forward for the others.
     """
-    layers, layouts = pages_of(model, groups), tuple(group.layout for group in groups)
+    layouts = tuple(group.layout for group in groups)
+    layers = pages_of(model, groups)[: len(model.layer_names) - model.n_drafts]
     try:
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
     except BlendHubError as error:
@@ -133,13 +134,11 @@ def _refuse_to_reuse(model: EngineModel) -> None:
 
 def _refuse_to_blend(config: VllmConfig) -> None:
     """Raise Unsupported if the configuration rules out forwards over chosen tokens."""
-    parallel, speculative = config.parallel_config, config.speculative_config
+    parallel = config.parallel_config
     if parallel.data_parallel_size > 1 and parallel.is_moe_model is not False:
         raise Unsupported("the experts are spread over data-parallel engines, which must step together")
     if config.model_config.uses_mrope:
         raise Unsupported("the model has positions of several dimensions (M-RoPE)")
-    if speculative is not None and speculative.method not in (None, "ngram", "ngram_gpu", "suffix"):
-        raise Unsupported("the speculative draft model keeps its own KV, which recomputation does not fill")
 
 
 def _check_layout(model: EngineModel, layers: Sequence[LayerPages]) -> None:
