@@ -18,8 +18,7 @@ from blendhub.vllm.messages import LoadJob
 from blendhub.vllm.spans import total
 from blendhub.vllm.worker import forwards
 from blendhub.vllm.worker.forwards import Forwards
-from blendhub.vllm.worker.host_copy import HostCopy
-from blendhub.vllm.worker.recompute import Blend, BlendContext
+from blendhub.vllm.worker.recompute import Blend, BlendContext, HostCopy
 from tests.vllm.blending import to_the_end
 from tests.vllm.one_group import one_group, pages_in
 from tests.vllm.stand_in_model import BLOCK, HEADS, WIDTH, StandInModel

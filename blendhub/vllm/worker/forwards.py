@@ -13,9 +13,8 @@ from blendhub.vllm.model.attention_probe import Asking
 from blendhub.vllm.model.chosen import Chosen, Part
 from blendhub.vllm.model.pages import read_as_computed
 from blendhub.vllm.spans import cut, total
-from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import RankFailure
-from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed
+from blendhub.vllm.worker.recompute import Blend, BlendContext, Computed, HostCopy
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,6 @@ from blendhub.vllm.model.pages import LayerPages
 from blendhub.vllm.spans import behind, sampled, spread, total
 from blendhub.vllm.worker.asking import asking_of
 from blendhub.vllm.worker.audit import compare, inexact
-from blendhub.vllm.worker.host_copy import HostCopy
 from blendhub.vllm.worker.ranks import Ranks
 
 NO_TOKEN = 2**32
@@ -50,6 +49,24 @@ class BlendContext:
         self.selector = selector
         self.ranks = ranks
         self.attention = attention
+
+
+class HostCopy:
+    """A tensor that is copied to the CPU. Nothing here waits for the device."""
+
+    def __init__(self, numbers: torch.Tensor) -> None:
+        self._host, self._arrival = numbers, None
+        if numbers.device.type != "cpu":
+            self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
+            self._host.copy_(numbers, non_blocking=True)
+            self._arrival = torch.get_device_module(numbers.device).Event()
+            self._arrival.record()
+
+    def numbers(self) -> npt.NDArray[Any] | None:
+        """The numbers that have arrived; None while the copy is under way."""
+        if self._arrival and not self._arrival.query():
+            return None
+        return self._host.numpy()
 
 
 class Work(NamedTuple):
