@@ -13,7 +13,7 @@ from tests import size
 ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "blendhub", *(folder for folder in ROOT.glob("plugins/*/blendhub_*") if folder.is_dir())]
 LONGEST_FILE, LONGEST_MEDIAN = 400, 150
-MOST_MODULES = 13
+MOST_MODULES = 14
 
 LINES = {
     file.relative_to(ROOT): len(file.read_text(encoding="utf-8").splitlines())
