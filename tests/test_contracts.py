@@ -162,7 +162,7 @@ def test_a_matcher_s_methods_see_arrays_of_tokens():
     matcher.match(bytearray(TOKENS))
     matcher.discard(1, Span(3, 4))
     (run, added, *rest), (matched,), discarded = matcher.calls
-    assert (run, rest, discarded) == (1, [Span(0, 20), True], (1, Span(3, 4)))
+    assert (run, rest, discarded) == (1, [Span(0, 20), 0], (1, Span(3, 4)))
     for tokens in (added, matched):
         assert tokens.dtype == np.uint32 and tokens.tolist() == TOKENS.tolist() and not tokens.flags.writeable
 
