@@ -133,7 +133,9 @@ def test_one_engine_blends_and_another_answers_and_takes_nothing_of_it_for_exact
         for name, prompt in [("blended", blended), ("computed", computed)]:
             given[name] = prefill.one(prompt, transfer={"do_remote_decode": True})
         assert given["blended"].report["moved_tokens"] >= 256
-        assert given["blended"].report["approximate_from"] <= 130
+        # Tokens at the begin of moved text that are recomputed are exact.
+        exact = given["blended"].report["approximate_from"]
+        assert 130 <= exact < 200
         assert "approximate_from" not in given["computed"].report
     with Engine(model, **FROM_HERE, **both) as decode:
         for name, prompt in [("blended", blended), ("computed", computed)]:
@@ -143,10 +145,10 @@ def test_one_engine_blends_and_another_answers_and_takes_nothing_of_it_for_exact
         # Neither vLLM's cache nor the hub takes what was blended for exact.
         asked = {"mode": "exact", "store": False}
         again = decode.one([*blended, 7], tokens=4, **asked)
-        assert again.cached <= 128
+        assert again.cached <= exact
         assert disagreement([again], [plain.one([*blended, 7], tokens=4)]) < TOLERANCE
         decode.forget()
-        assert decode.one([*blended, 8], **asked).report["exact_tokens"] <= 130
+        assert decode.one([*blended, 8], **asked).report["exact_tokens"] <= exact
         # What was computed is exact here, too.
         assert decode.one([*computed, 7], **asked).report["exact_tokens"] >= 250
         decode.forget()
