@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Annotated
 
 import msgspec
-from msgspec import UNSET, Meta, UnsetType
+from msgspec import Meta
 
 from blendhub.core.errors import InvalidInput, LayoutMismatch
 from blendhub.core.plugin_choice import PluginChoice
@@ -128,11 +128,8 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     cache_salt: Text = ""
     world_size: Annotated[int, Meta(ge=1, le=1024)] = 1
     matchers: Annotated[tuple[PluginChoice, ...], Meta(min_length=1, max_length=8)] = DEFAULT_MATCHERS
-    other_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] | UnsetType = UNSET
-    """The layouts of the other groups, which differ in the shape of their layers or in their block tables.
-
-    Unset, the field is not encoded, so that models with one group keep the digest under which stores have their KV.
-    """
+    other_layouts: Annotated[tuple[KVLayout, ...], Meta(max_length=256)] = ()
+    """The layouts of the other groups, which differ in the shape of their layers or in their block tables."""
 
     def __post_init__(self) -> None:
         if len({layout.chunk_tokens for layout in self.layouts}) > 1:
@@ -141,7 +138,7 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def layouts(self) -> tuple[KVLayout, ...]:
         """The layout of each group of layers, in the order of their sections in a shard."""
-        return self.layout, *(self.other_layouts or ())
+        return self.layout, *self.other_layouts
 
     @property
     def section_starts(self) -> tuple[int, ...]:
@@ -156,7 +153,11 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     @property
     def digest(self) -> str:
         """A name for this namespace that is the same in every process."""
-        return blake2b(msgspec.json.encode(self, order="deterministic"), digest_size=16).hexdigest()
+        named = msgspec.to_builtins(self, order="deterministic")
+        if not self.other_layouts:
+            # Models with one group keep the digest under which stores have their KV.
+            del named["other_layouts"]
+        return blake2b(msgspec.json.encode(named), digest_size=16).hexdigest()
 
     @property
     def base(self) -> "Namespace":

@@ -7,7 +7,6 @@ from contextlib import suppress
 from hashlib import blake2b
 from typing import NamedTuple
 
-from msgspec import UNSET
 from vllm.config import VllmConfig
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request
@@ -154,7 +153,7 @@ class SchedulerStart:
             rotary=proofs[0].rotary,
             world_size=len(proofs),
             layout=support.layouts[0],
-            other_layouts=support.layouts[1:] or UNSET,
+            other_layouts=support.layouts[1:],
             matchers=settings.matchers,
         )
         facts = StartupFacts(

@@ -45,7 +45,7 @@ def test_chunks_tile_a_span_and_stay_within_one_cell_of_the_grid(layout, start, 
 @given(st.lists(layouts, min_size=1, max_size=4), sizes)
 def test_the_sections_of_a_shard_do_not_overlap(some, world_size):
     first, *others = (msgspec.structs.replace(layout, chunk_tokens=some[0].chunk_tokens) for layout in some)
-    space = Namespace(model="m", layout=first, world_size=world_size, other_layouts=tuple(others) or msgspec.UNSET)
+    space = Namespace(model="m", layout=first, world_size=world_size, other_layouts=tuple(others))
     ends = [start + layout.shard_bytes for start, layout in zip(space.section_starts, space.layouts, strict=True)]
     assert space.section_starts[0] == 0 and ends[-1] == space.shard_bytes
     assert all(end <= start for end, start in zip(ends, space.section_starts[1:], strict=False))

@@ -111,3 +111,11 @@ def test_the_reason_of_the_rank_that_failed_is_told_whichever_reports_last():
     )
     for first, second in ((own, other), (other, own)):
         assert WorkerReport({"r": first}).aggregate(WorkerReport({"r": second})).loads == {"r": own}
+
+
+def test_a_plan_is_pickled_without_a_look_at_other_modules():
+    """Python looks through all modules for an object that does not say where it is, and so imports some of them."""
+    place = HubPlace(HubAddress("ipc://hub", PluginChoice("zmq")), Namespace(model="m", layout=LAYOUT))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pickle, "whichmodule", lambda one, name: one.__module__)
+        pickle._dumps(StepPlan(hub=place), protocol=pickle.HIGHEST_PROTOCOL)
