@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from benchmarks.agents.scripts import Message
+from blendhub.core.spans import Span, join_spans
 
 LOGPROBS = 100
 """Of the likeliest tokens; all others count as one."""
@@ -34,7 +35,7 @@ class Client:
         """``salt``: requests with different ones share nothing."""
         body = {"model": self._model, "messages": list(messages), "cache_salt": salt, "max_tokens": tokens}
         body |= {"temperature": 0, "ignore_eos": True, "logprobs": True, "top_logprobs": LOGPROBS}
-        body |= {"return_tokens_as_token_ids": True, "kv_transfer_params": {"blendhub": {}}}
+        body |= {"return_tokens_as_token_ids": True, "kv_transfer_params": {"blendhub": {"explain": True}}}
         data = json.dumps(body).encode()
         request = urllib.request.Request(self._address, data, {"Content-Type": "application/json"})
         begun = time.perf_counter()
@@ -49,10 +50,13 @@ class Client:
 
 
 def computed_tokens(prompt: int, details: dict[str, int], report: dict[str, Any]) -> int:
-    if "engine_tokens" in report:
-        kept = ("engine_tokens", "exact_tokens", "settled_tokens", "moved_tokens")
-        return prompt - sum(report[name] for name in kept) + int(report["recomputed_tokens"])
-    return prompt - (details.get("cached_tokens") or 0)
+    if "engine_tokens" not in report:
+        return prompt - (details.get("cached_tokens") or 0)
+    spans = {name: [Span(*one) for one in those] for name, those in (report.get("spans") or {}).items()}
+    # Settled KV may be in vLLM's cache, too.
+    kept = [Span(0, report["engine_tokens"])] if report["engine_tokens"] else []
+    kept += [span for name in ("exact", "settled", "moved") for span in spans.get(name, [])]
+    return prompt - sum(map(len, join_spans(kept))) + sum(map(len, spans.get("recomputed", [])))
 
 
 def _id(token: dict[str, Any]) -> int:

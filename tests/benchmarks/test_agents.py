@@ -69,7 +69,8 @@ def test_conversations_are_those_of_others(conversation):
 
 
 def test_kept_tokens_are_notcomputed_tokens():
-    report = {"engine_tokens": 10, "exact_tokens": 5, "settled_tokens": 20, "moved_tokens": 40, "recomputed_tokens": 6}
-    assert computed_tokens(100, {"cached_tokens": 90}, report) == 31
+    spans = {"exact": [[10, 15]], "settled": [[5, 20]], "moved": [[30, 70]], "recomputed": [[30, 34], [40, 42]]}
+    report = {"engine_tokens": 10, "spans": spans}
+    assert computed_tokens(100, {"cached_tokens": 90}, report) == 46
     assert computed_tokens(100, {"cached_tokens": 90}, {}) == 10
     assert computed_tokens(100, {}, {"reason": "too short"}) == 100
