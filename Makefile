@@ -42,7 +42,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo fleet-demo clean
+.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -112,6 +112,7 @@ bench: setup ## Run all benchmarks; results go to build/bench
 	$(BIN)/python -m benchmarks.models --json build/bench/models.json
 	$(BIN)/python -m benchmarks.load --json build/bench/load.json
 	$(BIN)/python -m benchmarks.analyze --json build/bench/analyze.json
+	$(BIN)/python -m benchmarks.agents --json build/bench/agents.json
 	@# The published rows of other projects need a large model: docs/ascend.md names their presets.
 	for where in first middle last; do \
 		$(BIN)/python -m benchmarks.holes --preset $$where --json build/bench/holes_$$where.json || exit 1; \
@@ -135,6 +136,9 @@ soak: setup ## Hubs among hostile, killed and frozen clients, alone and as a fle
 
 demo: setup ## Ask a real model about documents seen before, in three ways; results go to build/demo
 	$(BIN)/python -m examples.demo
+
+agent-demo: setup ## An agent that clears its old tool results: the time of each turn, and what became of its prompt
+	$(BIN)/python -m examples.agent
 
 fleet-demo: setup ## Two machines on this one: documents that one has served, asked on the other; results go to build/fleet-demo
 	$(BIN)/python -m examples.fleet_demo
