@@ -10,7 +10,7 @@ from vllm.v1.request import Request
 
 from blendhub.client.wire import Found
 from blendhub.core.layout import Variant
-from blendhub.core.spans import Match, Span, join_spans
+from blendhub.core.spans import MOST_GENERATION, Match, Span, join_spans
 from blendhub.core.tokens import Tokens
 from blendhub.outcome.reasons import NotReused, Why
 from blendhub.outcome.report import AuditOutcome, Outcome, ReusedSpans
@@ -124,6 +124,8 @@ class RequestState:
         received_from = self.terms.received_from
         if received_from is not None and received_from < self.request.num_prompt_tokens:
             self._approximate_before, self.ratio = max(received_from, self.engine_tokens), 0.0
+            # How often the other engine has moved it is not known: what is computed behind it is not moved again.
+            self._generation_before = MOST_GENERATION
             self.salt(self._approximate_before, block_size)
 
     def bring(self, span: Span) -> None:
