@@ -104,7 +104,7 @@ def test_an_engine_that_cannot_map_the_hub_s_memory_is_served_through_the_transp
 def test_the_start_says_how_much_room_there_is(model):
     with Engine(model, SETTINGS) as engine:
         assert re.search(
-            r"text is reused anywhere; embedded hub in a thread; arena 256 MiB( \(.* reserved so far\))?: about [\d,]+ tokens",
+            r"reused anywhere; embedded hub in a thread; arena 256 MiB( \(.* reserved so far\))?: about [\d,]+ tokens",
             engine.log,
         )
     small = SETTINGS | {"hub": {"arena_gib": 0.001, "embedded": "process"}}
