@@ -71,12 +71,11 @@ class Newcomer:
         """While the server that the command starts is up."""
         server, until = self.begin(command), time.monotonic() + START_S
         try:
-            while UP_LINE not in self.printed():
-                if server.poll() is not None or time.monotonic() > until:
-                    self.complain("does not start")
-                time.sleep(0.5)
-            if HUB_LINE not in self.printed():
-                self.complain(f"does not say: {HUB_LINE}")
+            for line in (UP_LINE, HUB_LINE):  # BlendHub starts in the engine's first steps, which may come later
+                while line not in self.printed():
+                    if server.poll() is not None or time.monotonic() > until:
+                        self.complain(f"does not say: {line}")
+                    time.sleep(0.5)
             yield
         finally:
             with suppress(ProcessLookupError):  # it has ended
