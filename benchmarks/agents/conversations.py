@@ -7,7 +7,7 @@ from typing import NamedTuple
 from benchmarks.quality.real.people import Half
 from benchmarks.quality.real.sources import Turn, dialogues, manual, shuffled
 
-RESULT_CHARACTERS = 400
+RESULT_CHARACTERS = 260
 """Of a tool's result."""
 
 
