@@ -32,13 +32,13 @@ HEAD = {
 }
 
 
-def head_of(folder, method):
+def head_of(folder, method, **others):
     """A draft head with random weights, whose proposals are hardly ever accepted."""
     names = {"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}
     facts = {"architectures": [names[method]]}
     if method == "eagle3":  # vLLM's default layers are for models of more layers
         facts |= {"draft_vocab_size": 1000, "eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
-    (folder / "config.json").write_text(json.dumps(HEAD | facts))
+    (folder / "config.json").write_text(json.dumps(HEAD | facts | others))
     return {
         "method": method,
         "model": str(folder),
@@ -71,13 +71,16 @@ def speculating(model, speculation):
     return Engine(model, SETTINGS, arrange=arrange, async_scheduling=False, speculative_config=speculation, **FROM_HERE)
 
 
-@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle", "eagle3"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "eagle", "eagle3", "eagle of another shape"])
 def test_the_answer_behind_blended_text_is_that_without_speculation(model, prompts, expected, tmp_path, method):
     if method == "suffix" and not importlib.util.find_spec("arctic_inference"):
         pytest.skip("vLLM's suffix decoding needs arctic_inference")
-    own = {"ngram": NGRAM, "suffix": SUFFIX}
     first, blended = prompts
-    with speculating(model, own.get(method) or head_of(tmp_path, method)) as engine:
+    if method == "eagle of another shape":
+        speculation = head_of(tmp_path, "eagle", num_key_value_heads=4)
+    else:
+        speculation = {"ngram": NGRAM, "suffix": SUFFIX}.get(method) or head_of(tmp_path, method)
+    with speculating(model, speculation) as engine:
         engine.one(first)
         answer = engine.one(blended, tokens=24)
         assert answer.report["moved_tokens"] >= 256 and "blends" not in answer.report.get("reason", "")
