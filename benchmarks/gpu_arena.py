@@ -30,7 +30,7 @@ STALL = "pinning_stalls_a_step_ms", "what pinning the arena adds to the longest 
 MOST_STALL_MS = 5.0
 MOST_GIB = 40
 PINNED_GIB = 4
-"""As much is pinned beside the steps: with pauses, as a device does it."""
+"""How much is pinned beside the steps, with pauses as a device makes them."""
 
 GIB = 2**30
 

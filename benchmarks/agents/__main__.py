@@ -6,12 +6,13 @@ Times are a random model's, answers SmolLM2's. The conversations are those of BF
 import statistics
 import tempfile
 from collections.abc import Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 
+from benchmarks.agents.client import Reply
 from benchmarks.agents.conversations import conversations
 from benchmarks.agents.replay import Asked, model_for_times, serving
-from benchmarks.agents.scripts import EDITS, SCRIPTS
+from benchmarks.agents.scripts import EDITS, SCRIPTS, documents
 from benchmarks.report import Row, arguments, finish, missing_row, row
 from blendhub.tools.advice.judge import divergence
 from harness.engines.real_model import NoRealModel, make_real_model
@@ -39,7 +40,6 @@ def main() -> None:
 
 def _times(real: Path, quick: bool) -> list[Row]:
     turns = 11 if quick else TURNS
-    names = [name for name in SCRIPTS if name != "documents"]
     asked: dict[str, list[Asked]] = {}
     with (
         tempfile.TemporaryDirectory(prefix="blendhub-agents-") as place,
@@ -47,15 +47,12 @@ def _times(real: Path, quick: bool) -> list[Row]:
     ):
         those = conversations("test", turns)
         servers.replay(list(SCRIPTS["clear"](next(conversations("training", 6)))), "warm up")
-        for name in names:
-            asked[name] = servers.replay(list(SCRIPTS[name](next(those))), f"{name:>9}")
-    rows = [_edited(name, asked[name]) for name in names]
-    rows += [_computed(name, asked[name], 0.35 if name == "clear" else None) for name in names]
+        for name, script in SCRIPTS.items():
+            asked[name] = servers.replay(list(script(next(those))), f"{name:>9}")
+    rows = [_edited(name, steps) for name, steps in asked.items()]
+    rows += [_computed(name, steps, 0.35 if name == "clear" else None) for name, steps in asked.items()]
     usual = [
-        one.ours.seconds / one.cached.seconds
-        for those_asked in asked.values()
-        for one in those_asked[1:]
-        if not one.step.is_edited
+        one.ours.seconds / one.cached.seconds for steps in asked.values() for one in steps[1:] if not one.step.is_edited
     ]
     what = "turns without an edit: time to the first token, relative to vLLM with its prefix cache"
     return [*rows, row("unedited", what, "x", usual, 1.05, "lower")]
@@ -68,39 +65,40 @@ def _edited(name: str, asked: Sequence[Asked]) -> Row:
 
 
 def _computed(name: str, asked: Sequence[Asked], bar: float | None) -> Row:
-    ours, theirs = (
-        sum(tokens)
-        for tokens in zip(*((one.ours.computed_tokens, one.cached.computed_tokens) for one in asked), strict=True)
-    )
+    ours, theirs = sum(one.ours.computed_tokens for one in asked), sum(one.cached.computed_tokens for one in asked)
     what = f"{name}: prompt tokens computed in all turns, relative to vLLM with its prefix cache ({theirs:,})"
     return row(f"{name}_computed", what, "x", [ours / theirs], bar, "lower")
 
 
 def _answers(real: Path, quick: bool) -> list[Row]:
     losses: dict[str, list[list[float]]] = {name: [] for name in SCRIPTS}
-    same: list[float] = []
     with serving(real) as servers:
+        moved = servers.replay(list(documents()), "documents", ANSWER_TOKENS)
+        edited = _edited_steps(moved)
         for conversation in islice(conversations("test", TURNS_OF_ANSWERS), 1 if quick else CONVERSATIONS_OF_ANSWERS):
             for name, script in SCRIPTS.items():
-                asked = servers.replay(list(script(conversation)), f"{name:>9}", ANSWER_TOKENS)
-                losses[name].append(
-                    [divergence(one.full.logprobs[0], one.ours.logprobs[0]) for one in asked if one.full]
-                )
-                same += [one.full.tokens == one.ours.tokens for one in asked if one.full]
-    means = {name: statistics.mean(loss for those in lost for loss in those) for name, lost in losses.items()}
-    rows = [
-        _row_of_answers(name, mean, None if name == "documents" else means["documents"]) for name, mean in means.items()
-    ]
+                steps = _edited_steps(servers.replay(list(script(conversation)), f"{name:>9}", ANSWER_TOKENS))
+                losses[name].append([_loss(*pair) for pair in steps])
+                edited += steps
+    reference = statistics.mean(_loss(*pair) for pair in _edited_steps(moved))
+    rows = [_row_of_answers(name, statistics.mean(chain(*lost)), reference) for name, lost in losses.items()]
+    rows.append(_row_of_answers("documents", reference, None))
     first, last = (statistics.mean(those[number] for those in losses["edits10"]) for number in (0, EDITS - 1))
     what = f"KL of the first token after {EDITS} edits, relative to the KL after one ({first:.4f})"
-    drift = [last / first] if first else []
-    rows.append(
-        row("edits10_drift", what, "x", drift, 1.5, "lower")
-        if drift
-        else missing_row("edits10_drift", what, "x", 1.5, "lower")
-    )
+    drift = ("edits10_drift", what, "x")
+    rows.append(row(*drift, [last / first], 1.5, "lower") if first else missing_row(*drift, 1.5, "lower"))
+    same = [full.tokens == ours.tokens for full, ours in edited]
     what = f"edited prompts whose {ANSWER_TOKENS} tokens are full prefill's"
     return [*rows, row("same_answers", what, "share", [statistics.mean(same)])]
+
+
+def _edited_steps(asked: Sequence[Asked]) -> list[tuple[Reply, Reply]]:
+    """The answers of full prefill and of BlendHub to edited prompts."""
+    return [(one.full, one.ours) for one in asked if one.full]
+
+
+def _loss(full: Reply, ours: Reply) -> float:
+    return divergence(full.logprobs[0], ours.logprobs[0])
 
 
 def _row_of_answers(name: str, mean: float, bar: float | None) -> Row:

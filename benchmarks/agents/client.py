@@ -10,17 +10,14 @@ from benchmarks.agents.scripts import Message
 from blendhub.core.spans import Span, join_spans
 
 LOGPROBS = 100
-"""Of the likeliest tokens; all others count as one."""
+"""How many tokens have a log-probability in an answer, the likeliest ones; all others count as one."""
 
 
 class Reply(NamedTuple):
     seconds: float
     """Until the answer was whole."""
-    prompt_tokens: int
     computed_tokens: int
-    """Of the prompt."""
-    report: dict[str, Any]
-    """BlendHub's, empty without it."""
+    """The tokens of the prompt that were computed."""
     tokens: list[int]
     logprobs: list[dict[int, float]]
     """For each token of the answer, those of the likeliest ones."""
@@ -46,7 +43,7 @@ class Client:
         content = said["choices"][0]["logprobs"]["content"]
         logprobs = [{_id(one): one["logprob"] for one in token["top_logprobs"]} for token in content]
         computed = computed_tokens(usage["prompt_tokens"], usage.get("prompt_tokens_details") or {}, report)
-        return Reply(seconds, usage["prompt_tokens"], computed, report, list(map(_id, content)), logprobs)
+        return Reply(seconds, computed, list(map(_id, content)), logprobs)
 
 
 def computed_tokens(prompt: int, details: dict[str, int], report: dict[str, Any]) -> int:

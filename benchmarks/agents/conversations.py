@@ -8,7 +8,7 @@ from benchmarks.quality.real.people import Half
 from benchmarks.quality.real.sources import Turn, dialogues, manual, shuffled
 
 RESULT_CHARACTERS = 260
-"""Of a tool's result."""
+"""The length of a tool's result."""
 
 
 class Conversation(NamedTuple):

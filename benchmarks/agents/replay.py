@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from benchmarks.agents.client import LOGPROBS, Client, Reply
 from benchmarks.agents.scripts import Step
 from benchmarks.timing import progress
+from harness.engines.engine import transfer_config
 from harness.engines.server import NAME, Server
 from harness.engines.tiny_model import make_tiny_model
 
@@ -57,16 +58,11 @@ class Servers:
 
 @contextmanager
 def serving(model: Path) -> Iterator[Servers]:
-    connector: dict[str, Any] = {
-        "kv_connector": "BlendHubConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"blendhub": SETTINGS},
-    }
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="blendhub-agents-")))
         servers = [
             stack.enter_context(Server(model, place / name, given, **OPTIONS))
-            for name, given in (("plain.log", None), ("blending.log", connector))
+            for name, given in (("plain.log", None), ("blending.log", transfer_config(SETTINGS)))
         ]
         for server in servers:
             server.wait_until_up()

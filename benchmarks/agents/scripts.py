@@ -38,7 +38,8 @@ def clear(conversation: Conversation) -> Iterator[Step]:
 
 
 def compact(conversation: Conversation) -> Iterator[Step]:
-    """The older half becomes a summary, every tenth turn: the first words of each request, as nobody wrote one."""
+    """The older half becomes a summary, every tenth turn. The data has no summaries: the first words of each request
+    are one."""
     begin, turns = [_system(conversation.functions.values())], list[Turn]()
     for number, turn in enumerate(conversation.turns):
         if edited := _is_due(number) and number % (2 * EVERY) == 0:
@@ -102,8 +103,8 @@ def edits10(conversation: Conversation) -> Iterator[Step]:
         yield Step([system, *_said(_cleared(turns, number)), _user(last)], number > 0)
 
 
-def documents(conversation: Conversation) -> Iterator[Step]:
-    """No conversation: documents in another order, the reference for what edits may cost."""
+def documents() -> Iterator[Step]:
+    """Documents in another order, without a conversation: the reference for what edits may cost."""
     for texts, asked in islice(biographies("test"), 6):
         for order, question in zip((texts, texts[::-1]), asked, strict=False):
             begun = f"{''.join(order)}Question: {question.question}"
@@ -111,7 +112,7 @@ def documents(conversation: Conversation) -> Iterator[Step]:
 
 
 SCRIPTS: dict[str, Script] = {
-    script.__name__: script for script in (clear, compact, tools, think, branch, retry, edits10, documents)
+    script.__name__: script for script in (clear, compact, tools, think, branch, retry, edits10)
 }
 
 

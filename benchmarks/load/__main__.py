@@ -22,13 +22,10 @@ from benchmarks.peer import PEER_ENVIRONMENT, peer_connector, peer_server
 from benchmarks.report import Row, arguments, finish, row
 from benchmarks.timing import progress
 from harness.engines import Server
+from harness.engines.engine import transfer_config
 from harness.engines.tiny_model import make_tiny_model
 
-OURS = {
-    "kv_connector": "BlendHubConnector",
-    "kv_role": "kv_both",
-    "kv_connector_extra_config": {"blendhub": {"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15}},
-}
+OURS = transfer_config({"hub": {"arena_gib": 1.0, "metrics": ""}, "recompute_ratio": 0.15})
 PLAIN, BLENDHUB, PEER = "vLLM with its prefix cache", "BlendHub", "the peer"
 RATES = (0.4, 0.8, 1.2)
 """Shares of the requests that plain vLLM answers in a second when all come at once."""

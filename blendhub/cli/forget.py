@@ -19,7 +19,7 @@ def add_parser(commands: Any) -> None:
         "forget",
         help="delete what a request stored, from memory, store and fleet",
         description="Delete the KV that a request computed and stored, or that all requests with a cache salt did, and "
-        "print how much that was. What other requests computed stays. Deleting what is not there is fine.",
+        "print how much that was. KV that other requests computed stays. It is no error if nothing is there to delete.",
     )
     parser.add_argument("request", metavar="REQUEST", nargs="?", help="a request's id, as its response has it")
     parser.add_argument("--salt", metavar="S", help="of all requests with this cache_salt")

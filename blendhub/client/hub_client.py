@@ -69,7 +69,7 @@ class HubClient(HubSession):
 
         The hub waits up to ``wait_s`` for what only its store has. ``settled``: the least share that was recomputed in
         settled KV; None: find none. ``max_generation``: reuse of what is found makes no KV of a higher one.
-        ``keep_s``: what is leased is worth more than other KV for so many seconds.
+        ``keep_s``: for how many seconds the leased KV is evicted after other KV.
         """
         message = wire.Lookup(
             **self._ids(),
@@ -138,11 +138,13 @@ class HubClient(HubSession):
         blended: bool = False,
         ratio: float = 0.0,
         run: int | None = None,
-        **about: Any,
+        request: str = "",
+        keep_s: float = 0.0,
+        drop: bool = False,
     ) -> Reservation:
         """Slots for the KV of ``span``; the reply's span leaves out what is stored already, and may be empty.
 
-        ``about``: the ``request`` that computed it, and whether to keep it (``keep_s``) or to ``drop`` it.
+        ``request`` has computed it. ``keep_s``: how long to keep it. ``drop``: it is not worth keeping.
         """
         session, asked_at = self._session, self._clock()
         message = wire.Reserve(
@@ -153,7 +155,9 @@ class HubClient(HubSession):
             blended=blended,
             ratio=ratio,
             run=run,
-            **about,
+            request=request,
+            keep_s=keep_s,
+            drop=drop,
         )
         answer = self._call(wire.Reserved, message, [as_tokens(tokens).data])
         right = None

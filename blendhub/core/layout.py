@@ -141,11 +141,6 @@ class Namespace(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         return self.layout, *self.other_layouts
 
     @property
-    def section_starts(self) -> tuple[int, ...]:
-        """Where each group's section begins in a shard."""
-        return section_starts(self.layouts)
-
-    @property
     def shard_bytes(self) -> int:
         """The part of a slot that belongs to one rank."""
         return shard_bytes_of(self.layouts)

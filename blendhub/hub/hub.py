@@ -15,6 +15,7 @@ from blendhub.core.layout import DEFAULT_MATCHERS
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
+from blendhub.hub.deletion import Deletion
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.index.match_queues import MatchThreads
@@ -77,8 +78,9 @@ class Hub:
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)
         await asyncio.to_thread(self._load_default_matchers)
-        follower = self._follow(indexes, tier) if tier and tier.is_shared else None
-        self.service = HubService(self.config, state, tier, time.monotonic, follower)
+        deletion = Deletion(state, tier, time.monotonic)
+        follower = self._follow(indexes, tier, deletion) if tier and tier.is_shared else None
+        self.service = HubService(self.config, state, tier, deletion, time.monotonic, follower)
         resources.callback(self.service.close)
         private = (self._private_endpoint(self._private),) if self._private else ()
         for listen in (*private, *self.config.listen):
@@ -108,9 +110,9 @@ class Hub:
             self.restored_chunks = await asyncio.to_thread(tier.restore)
         return tier
 
-    def _follow(self, indexes: IndexTable, tier: StoreTier) -> Follower:
+    def _follow(self, indexes: IndexTable, tier: StoreTier, deletion: Deletion) -> Follower:
         """Begin to follow the shared store: the hub serves meanwhile, and finds more and more."""
-        follower = Follower(indexes, tier)
+        follower = Follower(indexes, tier, deletion.delete_here)
         follower.start()
         self.follows = True
         self._resources.push_async_callback(follower.close)

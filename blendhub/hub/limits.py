@@ -31,8 +31,8 @@ MOST_TRIES = 64
 
 DELETIONS_A_SECOND = 100
 MOST_WAITING_DELETIONS = 64
-"""Deletions of a request or salt, of all clients: each looks through the store, and is told to all hubs of a fleet. One
-more is answered Busy."""
+"""The most deletions of all clients that wait. Each looks through the store, and all hubs of a fleet hear of it. The
+hub answers Busy to a further one."""
 
 AT_ONCE = 256
 """Chunks that are dropped before other requests have their turn."""

@@ -41,6 +41,7 @@ class HubService(Service):
         config: HubConfig,
         state: HubState,
         tier: StoreTier | None,
+        deletion: Deletion,
         clock: Callable[[], float],
         follower: Follower | None = None,
     ) -> None:
@@ -64,10 +65,7 @@ class HubService(Service):
             **ReadHandlers(*shared).by_type(),
             **WriteHandlers(*shared).by_type(),
         }
-        deletion = Deletion(state, tier, clock)
         self.deleting = DeletionHandlers(deletion, self.counters)
-        if follower:
-            follower.delete = deletion.delete_here
         explaining = ExplainHandlers(state, self.reports, self._sessions)
         self._handlers[wire.Reported] = explaining.reported
         self._open_handlers: dict[type, OpenHandler] = {

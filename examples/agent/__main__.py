@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from examples.agent.loop import Turn, turns
+from harness.engines.engine import transfer_config
 from harness.engines.real_model import NoRealModel, make_real_model
 from harness.engines.server import NAME, Server
 
@@ -35,16 +36,11 @@ def main() -> None:
         model = make_real_model()
     except NoRealModel as error:
         raise SystemExit(str(error)) from None
-    connector = {
-        "kv_connector": "BlendHubConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"blendhub": BLENDHUB},
-    }
     with tempfile.TemporaryDirectory(prefix="blendhub-agent-") as place:
         begun = time.perf_counter()
         with (
             Console().status("vLLM starts"),
-            Server(model, Path(place) / "log", connector, max_model_len=4096) as server,
+            Server(model, Path(place) / "log", transfer_config(BLENDHUB), max_model_len=4096) as server,
         ):
             server.wait_until_up()
             print(f"vLLM started in {time.perf_counter() - begun:.0f} s")

@@ -36,6 +36,15 @@ ONE_THREAD = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
 the machine does."""
 
 
+def transfer_config(blendhub: Mapping[str, Any], kv_role: str = "kv_both") -> dict[str, Any]:
+    """vLLM's option with which an engine has BlendHub, with these settings."""
+    return {
+        "kv_connector": "BlendHubConnector",
+        "kv_role": kv_role,
+        "kv_connector_extra_config": {"blendhub": blendhub},
+    }
+
+
 class Engine:
     """A vLLM engine. ``blendhub`` are its settings; None for plain vLLM."""
 
@@ -60,11 +69,7 @@ class Engine:
         before vLLM makes the engine.
         """
         if blendhub is not None:
-            options["kv_transfer_config"] = {
-                "kv_connector": "BlendHubConnector",
-                "kv_role": kv_role,
-                "kv_connector_extra_config": {"blendhub": blendhub},
-            }
+            options["kv_transfer_config"] = transfer_config(blendhub, kv_role)
         self._interpreter = interpreter(python, ENVIRONMENT | (environment or {}), prepare)
         self._place = tempfile.TemporaryDirectory(prefix="bh-engine-")
         self._log = Path(self._place.name) / "log"

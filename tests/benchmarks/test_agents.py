@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.agents.client import computed_tokens
 from benchmarks.agents.conversations import conversations
-from benchmarks.agents.scripts import EDITS, EVERY, KEPT_RESULTS, SCRIPTS
+from benchmarks.agents.scripts import EDITS, EVERY, KEPT_RESULTS, SCRIPTS, documents
 from benchmarks.quality.real.sources import BFCL
 from benchmarks.quality.real.workloads import CLEARED
 
@@ -19,9 +19,9 @@ def conversation():
     return next(conversations("test", TURNS))
 
 
-@pytest.fixture(params=SCRIPTS)
+@pytest.fixture(params=[*SCRIPTS, "documents"])
 def steps(request, conversation):
-    return list(SCRIPTS[request.param](conversation))
+    return list(documents() if request.param == "documents" else SCRIPTS[request.param](conversation))
 
 
 def test_a_step_is_edited_unless_it_goes_on_from_the_one_before(steps):
@@ -68,7 +68,7 @@ def test_conversations_are_those_of_others(conversation):
     assert not set(one.turns) & set(next(conversations("training", TURNS)).turns)
 
 
-def test_kept_tokens_are_notcomputed_tokens():
+def test_kept_tokens_are_not_computed():
     spans = {"exact": [[10, 15]], "settled": [[5, 20]], "moved": [[30, 70]], "recomputed": [[30, 34], [40, 42]]}
     report = {"engine_tokens": 10, "spans": spans}
     assert computed_tokens(100, {"cached_tokens": 90}, report) == 46

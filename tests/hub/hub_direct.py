@@ -19,6 +19,7 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 from blendhub.core.tokens import Tokens
 from blendhub.hub.config import HubConfig
+from blendhub.hub.deletion import Deletion
 from blendhub.hub.index.match_queues import MatchThreads
 from blendhub.hub.index.table import IndexTable
 from blendhub.hub.limits import INLINE_TOKENS
@@ -182,12 +183,14 @@ class DirectHub:
                 store.attach(
                     ArenaFile(str(SHM / self.arena.name.segment), HEADER_BYTES, size), self.arena.slot(0, size)
                 )
-                self.follower = Follower(indexes, self.tier)
-                self.run(self._start_following())
             else:
                 self.tier.restore()
         self.state = HubState(cache, indexes, self.tier)
-        self.service = HubService(self.config, self.state, self.tier, lambda: self.now, self.follower)
+        deletion = Deletion(self.state, self.tier, lambda: self.now)
+        if self.tier and self.tier.is_shared:
+            self.follower = Follower(indexes, self.tier, deletion.delete_here)
+            self.run(self._start_following())
+        self.service = HubService(self.config, self.state, self.tier, deletion, lambda: self.now, self.follower)
 
     @staticmethod
     def _disk(path: Path) -> Store:

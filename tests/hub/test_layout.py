@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from blendhub.core.errors import LayoutMismatch
-from blendhub.core.layout import KVLayout, Namespace, check_same
+from blendhub.core.layout import KVLayout, Namespace, check_same, section_starts
 from blendhub.core.plugin_choice import PluginChoice
 from blendhub.core.spans import Span
 
@@ -46,9 +46,11 @@ def test_chunks_tile_a_span_and_stay_within_one_cell_of_the_grid(layout, start, 
 def test_the_sections_of_a_shard_do_not_overlap(some, world_size):
     first, *others = (msgspec.structs.replace(layout, chunk_tokens=some[0].chunk_tokens) for layout in some)
     space = Namespace(model="m", layout=first, world_size=world_size, other_layouts=tuple(others))
-    ends = [start + layout.shard_bytes for start, layout in zip(space.section_starts, space.layouts, strict=True)]
-    assert space.section_starts[0] == 0 and ends[-1] == space.shard_bytes
-    assert all(end <= start for end, start in zip(ends, space.section_starts[1:], strict=False))
+    ends = [
+        start + layout.shard_bytes for start, layout in zip(section_starts(space.layouts), space.layouts, strict=True)
+    ]
+    assert section_starts(space.layouts)[0] == 0 and ends[-1] == space.shard_bytes
+    assert all(end <= start for end, start in zip(ends, section_starts(space.layouts)[1:], strict=False))
     assert space.slot_bytes == world_size * space.shard_bytes
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(space), type=Namespace) == space
 

@@ -175,13 +175,21 @@ class PlayedEngine:
 
     def serve(self, name: str, prompt: list[int], salt: str | None = None) -> int:
         """A request from its arrival to its end; returns how many of its tokens were reused."""
-        request = self.request(name, prompt, salt)
+        return self._serve(name, prompt, salt=salt)[0]
+
+    def serve_and_report(self, name: str, prompt: list[int], **asked: Any) -> dict[str, Any]:
+        """A request from its arrival to its end; returns what its response reports."""
+        return self._serve(name, prompt, **asked)[1]
+
+    def _serve(self, name: str, prompt: list[int], **asked: Any) -> tuple[int, dict[str, Any]]:
+        request = self.request(name, prompt, **asked)
         self.side.arrived(request)
         there = self.load(request)
         self.step(**{name: (there, len(prompt) - there)})
+        facts = self.report(name)
         request.append_output_token_ids(1)
         self.end(request, len(prompt))
-        return there
+        return there, facts
 
     def report(self, name: str) -> dict[str, Any]:
         """What the response of a request would report now."""

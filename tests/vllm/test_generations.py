@@ -23,15 +23,7 @@ def turn(number: int) -> list[int]:
 
 def serve(engine, name: str, *turns: int, **asked) -> dict:
     """Serve a prompt of these turns; returns its report."""
-    prompt = [token for number in turns for token in turn(number)]
-    request = engine.request(name, prompt, **asked)
-    engine.side.arrived(request)
-    there = engine.load(request)
-    engine.step(**{name: (there, len(prompt) - there)})
-    facts = engine.report(name)
-    request.append_output_token_ids(1)
-    engine.end(request, len(prompt))
-    return facts
+    return engine.serve_and_report(name, [token for number in turns for token in turn(number)], **asked)
 
 
 def test_each_move_of_what_was_computed_behind_moved_text_is_a_generation_up_to_the_bound(engine):

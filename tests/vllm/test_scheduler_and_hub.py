@@ -100,7 +100,7 @@ def test_an_expired_lease_causes_a_new_lookup():
 
 @pytest.mark.alone
 def test_a_frozen_hub_delays_the_scheduler_by_lookup_wait_ms_at_most(engine):
-    lookups = engine.side.loads._lookups
+    lookups = engine.side.loads.lookups
     lookups._wait_s, lookups._timeout_s = 2e-3, 0.3
     engine.step()
     with standing_still(engine.hub):

@@ -86,7 +86,7 @@ def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, mon
         load = store.load_chunks
         monkeypatch.setattr(store, "load_chunks", lambda wanted: goes_on.wait(60) and load(wanted))
         engine = PlayedEngine(hub)
-        engine.side.loads._lookups._timeout_s = 5.0
+        engine.side.loads.lookups._timeout_s = 5.0
         request = arrived(engine)
         until = time.monotonic() + 30
         while not engine.side._requests["r"].lookup.answer():
@@ -102,13 +102,13 @@ def test_what_came_from_the_store_while_the_request_waited_is_reused(stored, mon
 
 
 def test_a_lookup_that_failed_while_the_request_waited_is_sent_again(engine):
-    engine.side.loads._lookups._timeout_s = 0.3
+    engine.side.loads.lookups._timeout_s = 0.3
     with standing_still(engine.hub):
         request = arrived(engine)
         time.sleep(0.5)
-    engine.side.loads._lookups._renew_at = 0.0  # one of the steps that look at all requests
+    engine.side.loads.lookups._renew_at = 0.0  # one of the steps that look at all requests
     engine.step()
-    engine.side.loads._lookups._timeout_s = 30.0
+    engine.side.loads.lookups._timeout_s = 30.0
     until = time.monotonic() + 30
     while not (engine.side.executor.is_up and engine.client.is_up):
         assert time.monotonic() < until

@@ -17,34 +17,23 @@ def engine():
         yield engine
 
 
-def serve(engine, name: str, prompt: list[int], **asked) -> dict:
-    request = engine.request(name, prompt, **asked)
-    engine.side.arrived(request)
-    there = engine.load(request)
-    engine.step(**{name: (there, len(prompt) - there)})
-    facts = engine.report(name)
-    request.append_output_token_ids(1)
-    engine.end(request, len(prompt))
-    return facts
-
-
 def test_in_strict_mode_nothing_that_was_computed_behind_removed_text_is_reused(engine):
-    serve(engine, "with the secret", BEGINNING + SECRET + DOCUMENT)
+    engine.serve_and_report("with the secret", BEGINNING + SECRET + DOCUMENT)
     edited = BEGINNING + DOCUMENT + QUESTION
-    strict = serve(engine, "strict", edited, forget="strict", store=False)
+    strict = engine.serve_and_report("strict", edited, forget="strict", store=False)
     assert (strict["exact_tokens"], strict["moved_tokens"], strict["settled_tokens"]) == (len(BEGINNING), 0, 0)
     assert strict["generation"] == 0
-    fast = serve(engine, "fast", edited)
+    fast = engine.serve_and_report("fast", edited)
     assert fast["moved_tokens"] >= len(DOCUMENT), "by default it is moved"
     # What the fast request has blended and stored is no KV for a strict one, not even behind the same whole text.
-    again = serve(engine, "strict again", edited, forget="strict", store=False)
+    again = engine.serve_and_report("strict again", edited, forget="strict", store=False)
     assert (again["exact_tokens"], again["moved_tokens"], again["settled_tokens"]) == (len(BEGINNING), 0, 0)
 
 
 def test_what_a_strict_request_stores_is_exact(engine):
-    serve(engine, "with the secret", BEGINNING + SECRET + DOCUMENT)
+    engine.serve_and_report("with the secret", BEGINNING + SECRET + DOCUMENT)
     edited = BEGINNING + DOCUMENT
-    serve(engine, "strict", edited, forget="strict")
+    engine.serve_and_report("strict", edited, forget="strict")
     assert engine.found(edited, exact=True) == set(range(len(edited)))
 
 
@@ -59,15 +48,15 @@ def test_what_a_strict_request_stores_is_exact(engine):
     ],
 )
 def test_what_is_wrong_is_said_and_the_request_is_served_without_reuse(engine, asked, said):
-    serve(engine, "first", DOCUMENT)
-    facts = serve(engine, "wrong", BEGINNING + DOCUMENT, **asked)
+    engine.serve_and_report("first", DOCUMENT)
+    facts = engine.serve_and_report("wrong", BEGINNING + DOCUMENT, **asked)
     assert said in facts["reason"] and facts["moved_tokens"] == 0
     assert engine.found(BEGINNING, exact=True) == set(), "nothing of it is stored"
 
 
 def test_what_a_request_stored_can_be_deleted_by_its_id(engine):
-    serve(engine, "chatcmpl-one-1a2b3c4d", DOCUMENT)
-    serve(engine, "chatcmpl-two-1a2b3c4d", BEGINNING + DOCUMENT + QUESTION)
+    engine.serve_and_report("chatcmpl-one-1a2b3c4d", DOCUMENT)
+    engine.serve_and_report("chatcmpl-two-1a2b3c4d", BEGINNING + DOCUMENT + QUESTION)
     gone = engine.client.forget(request="chatcmpl-one")
     assert gone.tokens == len(DOCUMENT)
     assert engine.found(DOCUMENT, exact=True) == set()
@@ -80,10 +69,10 @@ def test_what_a_request_stored_can_be_deleted_by_its_id(engine):
 def test_what_is_kept_outlives_other_kv_and_what_is_dropped_does_not():
     with played_engine(arena_gib=64 * 1024 / 2**30) as engine:
         n_chunks = int(engine.gauge("arena_free_bytes") // NAMESPACE_SLOT)
-        serve(engine, "kept", DOCUMENT, keep=600)
-        serve(engine, "dropped", BEGINNING, drop=True)
+        engine.serve_and_report("kept", DOCUMENT, keep=600)
+        engine.serve_and_report("dropped", BEGINNING, drop=True)
         for number in range(10, 10 + n_chunks // 3 + 2):
-            serve(engine, f"other {number}", text(number, 96))
+            engine.serve_and_report(f"other {number}", text(number, 96))
         assert engine.found(DOCUMENT, exact=True) == set(range(96))
         assert engine.found(BEGINNING, exact=True) == set()
 
@@ -93,7 +82,7 @@ NAMESPACE_SLOT = 32 * 2 * 4 * 4
 
 
 def test_the_hub_deletes_while_a_request_goes_on_and_takes_nothing_else(engine):
-    serve(engine, "chatcmpl-one-1a2b3c4d", DOCUMENT)
+    engine.serve_and_report("chatcmpl-one-1a2b3c4d", DOCUMENT)
     request = engine.request("chatcmpl-two-1a2b3c4d", DOCUMENT + QUESTION)
     engine.side.arrived(request)
     there = engine.load(request)

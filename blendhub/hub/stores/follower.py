@@ -45,7 +45,8 @@ class ForeignRun(NamedTuple):
 class Follower:
     """Keeps the hub's index in step with a shared store. Counters are for the loop's thread."""
 
-    def __init__(self, indexes: IndexTable, tier: StoreTier) -> None:
+    def __init__(self, indexes: IndexTable, tier: StoreTier, delete: Callable[[Deleted], Awaitable[object]]) -> None:
+        """``delete`` deletes what another hub was asked to delete."""
         self.published = self.dropped = self.snapshots = self.failures = self.refused = 0
         """Chunks of others that came and went, snapshots taken, calls that failed, and runs that were not as a hub
         stores them."""
@@ -59,8 +60,7 @@ class Follower:
         self._tier = tier
         self._generation = 0
         self._slice_began = 0.0
-        self.delete: Callable[[Deleted], Awaitable[object]] | None = None
-        """Deletes what another hub was asked to delete."""
+        self._delete = delete
         self._loop: asyncio.AbstractEventLoop
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="blendhub-follow", daemon=True)
@@ -163,8 +163,7 @@ class Follower:
                 self.dropped += len(change.chunks)
                 self._tier.forget((change.run, span) for span in change.chunks)
             elif isinstance(change, Deleted):
-                if self.delete:
-                    await self.delete(change)
+                await self._delete(change)
             else:
                 await self._add_checked(change)
                 if whole:

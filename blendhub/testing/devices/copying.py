@@ -98,7 +98,7 @@ class CopyingTests(DeviceTests):
 
     @holds("A transfer copies the layers of one group")
     def test_groups_of_layers_have_pages_and_block_tables_of_their_own(self, make_harness: MakeHarness) -> None:
-        """As in a model whose layers have windows, or heads of different widths."""
+        """Models have several groups if some layers have windows, or heads of another width."""
         first = make_harness(self.setup(kv_heads=4, key_dim=16, value_dim=16, rotations=(None,) * 3))
         second = make_harness(self.setup(kv_heads=1, key_dim=10, value_dim=10, block_size=5, n_blocks=17))
         second.join(first, 1)

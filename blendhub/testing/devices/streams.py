@@ -165,7 +165,7 @@ class StreamSuite(ABC):
         assert not runtime.registered and not runtime.errors
 
     def test_an_arena_is_pinned_as_far_as_it_is_reserved(self) -> None:
-        """Pinning the rest would take memory that nobody has reserved, and that may not be there."""
+        """Pinning makes pages: behind the reserved part, memory for them may be missing."""
         runtime = DeferredRuntime()
         harness, step = self.harness_on(runtime), runtime.registration_bytes
         size = harness.arena.size
@@ -180,7 +180,7 @@ class StreamSuite(ABC):
         wait_until_pinned(harness)
         start = harness.arena.ctypes.data
         assert all(part.stop <= start + 3 * step + 1 for part in runtime.registered)
-        assert sum(map(len, runtime.registered)) > step, "what is reserved is pinned"
+        assert sum(map(len, runtime.registered)) > step, "only the first part was pinned, although more was reserved"
         harness.device.close()
         assert not runtime.registered and not runtime.errors
 

@@ -12,6 +12,11 @@ from blendhub.core.tokens import Tokens
 Blocks = npt.NDArray[np.int64]
 
 
+def pages_in(blocks: Blocks, n: int) -> Blocks:
+    """The pages of these blocks, of which each has ``n``."""
+    return (blocks[:, None] * n + np.arange(n)).ravel()
+
+
 class Part(NamedTuple):
     """The tokens of one prompt that a forward computes."""
 

@@ -15,7 +15,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec
 from blendhub.contracts import AttentionRules, ChosenAttention, ChosenTokens
 from blendhub.core.errors import Unsupported
 from blendhub.vllm.model.attention_metadata import AttentionMetadata
-from blendhub.vllm.model.chosen import Blocks, Chosen
+from blendhub.vllm.model.chosen import Blocks, Chosen, pages_in
 from blendhub.vllm.model.own_layers import Attend, own_attention, rules_of
 from blendhub.vllm.model.platforms import Tensors, keeps_latent, platform_of
 from blendhub.vllm.model.runner import Runner
@@ -123,8 +123,7 @@ class EngineModel:
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
-        n = self.block_size // self._page_sizes[self.layer_names[0]]
-        return (blocks[:, None] * n + np.arange(n)).ravel()
+        return pages_in(blocks, self.block_size // self._page_sizes[self.layer_names[0]])
 
     def forward(self, chosen: Chosen, *, positions: torch.Tensor | None = None) -> torch.Tensor:
         """Compute tokens anew, each with everything before it in its prompt as context, and write their KV.
@@ -254,7 +253,7 @@ class EngineModel:
     def _layers_of_draft_model(self, names: Iterable[str]) -> set[str]:
         """The layers of a model that only proposes tokens, whose KV vLLM keeps beside the model's own.
 
-        It is stored and moved, but not recomputed: where it lacks or is old, proposals are worse, and answers the same.
+        Where their KV is missing or old, fewer proposals are accepted, and answers are the same.
         """
         if self.config.speculative_config is None:
             return set()

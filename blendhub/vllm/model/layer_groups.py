@@ -3,11 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from blendhub.contracts import Device, Rotation
 from blendhub.core.layout import KVLayout
-from blendhub.vllm.model.chosen import Blocks
+from blendhub.vllm.model.chosen import Blocks, pages_in
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.pages import LayerPages, paged_layer, shape_of
 
@@ -27,8 +25,7 @@ class LayerGroup(NamedTuple):
 
     def pages(self, blocks: Blocks) -> Blocks:
         """The pages of these blocks."""
-        n = self.block_size // self.page_size
-        return (blocks[:, None] * n + np.arange(n)).ravel()
+        return pages_in(blocks, self.block_size // self.page_size)
 
 
 def layer_groups(model: EngineModel, chunk_tokens: int) -> tuple[LayerGroup, ...]:

@@ -32,7 +32,6 @@ class ConnectorScheduler:
         requests: dict[str, RequestState],
         executor: HubExecutor,
         admission: Admission,
-        lookups: Lookups,
         loads: LoadScheduler,
         saves: SaveScheduler,
         reports: Reports,
@@ -44,7 +43,6 @@ class ConnectorScheduler:
         self.reports = reports
         self._requests = requests
         self._admission = admission
-        self._lookups = lookups
         self._unsent_place: HubPlace | None = executor.place
         """The hub's place, which is sent to the workers in the first plan after the hub was reached."""
         self._closed_ranks = admission.namespace.world_size
@@ -64,7 +62,7 @@ class ConnectorScheduler:
         if not state:
             return 0, False
         matched, is_loaded = self.loads.matched(state, local)
-        can_store = matched is None or self._lookups.wait_for(lambda: self.saves.prepare(state, self._are_opening))
+        can_store = matched is None or self.loads.lookups.wait_for(lambda: self.saves.prepare(state, self._are_opening))
         return (matched if can_store or is_loaded else None), is_loaded
 
     def allocated(self, request: Request, tables: Tables, n_external: int) -> None:
@@ -166,9 +164,8 @@ def build_scheduler(
     arena.look()
     reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
-    lookups = Lookups(executor, settings, requests, blocks, audits, reports.counters)
     loads = LoadScheduler(
-        lookups,
+        Lookups(executor, settings, requests, blocks, audits, reports.counters),
         audits,
         SettledBlocks(blocks),
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),
@@ -180,4 +177,4 @@ def build_scheduler(
         ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
     )
     saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
-    return ConnectorScheduler(requests, executor, admission, lookups, loads, saves, reports)
+    return ConnectorScheduler(requests, executor, admission, loads, saves, reports)

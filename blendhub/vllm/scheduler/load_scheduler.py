@@ -120,7 +120,7 @@ class LoadScheduler:
     ) -> None:
         """``n_positions``: keys that were stored for this position or a later one cannot be moved. ``shown``: None if
         no other connector stores KV under block hashes."""
-        self._lookups = lookups
+        self.lookups = lookups
         self.audits = audits
         self._settled = settled
         self._turns = turns
@@ -140,7 +140,7 @@ class LoadScheduler:
         if refusal:
             self._reports.refuse(state, refusal)
         else:
-            self._lookups.send(state)
+            self.lookups.send(state)
 
     def matched(self, state: RequestState, local: int) -> tuple[int | None, bool]:
         """The number of tokens after the first ``local`` that are loaded; None: ask again in a later step."""
@@ -161,7 +161,7 @@ class LoadScheduler:
             )
         if state.stage is not Stage.COMPUTING:
             try:
-                if not self._lookups.has_found(state, local):
+                if not self.lookups.has_found(state, local):
                     return None, False
             except BlendHubError as error:
                 self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
@@ -222,7 +222,7 @@ class LoadScheduler:
     def plan_step(self, plan: StepPlan, n_scheduled: int) -> None:
         """Add the loads that begin in this step, in which vLLM computes so many tokens."""
         self._turns.next_step()
-        self._lookups.begin_step()
+        self.lookups.begin_step()
         self.audits.report()
         if self._shown:
             self._shown.end_step()
@@ -257,7 +257,7 @@ class LoadScheduler:
         self._settled.clear()
         for state in states:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
-                self._lookups.send(state)
+                self.lookups.send(state)
 
     def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> None:
         choice = self._choice(state, ratio)

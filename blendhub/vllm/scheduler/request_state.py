@@ -124,7 +124,7 @@ class RequestState:
         received_from = self.terms.received_from
         if received_from is not None and received_from < self.request.num_prompt_tokens:
             self._approximate_before, self.ratio = max(received_from, self.engine_tokens), 0.0
-            # How often the other engine has moved it is not known: what is computed behind it is not moved again.
+            # The other engine's generation is not known, so KV that is computed behind it is not moved again.
             self._generation_before = MOST_GENERATION
             self.salt(self._approximate_before, block_size)
 

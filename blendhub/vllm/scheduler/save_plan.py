@@ -115,7 +115,7 @@ class SavePlan:
 
     @property
     def is_done(self) -> bool:
-        """Whether nothing of what is planned is left to write."""
+        """Whether everything planned is written or given up."""
         return all(save.is_done for save in self.saves)
 
     @property

@@ -45,7 +45,7 @@ def test_blocks_that_follow_each_other_and_those_that_do_not(table):
 
 LONGEST = 2**17
 FP8 = {"float8_e4m3": (torch.float8_e4m3fn, 2.0**-4, 2.0**-10), "float8_e5m2": (torch.float8_e5m2, 2.0**-3, 2.0**-17)}
-"""Of each dtype: how far rounding is off, relative to a number, and for the smallest numbers."""
+"""The torch dtype, and the rounding error: relative to a number, and for the smallest numbers."""
 
 
 @pytest.fixture(scope="module")
