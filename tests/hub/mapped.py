@@ -1,10 +1,10 @@
 """Texts whose KV a client writes into the mapped arena itself, and checks there."""
 
 import numpy as np
-from hub_direct import marks
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.spans import Span
+from tests.hub.hub_direct import marks
 
 
 def store(client: HubClient, text: np.ndarray, **about: str) -> None:

@@ -72,15 +72,12 @@ IN_A_CONTAINER = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 
 def run_python(code: str, *arguments: str, within: Sequence[str] = ()) -> subprocess.Popen:
-    """Run Python code that can import this directory's modules."""
-    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = {**os.environ, "PYTHONPATH": path}
+    """Run Python code that can import the tests' modules."""
     return subprocess.Popen(
         [*within, sys.executable, "-c", code, *arguments],
         stdout=subprocess.PIPE,
         stdin=subprocess.PIPE,
         text=True,
-        env=environment,
     )
 
 

@@ -8,15 +8,15 @@ allocate to another.
 import contextlib
 
 import pytest
-from direct_transport import Line
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule
-from machine_engines import VARIANTS, WHICH
-from machine_writing import WritingRules
 
 from blendhub.core.errors import BlendHubError
 from blendhub.core.layout import Variant
+from tests.hub.direct_transport import Line
+from tests.hub.machine_engines import VARIANTS, WHICH
+from tests.hub.machine_writing import WritingRules
 
 
 class HubMachine(WritingRules):

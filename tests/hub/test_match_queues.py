@@ -5,7 +5,6 @@ import inspect
 import threading
 
 import pytest
-from hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 from blendhub.client import wire
 from blendhub.contracts import Envelope
@@ -14,6 +13,7 @@ from blendhub.core.spans import Span
 from blendhub.hub import service
 from blendhub.hub.index import match_queues
 from blendhub.hub.limits import WAITING_REQUEST_BYTES
+from tests.hub.hub_direct import CHUNK, ELSEWHERE, namespace, tokens
 
 INLINE = 2 * CHUNK
 LONG = tokens(1, 3 * CHUNK)

@@ -10,7 +10,6 @@ import time
 import msgspec
 import numpy as np
 import pytest
-from hub_direct import CHUNK, LAYOUT, DirectHub, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput, ProtocolError
@@ -30,6 +29,7 @@ from blendhub.outcome.report import (
     MOST_SOURCES,
     MOST_STRETCHES,
 )
+from tests.hub.hub_direct import CHUNK, LAYOUT, DirectHub, tokens
 from tests.prompt_notes import prompt_report
 
 EIGHT_READERS = """

@@ -6,9 +6,6 @@ import time
 from pathlib import Path
 
 import pytest
-from hub_direct import namespace, tokens
-from mapped import check, store
-from processes import run_python, until
 from test_memory import a_limit, within_a_limit
 
 from blendhub.client.arena_view import SHM, ArenaView
@@ -22,6 +19,9 @@ from blendhub.hub.memory.arena import Arena
 from blendhub.hub.memory.segments import Mount
 from blendhub.system import memory
 from harness.namespaces import skip_unless_permitted
+from tests.hub.hub_direct import namespace, tokens
+from tests.hub.mapped import check, store
+from tests.hub.processes import run_python, until
 
 GIB = 2**30
 RESERVED_A_SECOND = 1.3 * GIB

@@ -4,7 +4,6 @@ from concurrent.futures import Future
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, HOST, MATCHERS
 
 from blendhub.client import wire
 from blendhub.core.generations import MAX_GENERATION, generation_of
@@ -13,6 +12,7 @@ from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import MIN_SAVED_TOKENS, SimulatedHub
 from blendhub.vllm.scheduler.save_plan import SavePlan
 from blendhub.vllm.settings import ReusePolicy
+from tests.hub.hub_direct import CHUNK, HOST, MATCHERS
 
 
 def prompts(seed, n):

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from blendhub_transports.options import ZmqOptions
 from blendhub_transports.zmq_transport import ZmqTransport
-from hub_direct import ELSEWHERE, namespace
 
 from blendhub.client import wire
 from blendhub.contracts import Connection, Envelope
@@ -13,6 +12,7 @@ from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import HubInProcess
 from blendhub.hub.limits import MOST_WAITING_BYTES
+from tests.hub.hub_direct import ELSEWHERE, namespace
 
 N_ENGINES, N_LOOKUPS = 20, 1500
 LONG, SHORT = (np.arange(n, dtype=np.uint32) % 500 for n in (3_000_000, 104_000))

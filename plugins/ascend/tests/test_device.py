@@ -4,10 +4,10 @@ import pytest
 import torch
 from blendhub_ascend import device as device_module
 from msgspec.structs import replace
-from npu_stand_ins import A2, UNKNOWN, WIDE, HostRuntime, device_on, device_on_npu_runtime
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
+from plugins.ascend.tests.npu_stand_ins import A2, UNKNOWN, WIDE, HostRuntime, device_on, device_on_npu_runtime
 
 SETUP = DeviceSetup(format="split", kv_heads=2, block_size=16, **WIDE)
 

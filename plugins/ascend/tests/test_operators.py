@@ -7,10 +7,19 @@ import torch
 from blendhub_ascend import operators
 from blendhub_ascend.operators import chip_of, problem_with
 from msgspec.structs import replace
-from npu_stand_ins import A2, A3, A5, NEEDS_STAND_INS, UNKNOWN, WIDE, device_on, device_on_npu_runtime
 
 from blendhub.core.errors import Unsupported
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup, Rotary
+from plugins.ascend.tests.npu_stand_ins import (
+    A2,
+    A3,
+    A5,
+    NEEDS_STAND_INS,
+    UNKNOWN,
+    WIDE,
+    device_on,
+    device_on_npu_runtime,
+)
 
 pytestmark = NEEDS_STAND_INS
 

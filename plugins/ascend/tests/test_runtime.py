@@ -10,9 +10,16 @@ import pytest
 import torch
 from blendhub_ascend import operators
 from blendhub_ascend import runtime as runtime_module
-from npu_stand_ins import NEEDS_STAND_INS, HostRuntime, StandInNpu, aligned, device_on_npu_runtime, torch_npu_of
 
 from blendhub.testing.devices.device_harness import DeviceHarness, DeviceSetup
+from plugins.ascend.tests.npu_stand_ins import (
+    NEEDS_STAND_INS,
+    HostRuntime,
+    StandInNpu,
+    aligned,
+    device_on_npu_runtime,
+    torch_npu_of,
+)
 
 pytestmark = NEEDS_STAND_INS
 
