@@ -8,7 +8,7 @@ import pytest
 
 from blendhub.client.hub_client import HubClient
 from blendhub.core.errors import BlendHubError
-from blendhub.hub.memory.arena import remove_leftovers
+from blendhub.hub.memory.segments import remove_leftovers
 from tests.hub.hub_direct import CHUNK, namespace, tokens
 from tests.hub.mapped import check, store
 from tests.hub.processes import HubProcess, until

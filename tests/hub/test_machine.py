@@ -6,6 +6,7 @@ allocate to another.
 """
 
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -93,6 +94,6 @@ class HubMachine(WritingRules):
             self.hub.state.check_integrity()
 
 
-TestAnyHistory = HubMachine.TestCase
+TestAnyHistory: Any = HubMachine.TestCase
 TestAnyHistory.settings = settings(max_examples=150, stateful_step_count=60, suppress_health_check=list(HealthCheck))
 TestAnyHistory.pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

@@ -22,7 +22,7 @@ def test_statistics_ask_only_the_namespaces_that_have_changed(make_hub, monkeypa
         member.store(tokens(salt, CHUNK), variant=Variant(cache_salt=str(salt)))
     assert hub.service.stats().gauges["chunks"] == 40
     asked = []
-    nbytes = NamespaceIndex.nbytes.fget
+    nbytes = vars(NamespaceIndex)["nbytes"].fget
     monkeypatch.setattr(NamespaceIndex, "nbytes", property(lambda index: asked.append(index) or nbytes(index)))
     hub.service.stats()
     hub.service.tick()

@@ -1,6 +1,7 @@
 """The analysis plays prompts as a real hub answers engines: with an arena, leases and evictions."""
 
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_a_real_hub_finds_and_evicts_the_same(make_hub, n_slots):
 
 
 def _store(engine, prompt, matches):
-    def reserve(span: Span, kind: str, run: int | None) -> "Future[object]":
+    def reserve(span: Span, kind: str, run: int | None) -> Future[Any]:
         generation = 0 if kind == "exact" else generation_of(matches)
         engine.store(prompt, span, generation=generation, run=run)
         return Future()

@@ -71,7 +71,7 @@ def test_an_operator_with_another_schema_or_none_is_not_called(chosen, monkeypat
     with monkeypatch.context() as patch:
         patch.setitem(operators.SCHEMAS, RESHAPE, longer)
         assert f"torch: {RESHAPE} has another schema here" in chosen()[0]
-    monkeypatch.setattr(operators.torch, "ops", object())
+    monkeypatch.setattr(torch, "ops", object())
     assert problem_with(RESHAPE) == f"{RESHAPE} is not loaded here"
 
 
