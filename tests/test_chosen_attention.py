@@ -66,7 +66,7 @@ def test_attention_is_what_a_loop_computes(slice_bytes, case):
     kept, chosen_attention.SLICE_BYTES = chosen_attention.SLICE_BYTES, slice_bytes
     try:
         received = torch.zeros(len(case[2].positions))
-        result = attend(*case, received)
+        result = attend(*case, received=received)
     finally:
         chosen_attention.SLICE_BYTES = kept
     expected, weights = by_hand(*case)

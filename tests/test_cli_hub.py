@@ -13,6 +13,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,7 +109,7 @@ def test_a_reader_that_has_enough_is_no_fault(serve):
         assert done.stderr == b"" and done.returncode in (0, READER_GONE), (command, done)
 
 
-def store_a_chunk(endpoint: str, **about: str) -> None:
+def store_a_chunk(endpoint: str, **about: Any) -> None:
     """And find it, where it was and behind other text."""
     tokens = np.arange(128, dtype=np.uint32)
     with HubClient(endpoint) as client:

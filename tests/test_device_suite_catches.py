@@ -347,8 +347,8 @@ def _fixtures(suite: DeviceSuite, wanted: Any) -> dict[str, Any]:
 class LimitedDevice(ReferenceDevice):
     """A correct device of few formats and dtypes: the suite may be limited to what a device supports."""
 
-    formats: ClassVar = ("packed_transposed", "split")
-    dtypes: ClassVar = ("int8", "bfloat16", "float8_e4m3")
+    formats: Any = ("packed_transposed", "split")
+    dtypes: Any = ("int8", "bfloat16", "float8_e4m3")
 
     def attach(self, layers: Sequence[PagedLayer], block_size: int, layout: KVLayout) -> None:
         if layout.dtype not in self.dtypes or any(layer.format not in self.formats for layer in layers):

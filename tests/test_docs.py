@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -58,7 +59,7 @@ STRUCTS = [
     hookspecs.PluginSpec,
     hookspecs.Unavailable,
     hookspecs.EngineInfo,
-    hookspecs.RequestReport,
+    outcome_report.RequestReport,
     outcome_report.ReusedSpans,
     outcome_report.AuditOutcome,
 ]
@@ -198,15 +199,14 @@ def test_every_field_of_the_report_is_documented():
     from vllm import SamplingParams
     from vllm.v1.request import Request
 
-    from blendhub.core.layout import KVLayout, Namespace
+    from blendhub.core.layout import Variant
     from blendhub.outcome.report import AuditOutcome
     from blendhub.vllm.decision import Refusal
     from blendhub.vllm.scheduler.admission import Terms
     from blendhub.vllm.scheduler.request_state import RequestState
 
-    space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
     request = Request("r", [1], SamplingParams(max_tokens=1), None)
-    state = RequestState(request, Terms(space, "off", 0.0, stores=False))
+    state = RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
     state.refuse(Refusal(Why.OFF, "mode is off"))
     state._approximate_before = 0
     state.audit = AuditOutcome(agrees=True, kl=0.0, tokens=1, agreed_tokens=1)
@@ -227,7 +227,8 @@ def test_every_reason_for_refusing_a_request_is_documented():
     for file in (ROOT / "blendhub" / "vllm").rglob("*.py"):
         for node in ast.walk(ast.parse(read(file))):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Refusal":
-                codes.add(Why[node.args[0].attr])
+                reason: Any = node.args[0]
+                codes.add(Why[reason.attr])
     section = read(DOCS / "vllm.md").split("\n| reason | what happened |")[1].split("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == codes
 

@@ -3,6 +3,7 @@
 import ast
 import functools
 import statistics
+import tomllib
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -155,3 +156,9 @@ def test_no_folder_grows_beyond_its_bound():
 def test_files_are_short():
     assert {file: n for file, n in LINES.items() if n > LONGEST_FILE} == {}
     assert statistics.median(LINES.values()) < LONGEST_MEDIAN
+
+
+def test_mypy_checks_each_plugin_and_its_tests():
+    checked = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["mypy"]["packages"]
+    plugins = {file.parent for file in ROOT.glob("plugins/*/pyproject.toml")}
+    assert {f"plugins.{one.name}.tests" for one in plugins} | {f"blendhub_{one.name}" for one in plugins} <= {*checked}

@@ -2,7 +2,6 @@
 
 from collections import deque
 
-from hub_direct import CHUNK, tokens
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -10,6 +9,7 @@ from blendhub.client import wire
 from blendhub.hub.counters import RECENT, AuditTable
 from blendhub.hub.http.stats import exposition
 from blendhub.hub.limits import MOST_AUDITED_NAMESPACES
+from tests.hub.hub_direct import CHUNK, tokens
 
 counts = st.integers(0, RECENT + 9)
 

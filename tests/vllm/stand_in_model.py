@@ -9,6 +9,7 @@ from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 from blendhub.contracts import Rotation
 from blendhub.vllm.model.rotary import rotated, rotations_of
+from tests.stand_in import Anything
 
 HEADS, WIDTH, BLOCK, BLOCKS, LONGEST = 2, 16, 16, 4, 4096
 
@@ -18,7 +19,7 @@ def rotary(n_positions: int = LONGEST, base: float = 10000.0, width: int = WIDTH
         return RotaryEmbedding(width, width, n_positions, base, True, torch.float32)
 
 
-class Layer:
+class Layer(Anything):
     num_kv_heads, head_size = HEADS, WIDTH
 
     def __init__(self) -> None:
@@ -28,7 +29,7 @@ class Layer:
         return SimpleNamespace(get_name=lambda: "FLASH_ATTN")
 
 
-class StandInModel:
+class StandInModel(Anything):
     """Keys depend on token and position, values on the token. ``together`` is called in every forward."""
 
     block_size, block_sizes, has_one_table = BLOCK, (BLOCK,), True

@@ -6,6 +6,7 @@ import pytest
 pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` installs it")
 
 from blendhub import Span
+from blendhub.core.layout import Variant
 from blendhub.core.spans import Match
 from blendhub.vllm.decision import Decision
 from blendhub.vllm.messages import LoadJob
@@ -16,7 +17,7 @@ MATCHES = (Match(Span(0, 30), 1, 0, True), Match(Span(30, 60), 2, 300, False), M
 
 def asking(n_tokens, most, matches=MATCHES, start=5):
     decision = Decision(start, matches[-1].span.end, matches, 0.15)
-    found = asking_of(LoadJob("r", "space", np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
+    found = asking_of(LoadJob("r", Variant(), np.zeros(n_tokens, np.uint32), (np.arange(8),), decision), most)
     return list(found.part.spans), list(found.stored)
 
 

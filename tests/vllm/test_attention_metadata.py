@@ -1,6 +1,7 @@
 """How much device memory the block tables of one of BlendHub's forwards may take."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,13 +47,13 @@ def metadata(max_model_len, max_num_seqs, builder=Builder):
     backend = type("Backend", (CPUAttentionBackend,), {"get_builder_cls": staticmethod(lambda: builder)})
     of_vllm = AttentionGroup(backend, ["layer"], spec, 0)
     of_vllm.metadata_builders = [builder(spec, ["layer"], None, torch.device("cpu"))]
-    runner = SimpleNamespace(
+    runner: Any = SimpleNamespace(
         block_groups=[SimpleNamespace(kv_cache_spec=spec)],
         attention_groups=[[of_vllm]],
         kernel_block_sizes=[BLOCK_SIZE],
         device=torch.device("cpu"),
     )
-    config = SimpleNamespace(
+    config: Any = SimpleNamespace(
         compilation_config=SimpleNamespace(),
         model_config=SimpleNamespace(max_model_len=max_model_len),
         scheduler_config=SimpleNamespace(max_num_seqs=max_num_seqs),

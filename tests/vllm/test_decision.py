@@ -206,8 +206,8 @@ def test_keys_from_positions_without_a_rotation_are_not_moved(known, covered):
 
 def paced(matches, full_steps, ratio=0.15, usual=0.15, **policy):
     """With an engine that computes 100 tokens a step, of which 25 may be recomputed ones beside other prompts."""
-    policy, pace = ReusePolicy(min_reused_tokens=16, **policy), Pace(100, 25, 100, full_steps)
-    return choose(matches, 1001, 0, policy, blend=True, holes=True, ratio=ratio, usual_ratio=usual, pace=pace)
+    worth, pace = ReusePolicy(min_reused_tokens=16, **policy), Pace(100, 25, 100, full_steps)
+    return choose(matches, 1001, 0, worth, blend=True, holes=True, ratio=ratio, usual_ratio=usual, pace=pace)
 
 
 def test_what_vllm_computes_sooner_than_it_is_blended_is_computed():

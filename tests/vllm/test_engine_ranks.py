@@ -4,6 +4,7 @@ import itertools
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from tests.vllm.conftest import ATTENDED, PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-RANKS = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+RANKS: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 LEASE_S = 0.5
 FORKED = RANKS | {"arrange": ["tests.vllm.forked_ranks:arrange"]}
 

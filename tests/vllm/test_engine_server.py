@@ -30,6 +30,8 @@ def connector(endpoint: str) -> dict:
 class AskedServer(Server):
     """``vllm serve``, and what its clients ask."""
 
+    hub: str
+
     def get(self, path: str, body: dict | None = None) -> str:
         data = None if body is None else json.dumps(body).encode()
         address = f"http://127.0.0.1:{self.port}{path}"

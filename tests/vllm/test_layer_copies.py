@@ -16,6 +16,7 @@ from blendhub.contracts import PagedLayer, Segment
 from blendhub.core.layout import KVLayout, section_starts
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
+from tests.stand_in import Anything
 
 N_BLOCKS, CHUNK, N_CHUNKS = 40, 12, 6
 
@@ -79,7 +80,7 @@ def row_of(arena, group, shard_bytes, start, layer, position):
     return np.concatenate(both, -1)
 
 
-class Failing:
+class Failing(Anything):
     def __init__(self):
         self.is_waited_for = False
 

@@ -38,18 +38,6 @@ def test_blended_text_is_never_stored_as_exact(engine):
     assert set(range(160, 224)) <= engine.found(prompt, exact=False)
 
 
-def test_generated_tokens_are_stored(engine):
-    prompt, answer = text(0, 64), text(3, 32)
-    request = engine.request("a", prompt)
-    engine.side.arrived(request)
-    engine.load(request)
-    engine.step(a=(0, 64))
-    for token in answer:
-        request.append_output_token_ids(token)
-    engine.end(request, 95)
-    assert engine.found(prompt + answer, exact=True) == set(range(95))
-
-
 def test_only_the_computed_part_of_an_aborted_request_is_stored(engine):
     prompt = text(0, 200)
     request = engine.request("a", prompt)

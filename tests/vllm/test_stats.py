@@ -4,6 +4,7 @@ import ast
 import itertools
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +34,7 @@ register()
 counts = st.dictionaries(st.sampled_from([*COUNTERS, *(f"{start}why" for start in LABELLED)]), st.integers(0, 9))
 
 
-def counted_in_code() -> tuple[set[str], set[str]]:
+def counted_in_code() -> tuple[set[Any], set[Any]]:
     """The names of counters in the adapter's code: whole ones, and the beginnings of those that end with a reason."""
     whole, beginnings = set(), set()
     for file in Path(blendhub.vllm.__file__).parent.rglob("*.py"):
@@ -46,8 +47,8 @@ def counted_in_code() -> tuple[set[str], set[str]]:
             owner = getattr(node.value, "attr", getattr(node.value, "id", ""))
             if owner not in ("counters", "_counters", "_unserved"):
                 continue
-            if isinstance(node.slice, ast.JoinedStr):
-                beginnings.add(node.slice.values[0].value)
+            if isinstance(node.slice, ast.JoinedStr) and isinstance(beginning := node.slice.values[0], ast.Constant):
+                beginnings.add(beginning.value)
             else:
                 whole |= {part.value for part in ast.walk(node.slice) if isinstance(part, ast.Constant)}
     return whole, beginnings
@@ -111,11 +112,11 @@ def metrics(config, registry) -> KVConnectorProm:
 
     class Counted(prometheus_client.Counter):
         def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options, registry=registry)
+            super().__init__(*arguments, **options | {"registry": registry})
 
     class Spread(prometheus_client.Histogram):
         def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options, registry=registry)
+            super().__init__(*arguments, **options | {"registry": registry})
 
     class Metrics(KVConnectorProm):
         _counter_cls = Counted
@@ -130,8 +131,8 @@ def test_every_counter_reaches_prometheus_by_engine(metrics, registry):
         for engine, count in ((0, 2), (1, 3), (0, 4)):
             metrics.observe({name: count}, engine)
     for name, about in COUNTERS.items():
-        for engine, count in (("0", 6), ("1", 3)):
-            labels = {"model_name": "m", "engine": engine}
+        for engine, count in ((0, 6), (1, 3)):
+            labels = {"model_name": "m", "engine": str(engine)}
             assert registry.get_sample_value(f"vllm:blendhub_{name}_total", labels) == count
         assert f"# HELP vllm:blendhub_{name}_total {about}" in prometheus_client.generate_latest(registry).decode()
 

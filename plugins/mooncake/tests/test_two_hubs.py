@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 
 from benchmarks.soak.clients import SMALL, write
 from blendhub.core.errors import ArenaFull
 from harness.servers.mooncake_cluster import Cluster, wait_until
 from harness.servers.redis_server import RedisServer, needs_redis
 from harness.servers.served_hub import ServedHub
+from plugins.mooncake.tests.members import CHUNK, DOCUMENT, FOUND_S, Member, prompt
 
 pytestmark = [pytest.mark.slow, needs_redis]
 SOAKED_S = float(os.environ.get("SOAKED_S", "30"))
