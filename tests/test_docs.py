@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import dropwhile, takewhile
 from pathlib import Path
 
 import msgspec
@@ -26,6 +27,7 @@ from blendhub.testing import SUITES
 from blendhub.tools.doctor.examination import CHECKS
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from tests.metric_names import OF_HUB
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -136,10 +138,11 @@ def test_every_kind_with_a_suite_is_documented():
 NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"
 
 
-def table_under(heading: str) -> list[str]:
-    """The rows of the table of a section of vllm.md, after its own two lines."""
-    section = read(DOCS / "vllm.md").split(f"\n{heading}\n")[1].split("\n#")[0]
-    return [line for line in section.splitlines() if line.startswith("|")][2:]
+def table_under(heading: str, page: str = "vllm.md") -> list[str]:
+    """The rows of the first table of a page's section, after its own two lines."""
+    section = read(DOCS / page).split(f"\n{heading}\n")[1].split("\n#")[0]
+    lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
+    return list(takewhile(lambda line: line.startswith("|"), lines))[2:]
 
 
 def as_written(value: object) -> object:
@@ -181,6 +184,11 @@ def rows_of(struct: type[msgspec.Struct]) -> list[str]:
 )
 def test_every_setting_of_the_adapter_is_documented(heading, struct):
     assert table_under(heading) == rows_of(struct), "\n".join(rows_of(struct))
+
+
+def test_every_metric_of_the_hub_is_documented():
+    rows = [f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()]
+    assert table_under("## The hub's metrics", "watch.md") == rows, "\n".join(rows)
 
 
 def test_every_metric_of_the_adapter_is_documented():
