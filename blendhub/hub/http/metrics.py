@@ -126,9 +126,9 @@ class _Collector:
             kind, _, rest = name.partition("_")
             if kind == "refused":
                 refused.add_metric([rest], value)
-                yield _old(CounterMetricFamily, name, f'refused_requests_total{{error="{rest}"}}', value)
+                yield CounterMetricFamily(PREFIX + name, _old(f'refused_requests_total{{error="{rest}"}}'), value)
             elif kind == "requests":
-                yield _old(CounterMetricFamily, name, f'request_seconds_count{{kind="{rest}"}}', value)
+                yield CounterMetricFamily(PREFIX + name, _old(f'request_seconds_count{{kind="{rest}"}}'), value)
             else:
                 # Stores of others count what they like.
                 about = COUNTERS.get(name) or f"Counted by the shared store: {name.replace('_', ' ')}"
@@ -144,7 +144,7 @@ class _Collector:
             yield family
         for name, about in COUNTERS_OF_NAMESPACE.items():
             total = CounterMetricFamily(PREFIX + name, about, labels=["namespace"])
-            old = _old(GaugeMetricFamily, name, f"{name}_total", labels=["namespace"])
+            old = GaugeMetricFamily(PREFIX + name, _old(f"{name}_total"), labels=["namespace"])
             for digest, of_namespace in numbers:
                 total.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
                 old.add_metric([digest], of_namespace[name.removeprefix("namespace_")])
@@ -165,6 +165,5 @@ class _Collector:
         return seconds
 
 
-def _old(family: type[Metric], name: str, new: str, *value: float, **labels: list[str]) -> Metric:
-    made: Metric = family(PREFIX + name, f"{OLD}{PREFIX}{new}", *value, **labels)  # type: ignore[arg-type]
-    return made
+def _old(new: str) -> str:
+    return f"{OLD}{PREFIX}{new}"
