@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from itertools import dropwhile, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from blendhub.testing import SUITES
 from blendhub.tools.doctor.examination import CHECKS
 from blendhub.vllm.settings import RequestSettings, ReusePolicy, Settings, read_request, read_settings
 from blendhub.vllm.transfer_config import mistakes_in_transfer_config
+from tests.metric_names import OF_HUB
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -137,10 +139,11 @@ def test_every_kind_with_a_suite_is_documented():
 NEEDS_VLLM = "what it compares with needs vLLM; `make setup` installs it"
 
 
-def table_under(heading: str) -> list[str]:
-    """The rows of the table of a section of vllm.md, after its own two lines."""
-    section = read(DOCS / "vllm.md").split(f"\n{heading}\n")[1].split("\n#")[0]
-    return [line for line in section.splitlines() if line.startswith("|")][2:]
+def table_under(heading: str, page: str = "vllm.md") -> list[str]:
+    """The rows of the first table of a page's section, after its own two lines."""
+    section = read(DOCS / page).split(f"\n{heading}\n")[1].split("\n#")[0]
+    lines = dropwhile(lambda line: not line.startswith("|"), section.splitlines())
+    return list(takewhile(lambda line: line.startswith("|"), lines))[2:]
 
 
 def as_written(value: object) -> object:
@@ -184,13 +187,16 @@ def test_every_setting_of_the_adapter_is_documented(heading, struct):
     assert table_under(heading) == rows_of(struct), "\n".join(rows_of(struct))
 
 
+def test_every_metric_of_the_hub_is_documented():
+    rows = [f"| `blendhub_{name}` | {about} |" for name, about in OF_HUB.items()]
+    assert table_under("## The hub's metrics", "watch.md") == rows, "\n".join(rows)
+
+
 def test_every_metric_of_the_adapter_is_documented():
     pytest.importorskip("vllm", reason=NEEDS_VLLM)
-    from blendhub.vllm.stats import COUNTERS, DIVERGENCE, LABELLED, OF_AUDITS
+    from tests.metric_names_of_vllm import OF_ENGINE
 
-    described = [*COUNTERS.items(), *((name, about) for name, _, about in LABELLED.values()), *OF_AUDITS.items()]
-    rows = [f"| `vllm:blendhub_{name}_total` | {about.removesuffix('.')} |" for name, about in described]
-    rows.append(f"| `vllm:blendhub_audit_kl` | {DIVERGENCE.removesuffix('.')} |")
+    rows = [f"| `vllm:blendhub_{name}` | {about.removesuffix('.')} |" for name, about in OF_ENGINE.items()]
     assert table_under("## Metrics") == rows, "\n".join(rows)
 
 

@@ -170,8 +170,8 @@ class WorkerReport(KVConnectorWorkerMetadata):
     """For requests that have ended: the number of ranks on which every commit is done."""
     opened: int = 0
     """The number of ranks whose first attempt to reach the hub and to pin its arena ended in this step."""
-    save_seconds: float = 0.0
-    """The sum of the seconds that the saves took which ended in this step."""
+    save_seconds: tuple[float, ...] = ()
+    """The seconds of each save that was committed since the last report."""
     carried_bytes: int = 0
     """Bytes of KV that went through the transport."""
     adapters: dict[int, dict[int, LoadedAdapter]] = field(default_factory=dict)
@@ -192,7 +192,7 @@ class WorkerReport(KVConnectorWorkerMetadata):
             failed_saves=Counter(self.failed_saves) + Counter(other.failed_saves),
             committed_ranks=Counter(self.committed_ranks) + Counter(other.committed_ranks),
             opened=self.opened + other.opened,
-            save_seconds=max(self.save_seconds, other.save_seconds),
+            save_seconds=max(self.save_seconds, other.save_seconds, key=sum),
             carried_bytes=self.carried_bytes + other.carried_bytes,
             adapters=self.adapters | other.adapters,
             proofs=self.proofs | other.proofs,

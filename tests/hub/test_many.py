@@ -7,7 +7,7 @@ import pytest
 
 from blendhub.client import wire
 from blendhub.core.layout import Variant
-from blendhub.hub.counters import Counters
+from blendhub.hub.counters import Counters, Latencies
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.index.namespace_index import NamespaceIndex
@@ -42,7 +42,7 @@ async def unused(message):
 
 
 async def metrics_server(stats):
-    routes = Routes(stats, Counters(), ReportTable(), unused)
+    routes = Routes(stats, Counters(Latencies()), ReportTable(), unused)
     server = MetricsServer(routes.get, routes.delete)
     host, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
     return server, host, int(port)

@@ -14,6 +14,7 @@ from blendhub.vllm.messages import HubAddress, HubPlace, StepPlan, WorkerReport
 from blendhub.vllm.scheduler.admission import Admission
 from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.load_scheduler import LoadScheduler, Turns
 from blendhub.vllm.scheduler.lookups import Lookups
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, ShownHashes, Tables
@@ -48,6 +49,7 @@ class ConnectorScheduler:
         self._closed_ranks = admission.namespace.world_size
         """The number of ranks that have not tried yet to reach the hub."""
         self._n_steps = 0
+        self._first_tokens = FirstTokens(reports.first_token)
 
     # A request arrives, and is scheduled.
 
@@ -76,6 +78,7 @@ class ConnectorScheduler:
             # If it was preempted, its save plan would store as exact what is approximate from now on.
             self.saves.retire(state)
         self.saves.begin(state)
+        self._first_tokens.begin(state)
 
     # A step.
 
@@ -105,6 +108,7 @@ class ConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         if state is None:
             return False, None
+        self._first_tokens.end(state)
         response = self.reports.ended(state.outcome(), explains=state.terms.explains)
         self.loads.ended(state)
         if state.stage is Stage.LOADING or not state.is_scheduled:
@@ -125,7 +129,8 @@ class ConnectorScheduler:
 
     def take_stats(self) -> BlendHubStats | None:
         """The counts since the last call."""
-        return BlendHubStats.taken_from(self.reports.counters, self.loads.audits.take_records())
+        self._first_tokens.look()
+        return BlendHubStats.taken_from(self.reports.counters, self.reports.times, self.loads.audits.take_records())
 
     def clear(self) -> bool:
         """Have the hub forget everything stored in this engine's namespaces; returns whether the hub is up.
@@ -165,7 +170,7 @@ def build_scheduler(
     reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
     loads = LoadScheduler(
-        Lookups(executor, settings, requests, blocks, audits, reports.counters),
+        Lookups(executor, settings, requests, blocks, audits, reports.times),
         audits,
         SettledBlocks(blocks),
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),

@@ -14,7 +14,7 @@ from blendhub.vllm.decision import Decision, Refusal
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.messages import LoadResult, WorkerReport
 from blendhub.vllm.scheduler.request_state import RequestState
-from blendhub.vllm.stats import counts_of_load
+from blendhub.vllm.stats import FIRST_TOKEN, Times, counts_of_load, times_of_load
 
 log = logging.getLogger(__name__)
 MOST_WAITING = 256
@@ -26,6 +26,7 @@ class Reports:
 
     def __init__(self, run: RunCall, observers: Observers) -> None:
         self.counters: Counter[str] = Counter()
+        self.times = Times()
         self._run = run
         self._observers = observers
         self._waiting: deque[Outcome] = deque(maxlen=MOST_WAITING)
@@ -50,13 +51,18 @@ class Reports:
 
     def count_load(self, decision: Decision, result: LoadResult) -> None:
         self.counters.update(counts_of_load(decision, result))
+        for name, seconds in times_of_load(decision, result).items():
+            self.times.add(name, seconds)
         if decision.generation and not result.error:
             self.counters[f"generation_{decision.generation}"] += 1
+
+    def first_token(self, reuse: str, seconds: float) -> None:
+        self.times.add(f"{FIRST_TOKEN}_{reuse}", seconds)
 
     def count_work(self, report: WorkerReport) -> None:
         """Count what the workers have done in a step."""
         self.counters["saved_tokens"] += report.saved_tokens
-        self.counters["save_microseconds"] += round(report.save_seconds * 1e6)
+        self.times.add("save_seconds", *report.save_seconds)
         self.counters["carried_bytes"] += report.carried_bytes
         for reason, count in report.failed_saves.items():
             self.counters[f"saves_failed_{reason}"] += count
