@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
         else:
             with tempfile.TemporaryDirectory(prefix="blendhub-warm-") as place:
                 endpoint, settings = _reachable(settings, place)
-                transfer = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
+                transfer: dict[str, Any] = {"kv_connector": "BlendHubConnector", "kv_role": "kv_both"}
                 transfer |= {"kv_connector_extra_config": {KEY: settings}}
                 with OwnServer(arguments.model, engine, transfer) as server:
                     print(f"starting vLLM for {arguments.model}", file=sys.stderr)

@@ -48,10 +48,11 @@ def test_a_csv_file_has_a_column(tmp_path):
 
 
 def test_a_parquet_file_has_a_column(tmp_path):
-    arrow = pytest.importorskip("pyarrow", reason="Parquet needs pyarrow: pip install 'blendhub[warm]'")
-
+    why = "Parquet needs pyarrow: pip install 'blendhub[warm]'"
+    arrow = pytest.importorskip("pyarrow", reason=why)
+    parquet = pytest.importorskip("pyarrow.parquet", reason=why)
     file = tmp_path / "docs.parquet"
-    arrow.parquet.write_table(arrow.table({"body": [*TEXTS, None], "id": [1, 2, 3]}), file)
+    parquet.write_table(arrow.table({"body": [*TEXTS, None], "id": [1, 2, 3]}), file)
     corpus = Corpus(str(file), "body")
     assert [(one.text, one.name) for one in corpus.read()] == [(TEXTS[0], "1"), (TEXTS[1], "2")]
     assert [(place.line, reason) for place, reason in corpus.broken.named] == [(3, "has no text in the column 'body'")]

@@ -195,6 +195,13 @@ def test_the_server_gets_as_much_as_it_sustains(server, warm, tmp_path):
     assert "60 contexts are computed" in said and server.most_at_once <= 4
 
 
+def test_progress_is_told_with_the_time_that_is_left(server, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("blendhub.cli.warm.SAID_EVERY_S", 0.0)
+    assert main(["warm", "--server", server.url, "--data", str(write(tmp_path / "docs.jsonl", 6))]) == 0
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("computing: 1 of 12, ") and lines[-1] == "computing: 12 of 12, 0 min left"
+
+
 def test_a_server_that_ends_in_the_middle_is_named(server, tmp_path, capsys):
     data = write(tmp_path / "docs.jsonl", 30)
     server.dies_after = 12

@@ -4,7 +4,7 @@ import contextlib
 import http.client
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
@@ -35,7 +35,9 @@ class Completion(msgspec.Struct, frozen=True):
     @property
     def computed_tokens(self) -> int:
         """The tokens of the prompt that were not reused."""
-        reused = (self.report.get(f"{kind}_tokens", 0) for kind in ("engine", "exact", "settled", "moved"))
+        reused: Iterator[int] = (
+            self.report.get(f"{kind}_tokens", 0) for kind in ("engine", "exact", "settled", "moved")
+        )
         return self.prompt_tokens - sum(reused)
 
 

@@ -22,16 +22,20 @@ SHORT = 4
 class Agreement(NamedTuple):
     agreed: int
     audits: int
+    others: int
+    """Prompts that were not audited."""
     reason: str
-    """Why a blend was not audited; empty if all were."""
+    """Why the first of these was not; empty if all were, or if nothing was moved."""
 
     def __str__(self) -> str:
+        reason = self.reason or "nothing was moved"
         if not self.audits:
-            return f"No blend was audited: {self.reason or 'nothing was moved'}."
+            return f"No blend was audited: {reason}."
         low, high = wilson(self.agreed, self.audits)
         return (
             f"{self.agreed} of {self.audits} blends agree with full prefill on the first token: "
             f"{self.agreed / self.audits:.0%}, and with 95% confidence {low:.0%} to {high:.0%} of such prompts."
+            + (f" {self.others} more prompts were not audited: {reason}." if self.others else "")
         )
 
 
@@ -41,7 +45,7 @@ def verify(
     """Audit so many blends, or as many as there are before a stop. The same corpus gives the same prompts."""
     rng = random.Random(len(documents))
     ready = [number for number, parts in enumerate(warming.parts) if parts]
-    agreed = audits = 0
+    agreed = audits = others = 0
     reason = ""
     for _ in range(blends if ready else 0):
         if warming.is_stopped:
@@ -53,9 +57,11 @@ def verify(
         if audit := report.get("audit"):
             audits += 1
             agreed += bool(audit["agrees"])
-        reason = reason or ("" if audit else str(report.get("reason") or ""))
+        else:
+            others += 1
+            reason = reason or str(report.get("reason") or "")
         advance()
-    return Agreement(agreed, audits, reason)
+    return Agreement(agreed, audits, others, reason)
 
 
 def _question(rng: random.Random, document: Document) -> str:
