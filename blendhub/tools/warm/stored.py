@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ class Stored:
     @classmethod
     def find(cls, endpoint: str, options: dict[str, Any], request: str, salt: str = "") -> "Stored":
         """The hub at this endpoint. Raises BlendHubError if it does not answer, or has not seen this request."""
+        if (socket := endpoint.removeprefix("ipc://")) != endpoint and not Path(socket).exists():
+            raise BlendHubError(f"no hub listens at {endpoint}")
         hub = HubClient(endpoint, options=options, host=PluginHost.discover())
         try:
             until = time.monotonic() + REPORTED_WITHIN_S
