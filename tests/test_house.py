@@ -141,6 +141,7 @@ def test_nothing_imports_the_adapter_but_the_commands_that_check_its_settings():
         "blendhub.cli.advise",
         "blendhub.cli.check",
         "blendhub.cli.json_input",
+        "blendhub.cli.warm",
         "blendhub.tools.doctor.software",
     }
 

@@ -313,6 +313,8 @@ class Previewed(Message, frozen=True):
     matches: tuple[Match, ...] = ()
     on_the_way: FoundSpans = ()
     """The parts of the prompt that only the store has."""
+    exact_tokens: Position = 0
+    """How many tokens of the prompt are exact, in the arena or in the store."""
 
     @property
     def on_the_way_tokens(self) -> int:
