@@ -62,6 +62,16 @@ class HubConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     metrics: Annotated[str, Meta(description="HOST:PORT of /metrics and /healthz; port 0: any; empty: not served")] = (
         "127.0.0.1:0"
     )
+    events: Annotated[
+        str,
+        Meta(
+            description="ZeroMQ endpoint for a stream of what is stored and dropped, with its token ids, such as "
+            "tcp://127.0.0.1:5557; empty: none"
+        ),
+    ] = ""
+    events_topic: Annotated[
+        str, Meta(description="the topic of this stream, to which @ and the model's name are added")
+    ] = "kv@blendhub"
     score_token: Annotated[
         str,
         Meta(

@@ -16,6 +16,7 @@ from blendhub.core.plugin_choice import PluginChoice
 from blendhub.framework.host import PluginHost
 from blendhub.hub.config import DEFAULT_TRANSPORT, HubConfig, Listen
 from blendhub.hub.deletion import Deletion
+from blendhub.hub.event_stream import EventStream
 from blendhub.hub.http.prompt_text import Tokenizers
 from blendhub.hub.http.routes import Routes
 from blendhub.hub.http.score import Scorer
@@ -77,6 +78,10 @@ class Hub:
         threads = MatchThreads()
         resources.callback(threads.close)
         indexes = IndexTable(self._host, threads)
+        if self.config.events:
+            stream = EventStream(self.config.events, self.config.events_topic)
+            resources.callback(stream.close)
+            indexes.events.stream = stream.publish
         cache = Cache(arena)
         tier = await self._open_store(self.config.store, cache, indexes) if self.config.store else None
         state = HubState(cache, indexes, tier)

@@ -97,3 +97,11 @@ answered Busy."""
 
 MOST_WAITING_TEXTS = 4
 """Texts that wait for a tokenizer. One more is answered Busy."""
+
+MOST_EVENTS = 2**14
+MOST_EVENT_TOKENS = 2**20
+"""Events of stored and dropped chunks that are kept for engines that ask for them, and their tokens. The reply to an
+engine that asks later says that some are missed."""
+
+MOST_EVENTS_A_REPLY = 64
+"""Events of one reply; the engine asks again for the rest."""

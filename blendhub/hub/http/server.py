@@ -12,10 +12,12 @@ from blendhub.hub.http.owner import is_own
 from blendhub.hub.limits import MOST_METRICS_CONNECTIONS, MOST_METRICS_REQUEST_BYTES, MOST_SCORE_BYTES
 
 READ_TIMEOUT_S = 5.0
-DELETE, DELETE_TIMEOUT_S = b"DELETE ", 60.0
+DELETE_TIMEOUT_S = 60.0
 SLICE_BYTES, PAUSE_S = 2**16, 0.002
 """The JSON of the page has MBs. Each reader gets 30 MB a second, so that those who ask without a pause take no core."""
 
+MOST_UNREAD_BYTES = 2**24
+"""What is received, and dropped, of a refused request: a million token ids, so that their client reads the answer."""
 
 TEXT = "text/plain; version=0.0.4"
 # A page loads nothing from elsewhere, and runs no script but its own.
@@ -136,8 +138,9 @@ class MetricsServer:
             if method == "POST" and not goes_on:
                 # Closing while the body still arrives would destroy the answer.
                 writer.write_eof()
-                while await reader.read(SLICE_BYTES):
-                    pass
+                left = MOST_UNREAD_BYTES
+                while left > 0 and (unread := await reader.read(SLICE_BYTES)):
+                    left -= len(unread)
         if not goes_on:
             writer.close()
         return goes_on
