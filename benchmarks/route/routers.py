@@ -12,9 +12,9 @@ from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import SimulatedHub
 from examples.router.choice import Loads, choose
 
-HALF_LIFE = 30
+HALF_LIFE = 60
 """In prompts an engine."""
-SLACK_PROMPTS = 2
+SLACK_PROMPTS = 1
 BLOCK = 64
 """The tokens whose hash the prefix-affine router compares."""
 

@@ -173,6 +173,23 @@ def test_a_million_ids_are_refused_without_reading_them(hub):
     assert status == 413 and f"{MOST_SCORE_BYTES:,}" in body and time.perf_counter() - began < 5
 
 
+def test_a_client_that_waits_for_leave_to_send_gets_it(hub):
+    hub.join()
+
+    async def patient(server):
+        address, _, port = (await server.start("127.0.0.1:0")).rpartition(":")
+        reader, writer = await asyncio.open_connection(address, int(port))
+        writer.write(b"POST /score HTTP/1.1\r\nHost: localhost\r\nContent-Length: 17\r\nExpect: 100-continue\r\n\r\n")
+        assert b"100 Continue" in await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 5)
+        writer.write(b'{"token_ids":[1]}')
+        got = await asyncio.wait_for(answer_of(reader), 5)
+        writer.close()
+        await server.close()
+        return got
+
+    assert hub.run(patient(Asked(hub).server))[0] == 200
+
+
 def test_a_request_says_its_length_and_other_paths_take_no_post(hub):
     async def chunked(server):
         address, _, port = (await server.start("127.0.0.1:0")).rpartition(":")

@@ -162,6 +162,8 @@ class MetricsServer:
             return Page("411 Length Required", TEXT, b"the request needs a Content-Length\n"), False
         if len(length) > 9 or int(length) > MOST_SCORE_BYTES:
             return Page("413 Content Too Large", TEXT, f"at most {MOST_SCORE_BYTES:,} bytes\n".encode()), False
+        if headers.get("expect", "").lower() == "100-continue":  # curl waits a second for it
+            writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         return await posts.answer(await reader.readexactly(int(length))), True
 
     def _is_own(self, writer: asyncio.StreamWriter) -> bool:
