@@ -12,7 +12,7 @@ from blendhub.tools.analysis.lines import Place
 from blendhub.tools.analysis.simulated_hub import SimulatedHub
 from examples.router.choice import Loads, choose
 
-HALF_LIFE = 60
+HALF_LIFE = 30
 """In prompts an engine."""
 SLACK_PROMPTS = 1
 BLOCK = 64
@@ -88,7 +88,7 @@ def route(kind: type[Router], host: PluginHost, prompts: Iterator[Tokens], n: in
     computed = [0.0] * engines
     for number, prompt in enumerate(islice(prompts, n * engines)):
         now = number / engines
-        engine = choose(router.reused(prompt), loads.now(now), SLACK_PROMPTS * len(prompt))
+        engine = choose(router.reused(prompt), loads.now(now), len(prompt), SLACK_PROMPTS * len(prompt))
         router.sent(prompt, engine)
         (found,) = hubs[engine].play(prompt, Place("trace", number)).reused
         loads.add(engine, len(prompt) - sum(found), now)

@@ -32,10 +32,8 @@ class Trace:
             [self._text(int(self._random.integers(250, 800))) for _ in range(TOPIC_DOCUMENTS)]
             for _ in range(TOPICS_AN_ENGINE * self._n_engines)
         ]
-        weights = 1 / np.sqrt(np.arange(1, len(topics) + 1))
-        weights /= weights.sum()
         while True:
-            topic = int(self._random.choice(len(topics), p=weights))
+            topic = int(self._random.integers(len(topics)))
             found = [
                 topics[int(self._random.integers(len(topics))) if self._random.random() < STRAY else topic][number]
                 for number in self._random.permutation(TOPIC_DOCUMENTS)[:FOUND]

@@ -59,21 +59,21 @@ class Router:
 
     async def _send_to_best(self, request: Request, body: bytes, n_tokens: int, reused: list[float]) -> Response:
         """Send it to the best engine that can be reached."""
-        while (number := self._choose(reused)) is not None:
+        while (number := self._choose(reused, n_tokens)) is not None:
             try:
                 return await self._send(request, body, number, max(n_tokens - reused[number], 0.0))
             except httpx.TransportError:
                 self._up_again_at[number] = time.monotonic() + DOWN_S
         return _error(503, "no engine can be reached")
 
-    def _choose(self, reused: list[float]) -> int | None:
+    def _choose(self, reused: list[float], n_tokens: int) -> int | None:
         """The engine; None if none is up."""
         now = time.monotonic()
         up = [number for number, at in enumerate(self._up_again_at) if at <= now]
         if not up:
             return None
         loads = [lately + running for lately, running in zip(self._loads.now(now), self._running, strict=True)]
-        return up[choose([reused[number] for number in up], [loads[number] for number in up], SLACK_TOKENS)]
+        return up[choose([reused[number] for number in up], [loads[number] for number in up], n_tokens, SLACK_TOKENS)]
 
     async def _send(self, request: Request, body: bytes, number: int, to_compute: float) -> Response:
         headers = [(name, value) for name, value in request.headers.items() if name not in OURS]
@@ -105,7 +105,7 @@ class Router:
         prompt = asked.get("prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(token, int) for token in prompt):
             return prompt
-        if (number := self._choose([0.0] * len(self._backends))) is None:
+        if (number := self._choose([0.0] * len(self._backends), 0)) is None:
             return []
         told = {key: asked[key] for key in ("model", "prompt", "messages", "tools") if key in asked}
         try:

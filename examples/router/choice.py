@@ -2,8 +2,10 @@
 
 from collections.abc import Sequence
 
-BOUND = 1.05
+BOUND = 1.1
 """An engine gets no prompt while its load is above this times the mean load, and the slack beyond."""
+WEIGHT = 0.5
+"""The share of the prompt that an engine must reuse more if its load is twice the mean."""
 
 
 class Loads:
@@ -24,13 +26,14 @@ class Loads:
         return [load * left for load in self._loads]
 
 
-def choose(reused: Sequence[float], loads: Sequence[float], slack: float) -> int:
-    """The number of the engine for a prompt of which each engine reuses so many tokens.
+def choose(reused: Sequence[float], loads: Sequence[float], n_tokens: int, slack: float) -> int:
+    """The number of the engine for a prompt of so many tokens, of which each engine reuses some.
 
     ``slack``: tokens of load that need no balance, so that a lone user stays where the conversation is.
     """
-    most = BOUND * sum(loads) / len(loads) + slack
+    mean = sum(loads) / len(loads)
+    price = WEIGHT * n_tokens / (mean + slack)
     return max(
-        (number for number, load in enumerate(loads) if load <= most),
-        key=lambda number: (reused[number], -loads[number]),
+        (number for number, load in enumerate(loads) if load <= BOUND * mean + slack),
+        key=lambda number: (reused[number] - price * (loads[number] - mean), -loads[number]),
     )

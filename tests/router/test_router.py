@@ -14,20 +14,25 @@ from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
 from examples.router.app import DOWN_S, MOST_BODY_BYTES, make_app
-from examples.router.choice import BOUND, Loads, choose
+from examples.router.choice import BOUND, WEIGHT, Loads, choose
 from examples.router.scores import Backend
 
 some = st.floats(0, 1e6)
 
 
-@given(st.lists(st.tuples(some, some), min_size=1, max_size=9), st.floats(0, 1e5))
-def test_no_engine_that_is_not_overloaded_reuses_more(engines, slack):
+@given(st.lists(st.tuples(some, some), min_size=1, max_size=9), st.integers(1, 10**5), st.floats(1, 1e5))
+def test_no_engine_that_is_less_loaded_reuses_more(engines, n_tokens, slack):
     reused, loads = map(list, zip(*engines, strict=True))
-    chosen = choose(reused, loads, slack)
-    most = BOUND * sum(loads) / len(loads) + slack
-    assert loads[chosen] <= most
-    assert all(reused[chosen] >= reused[n] or loads[n] > most for n in range(len(loads)))
-    assert all(loads[chosen] <= loads[n] for n in range(len(loads)) if reused[n] == reused[chosen])
+    chosen, mean = choose(reused, loads, n_tokens, slack), sum(loads) / len(loads)
+    assert loads[chosen] <= BOUND * mean + slack
+    assert not [n for n in range(len(loads)) if loads[n] < loads[chosen] and reused[n] > reused[chosen]]
+
+
+def test_load_is_weighed_against_reuse():
+    loads, n_tokens, slack = [105.0, 95.0], 1000, 100.0
+    fair = WEIGHT * n_tokens * 10 / 200
+    assert choose([fair + 1, 0], loads, n_tokens, slack) == 0 and choose([fair - 1, 0], loads, n_tokens, slack) == 1
+    assert choose([n_tokens, 0], [400.0, 0.0], n_tokens, slack) == 1, "far above the mean, nothing is sent there"
 
 
 def test_loads_count_less_and_less():
