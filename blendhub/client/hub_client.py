@@ -239,6 +239,13 @@ class HubClient(HubSession):
         """Delete what a request stored, or all requests with a cache salt; needs no registration."""
         return self._call(wire.Forgotten, wire.Forget(request=request[:LONGEST_NAME], salt=salt))
 
+    def events(self, since: int = 0) -> wire.EventsFound:
+        """What was stored and dropped in this engine's namespaces, from a number of this hub's epoch on.
+
+        The hub keeps it from the first call on.
+        """
+        return self._call(wire.EventsFound, wire.Events(**self._ids(), since=since))
+
     def stats(self) -> wire.HubStats:
         """The hub's counters and gauges; needs no registration."""
         return self._call(wire.HubStats, wire.Stats())

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from blendhub.client.arena_view import ArenaName, MappingId
+from blendhub.client.kv_events import Event
 from blendhub.contracts import Segment
 from blendhub.contracts.transport import Codec
 from blendhub.core.layout import Namespace, Text, Variant
@@ -20,7 +21,7 @@ from blendhub.core.spans import MOST_GENERATION, Generation, Id, Match, Position
 from blendhub.outcome.report import MOST_REPORTS, PromptReport, RequestName
 from blendhub.system.processes import ProcessId
 
-WIRE_VERSION = 7
+WIRE_VERSION = 8
 
 Seconds = Annotated[float, Meta(ge=0, le=3600)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
@@ -200,6 +201,12 @@ class Forget(Message, frozen=True, kw_only=True):
     salt: Text = ""
 
 
+class Events(FromSession, frozen=True):
+    """Ask what was stored and dropped in the namespaces of the session's engine, from a number on."""
+
+    since: Id = 0
+
+
 class Stats(Message, frozen=True):
     """Ask for the hub's counters and gauges; needs no session."""
 
@@ -235,6 +242,7 @@ Request: TypeAlias = (
     | Explain
     | Preview
     | Forget
+    | Events
     | Stats
     | Fetch
     | Put
@@ -328,6 +336,16 @@ class Forgotten(Message, frozen=True, kw_only=True):
     chunks: Id
 
 
+class EventsFound(Message, frozen=True):
+    """What was stored and dropped, in order."""
+
+    next: Id
+    """Where to go on."""
+    missed: bool
+    """Whether the hub has forgotten some before: what is known of the hub may be gone."""
+    events: Annotated[tuple[Event, ...], Meta(max_length=MOST_ITEMS)] = ()
+
+
 class HubStats(Message, frozen=True):
     """Counters and gauges by name; counters start at zero in each epoch."""
 
@@ -342,7 +360,18 @@ class Shards(Message, frozen=True):
 
 
 Reply: TypeAlias = (
-    Registered | MayWrite | Done | Pong | Found | Reserved | Explained | Previewed | Forgotten | HubStats | Shards
+    Registered
+    | MayWrite
+    | Done
+    | Pong
+    | Found
+    | Reserved
+    | Explained
+    | Previewed
+    | Forgotten
+    | EventsFound
+    | HubStats
+    | Shards
 )
 
 
