@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from harness.engines import Engine
+from harness.engines.tiny_model import make_tiny_model
 from tests.vllm.conftest import FROM_HERE, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -48,6 +49,35 @@ def head_of(folder, method, **others):
     }
 
 
+def model_with_a_head(folder):
+    """A model of one layer (MiMo) whose MTP head has the same layer, and takes the token: it proposes what the model
+    says, as far as it attends to the same text.
+    """
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    facts = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    make_tiny_model(folder, **facts, num_hidden_layers=1)
+    found, weights = load_file(folder / "model.safetensors"), {}
+    width = found["model.norm.weight"].numel()
+    for name, weight in found.items():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            continue  # MiMo has none, so that the projections are larger
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight = 2 * weight
+        weights[name] = weight
+        if name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight")):
+            weights[name.replace("weight", "bias")] = torch.zeros(len(weight))
+    head = "model.mtp_layers.0"
+    weights |= {
+        name.replace("model.layers.0", head): one.clone() for name, one in weights.items() if ".layers." in name
+    }
+    weights |= {f"{head}.{name}_layernorm.weight": torch.ones(width) for name in ("token", "hidden", "final")}
+    weights[f"{head}.input_proj.weight"] = torch.cat([torch.zeros(width, width), torch.eye(width)], 1)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
 @pytest.fixture(scope="module")
 def prompts():
     import numpy as np
@@ -75,7 +105,10 @@ def speculating(model, speculation):
 @pytest.mark.parametrize("method", ["ngram", "suffix", "eagle", "eagle3", "eagle of another shape"])
 def test_the_answer_behind_blended_text_is_that_without_speculation(model, prompts, expected, tmp_path, method):
     if method == "suffix" and not importlib.util.find_spec("arctic_inference"):
-        pytest.skip("vLLM's suffix decoding needs arctic_inference")
+        pytest.skip(
+            "vLLM's suffix decoding needs arctic_inference, which is built from source against another torch: "
+            "docs/testing.md says how"
+        )
     first, blended = prompts
     if method == "eagle of another shape":
         speculation = head_of(tmp_path, "eagle", num_key_value_heads=4)
@@ -90,10 +123,18 @@ def test_the_answer_behind_blended_text_is_that_without_speculation(model, promp
     assert answer.tokens == expected.tokens
 
 
-def test_a_draft_model_s_proposals_are_accepted_behind_blended_text_as_behind_computed_text(model, prompts, expected):
-    """The draft model is the model itself, so that it proposes what the model says."""
+@pytest.mark.parametrize("method", ["draft_model", "mtp"])
+def test_proposals_are_accepted_behind_blended_text_as_behind_computed_text(method, model, prompts, tmp_path):
+    """The draft model is the model itself, and the MTP head has the model's only layer: both propose what it says."""
     first, blended = prompts
-    speculation = {"method": "draft_model", "model": str(model), "num_speculative_tokens": PROPOSED}
+    if method == "mtp":
+        model = model_with_a_head(tmp_path / "model")
+    with Engine(model, SETTINGS, async_scheduling=False) as engine:
+        engine.one(first)
+        expected = engine.one(blended, tokens=24)
+    speculation = {"method": method, "num_speculative_tokens": PROPOSED}
+    if method == "draft_model":
+        speculation["model"] = str(model)
     with speculating(model, speculation) as engine:
 
         def accepted(*given, **asked):
@@ -107,7 +148,8 @@ def test_a_draft_model_s_proposals_are_accepted_behind_blended_text_as_behind_co
         engine.call("inside", "tests.vllm.drafts:counts")
         answer, behind = accepted(blended)
         assert answer.report["moved_tokens"] >= 256 and answer.tokens == expected.tokens
-        assert before > 0.9 and behind >= 0.9 * before
+        # vLLM's third proposal of an MTP head of one layer is never that of its model.
+        assert before > (0.6 if method == "mtp" else 0.9) and behind >= 0.9 * before
         engine.forget()
         # What is loaded exactly has the draft model's KV, too.
         answer, behind = accepted([*first, *blended[-30:]])
