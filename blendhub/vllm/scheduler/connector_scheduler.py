@@ -175,6 +175,8 @@ def build_scheduler(
         # The workers' tables of rotations are as long.
         facts.max_model_len,
         ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
+        needs_state=bool(tables.of_states),
     )
-    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
+    speculates = config.speculative_config is not None
+    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables, speculates=speculates)
     return ConnectorScheduler(requests, executor, admission, loads, saves, reports)
