@@ -29,6 +29,10 @@ from blendhub.vllm.worker.save_queue import SaveQueue
 
 log = logging.getLogger(__name__)
 
+NO_REMOTE_STATES = (
+    "states of recurrent layers are not sent through the transport: this machine must map the hub's memory"
+)
+
 
 class WaitingSave(NamedTuple):
     """A save that waits for the session with the hub."""
@@ -224,6 +228,8 @@ class ConnectorWorker:
 
     def _begin_copy(self, job: LoadJob, client: HubClient) -> Transfer:
         if self._remote:
+            if job.state:
+                raise HubError(NO_REMOTE_STATES)
             return self._remote.load(client, job)
         segments = [replace(piece, shard=client.shard_at(piece.shard)) for piece in job.pieces]
         transfer = self._copies.load(segments, job.blocks, job.decision.start)
@@ -278,6 +284,8 @@ class ConnectorWorker:
         """Begin a save; returns the part for which there was no room."""
         self._adapters.check(job.adapter, is_loaded=False)
         if self._remote:
+            if job.of_state:
+                raise HubError(NO_REMOTE_STATES)
             if self._context.model.frees_blocks_early and job.slots[0].span.start < job.span.start:
                 raise HubError(
                     "vLLM may have freed the beginning of a chunk that several steps compute, and through the "
@@ -334,7 +342,12 @@ class ConnectorWorker:
                 self._remote = None
                 self._device.pin(arena.bytes, arena.progress)
             else:
-                n_slots = self._context.model.max_tokens // self._context.groups[0].layout.chunk_tokens + 2
+                # A model of recurrent layers only has no groups, and sends nothing.
+                size = max(
+                    (group.layout.chunk_tokens for group in self._context.groups),
+                    default=self._context.model.max_tokens,
+                )
+                n_slots = self._context.model.max_tokens // size + 2
                 self._remote = RemoteKV(self._copies, n_slots)
             self._pinned = nonce
         return True
