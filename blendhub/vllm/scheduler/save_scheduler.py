@@ -138,9 +138,9 @@ class SaveScheduler:
         if not frees_blocks or not request.terms.stores or request.request.lora_request:
             return True
         saves = self._running.setdefault(request.id, RequestSaves(request))
-        plan = self._planned(saves)
-        # vLLM keeps a state for one step more than the step that computes it.
-        is_ready = not are_opening and (plan is None or not plan.is_pending or not self._piece_tokens)
+        # vLLM keeps a state for one step more than the step that computes it: the hub answers by then.
+        plan = self._planned(saves) if self._piece_tokens else None
+        is_ready = not are_opening and (plan is None or not plan.is_pending)
         return is_ready or time.monotonic() > saves.since + self._timeout_s
 
     def end(self, request: RequestState, tables: Tables) -> bool:
