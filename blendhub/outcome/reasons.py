@@ -22,6 +22,7 @@ class Why(StrEnum):
     TOO_SLOW = "too_slow"
     BEYOND = "beyond"
     BEHIND_HOLE = "behind_hole"
+    NO_STATE = "no_state"
     LAST = "last"
     FAILED = "failed"
     ENDED = "ended"
@@ -51,6 +52,7 @@ SENTENCES = {
     Why.TOO_SLOW: "it is stored, but vLLM computes it in fewer steps than reuse recomputes (blend_tokens_per_step)",
     Why.BEYOND: "it is stored at positions beyond max_model_len, from which its keys cannot be turned",
     Why.BEHIND_HOLE: "it is stored, but stands behind text that is not, and this request computes no holes",
+    Why.NO_STATE: "it is stored, but no state of the model's recurrent layers is stored behind it",
     Why.LAST: "it is stored, but vLLM always computes the last token",
     Why.FAILED: "it is stored, but its load failed",
     Why.ENDED: "the request ended before it was looked up or loaded",

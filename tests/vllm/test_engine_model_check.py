@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines import Engine, disagreement, largest_difference
-from harness.engines.shapes import DEEPSEEK, GEMMA3, LFM2, LLAMA, OPT
+from harness.engines import Engine, largest_difference
+from harness.engines.shapes import DEEPSEEK, GEMMA3, LLAMA, OPT
 from harness.engines.tiny_model import make_tiny_model
-from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
+from tests.vllm.conftest import PROBING, SETTINGS
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -81,16 +81,3 @@ def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_p
         engine.forget()
         asked = engine.one(moved, tokens=20, recompute_ratio=1.0, store=False)
         assert asked.report["moved_tokens"] == 0 and asked.tokens == expected.tokens
-
-
-def test_a_model_with_recurrent_layers_is_served_without_reuse_and_says_so(start, texts):
-    """vLLM refused to start it: only connectors that declare support for its hybrid allocator may serve such models."""
-    prompts = [texts.new(n) for n in (200, 333)]
-    with start(LFM2) as engine:
-        assert "recurrent or linear attention layers are served without reuse" in engine.log
-        first = engine.ask(*prompts, tokens=9)
-        engine.forget()
-        again = engine.ask(*prompts, tokens=9)
-        assert disagreement(again, first) < TOLERANCE
-        assert all("served without reuse" in answer.report["reason"] for answer in again)
-        assert engine.call("counts") == {"refused_model": 4}

@@ -196,15 +196,17 @@ class NamespaceIndex:
         self.queue = MatchQueue(threads, self.base)
         """The queue, which does all work on the matchers."""
         self._nbytes = 0
+        made = [(choice, host.create("matcher", choice.name, choice.options)) for choice in namespace.matchers]
+        # A state is that of its whole prefix, and of use behind no other.
         self._matchers: list[Matcher] = [
-            host.create("matcher", choice.name, choice.options) for choice in namespace.matchers
+            matcher for _, matcher in made if matcher.reach == "prefix" or not namespace.states
         ]
         prefixes = (
             partial(host.create, "matcher", choice.name, choice.options)
-            for choice, matcher in zip(namespace.matchers, self._matchers, strict=True)
+            for choice, matcher in made
             if matcher.reach == "prefix"
         )
-        self._settled = SettledMatches(next(prefixes, None) if keeps_settled else None)
+        self._settled = SettledMatches(next(prefixes, None) if keeps_settled and not namespace.states else None)
 
     def __len__(self) -> int:
         return self.n_tokens

@@ -98,7 +98,7 @@ class IndexTable:
                 variants=1,
                 runs=len(index.runs),
                 chunks=index.n_chunks,
-                tokens=len(index),
+                tokens=0 if index.namespace.states else len(index),
                 matcher_bytes=matchers,
                 excess=max(0, matchers - kv),
             )

@@ -39,8 +39,10 @@ class EngineModel:
         }
         """Where attention kernels want smaller blocks than vLLM deals in, a block is several pages."""
         specs = [group.kv_cache_spec for _, group in layers.values()]
+        self.recurrent = self._runner.recurrent
+        """For each recurrent layer, the number of its block table."""
         self.frees_blocks_early = not all(isinstance(spec, FullAttentionSpec) for spec in specs)
-        """Whether vLLM takes blocks from requests that still run: those that have left the attention's window."""
+        """Whether vLLM takes blocks of KV from requests that still run: those that have left the attention's window."""
         self.block_sizes = tuple(int(group.kv_cache_spec.block_size) for group in self._runner.block_groups)
         """The tokens of a block in each of the block tables that vLLM keeps for a request."""
         self._only_metadata = None
@@ -69,8 +71,9 @@ class EngineModel:
 
     @property
     def has_one_table(self) -> bool:
-        """Whether all layers share a block table: not so for models with windows, with vLLM's hybrid allocator."""
-        return len(self.block_sizes) == 1
+        """Whether all layers keep KV, and share a block table: not so for models with windows, with vLLM's hybrid
+        allocator."""
+        return len(self.block_sizes) == 1 and not self.recurrent
 
     def table_of(self, name: str) -> int:
         """The number of a layer's block table."""

@@ -22,6 +22,7 @@ from blendhub.vllm.model.pages import LayerPages, read_as_computed
 from blendhub.vllm.model.parts_check import BLOCK, COARSE, TOKEN, check_parts, tolerance, trial_tokens
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
+from blendhub.vllm.model.states import StateGroup
 from blendhub.vllm.model_support import ModelSupport, unsupported
 from blendhub.vllm.versions import CAN_ASK_FOR_BLOCKS, CAN_FAIL_REQUESTS
 from blendhub.vllm.worker.ranks import Ranks
@@ -54,7 +55,12 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
 
 
 def check_model(
-    model: EngineModel, groups: Sequence[LayerGroup], candidates: Sequence[Rotation], selector: Selector, ranks: Ranks
+    model: EngineModel,
+    groups: Sequence[LayerGroup],
+    candidates: Sequence[Rotation],
+    selector: Selector,
+    ranks: Ranks,
+    states: Sequence[StateGroup] = (),
 ) -> ModelCheck:
     """Check the layout, the computation of chosen tokens, the selector's probes, and the rotation of keys.
 
@@ -62,6 +68,7 @@ def check_model(
     forward for the others.
     """
     layouts = tuple(group.layout for group in groups)
+    state_layouts = tuple(group.layout for group in states)
     layers = pages_of(model, groups)[: len(model.layer_names) - model.n_drafts]
     try:
         _checked(ranks, "writing into the pages, and reading back,", lambda: _check_layout(model, layers))
@@ -69,6 +76,8 @@ def check_model(
         return ModelCheck(unsupported(str(error)))
     forward = "a forward over chosen tokens"
     try:
+        if states:
+            raise Unsupported("the state of recurrent layers is that of a whole prefix, so that no text can be moved")
         if not model.has_one_table:
             raise Unsupported(
                 "vLLM's hybrid allocator frees the blocks that have left a window, which tokens recomputed later would "
@@ -88,7 +97,8 @@ def check_model(
         fits = _checked(ranks, forward, lambda: _rotation_errors(model, layers, [None, *candidates]))
         rotations = _chosen_rotations(fits, layers, [None, *candidates], ranks)
     except BlendHubError as error:
-        return ModelCheck(ModelSupport(layouts, False, (f"{error}; exact prefixes are reused all the same",)))
+        reason = f"{error}; exact prefixes are reused all the same"
+        return ModelCheck(ModelSupport(layouts, False, (reason,), state_layouts=state_layouts))
     measures_attention = bool(selector.attended_layers) and not without_attention
     return ModelCheck(ModelSupport(layouts, True, without_attention), rotations, measures_attention)
 
@@ -121,7 +131,7 @@ def _refuse_to_reuse(model: EngineModel) -> None:
             "with enable_sleep_mode or enable_cumem_allocator vLLM may unmap the KV cache while KV is being copied, "
             "because vLLM does not tell a connector about it; serve without both to reuse KV"
         )
-    if not model.has_one_table and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
+    if not (model.has_one_table or (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS)):
         raise Unsupported(
             "with the hybrid allocator, this vLLM does not let a connector see which blocks it frees, or say which "
             "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and costs KV capacity"

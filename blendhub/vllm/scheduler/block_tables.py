@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import get_max_concurrency_for_kv_cache_config
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, MambaSpec
 
 
 class BlockTables(NamedTuple):
@@ -14,13 +14,29 @@ class BlockTables(NamedTuple):
     shortest_window: int | None
     """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request that
     runs."""
+    of_states: tuple[int, ...] = ()
+    """The numbers of the tables of recurrent layers, of which a block holds the state behind its last token, or none.
+    """
+
+    @property
+    def of_kv(self) -> tuple[int, ...]:
+        """The numbers of the tables whose blocks hold the KV of all of their tokens."""
+        return tuple(number for number in range(len(self.block_sizes)) if number not in self.of_states)
+
+    @property
+    def state_block(self) -> int | None:
+        """The number of tokens between two states; None for a model without recurrent layers."""
+        return self.block_sizes[self.of_states[0]] if self.of_states else None
 
 
 def block_tables_of(config: KVCacheConfig) -> BlockTables:
-    windows = [_window_of(spec) or 1 for spec in _specs(config) if not isinstance(spec, FullAttentionSpec)]
-    return BlockTables(
-        tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups), min(windows, default=None)
-    )
+    others = FullAttentionSpec | MambaSpec
+    windows = [_window_of(spec) or 1 for spec in _specs(config) if not isinstance(spec, others)]
+    of_states = [
+        number for number, group in enumerate(config.kv_cache_groups) if isinstance(_of_layers(group)[0], MambaSpec)
+    ]
+    sizes = tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups)
+    return BlockTables(sizes, min(windows, default=None), tuple(of_states))
 
 
 def _specs(config: KVCacheConfig) -> list[Any]:
@@ -44,7 +60,8 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig) -> str:
     kinds = Counter(map(_kind, _specs(config)))
     reused = "; ".join(f"{count} layers {kind}" for kind, count in kinds.items())
     line = f"KV capacity {tokens:,} tokens, the same as without BlendHub: {reused}"
-    if len(config.kv_cache_groups) > 1:
+    is_recurrent = any(isinstance(spec, MambaSpec) for spec in _specs(config))
+    if len(config.kv_cache_groups) > 1 and not is_recurrent:
         # Groups lie over each other: a block belongs to one of them.
         block = max(sum(spec.page_size_bytes for spec in _of_layers(group)) for group in config.kv_cache_groups)
         token = sum(spec.page_size_bytes / spec.block_size for spec in _specs(config))
@@ -58,4 +75,6 @@ def capacity_line(engine: VllmConfig, config: KVCacheConfig) -> str:
 def _kind(spec: Any) -> str:
     if isinstance(spec, FullAttentionSpec):  # with the allocator off, layers with windows are kept so, too
         return "of which all tokens are kept and reused"
+    if isinstance(spec, MambaSpec):
+        return f"with a recurrent state, which is reused behind each {spec.block_size} tokens where vLLM ends a step"
     return f"with a window of {_window_of(spec)}, of which the tokens that a window still needs are reused"

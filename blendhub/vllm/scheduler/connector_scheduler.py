@@ -188,8 +188,10 @@ def build_scheduler(
         # The workers' tables of rotations are as long.
         facts.max_model_len,
         ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
+        needs_state=bool(tables.of_states),
     )
-    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
+    speculates = config.speculative_config is not None
+    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables, speculates=speculates)
     wants_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
     events = HubEvents(executor, facts.blends and settings.mode in ("blend", "contiguous")) if wants_events else None
     return ConnectorScheduler(requests, executor, admission, loads, saves, reports, events)

@@ -117,9 +117,11 @@ class LoadScheduler:
         block_size: int,
         n_positions: int,
         shown: ShownHashes | None = None,
+        *,
+        needs_state: bool = False,
     ) -> None:
         """``n_positions``: keys that were stored for this position or a later one cannot be moved. ``shown``: None if
-        no other connector stores KV under block hashes."""
+        no other connector stores KV under block hashes. ``needs_state``: the model has recurrent layers."""
         self.lookups = lookups
         self.audits = audits
         self._settled = settled
@@ -129,6 +131,7 @@ class LoadScheduler:
         self._block_size = block_size
         self._n_positions = n_positions
         self._shown = shown
+        self._needs_state = needs_state
         self._loads: list[LoadJob] = []
         self._cancelled: set[str] = set()
         self._reading: dict[str, Reading] = {}
@@ -210,6 +213,7 @@ class LoadScheduler:
                 reading.lease,
                 reading.epoch,
                 decision.pieces_of(reading.pieces),
+                reading.state,
                 state.terms.adapter,
                 self.audits.n_tokens(state.request, self._block_size),
                 state.stop_tokens,
@@ -274,6 +278,10 @@ class LoadScheduler:
 
     def _choice(self, state: RequestState, ratio: float | None) -> Choice:
         """What to reuse of what was found. ``ratio``: the share of moved text to recompute; None: move none."""
+        state_at = None
+        if self._needs_state:
+            found = state.found.state if state.found else None
+            state_at = found.span.end if found else state.engine_tokens
         return decide(
             state.matches,
             state.request.num_tokens,
@@ -287,4 +295,5 @@ class LoadScheduler:
             too_old=sum(map(len, state.found.too_old)) if state.found else 0,
             n_positions=self._n_positions,
             pace=self._turns.pace(),
+            state_at=state_at,
         )
