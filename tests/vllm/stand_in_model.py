@@ -35,6 +35,7 @@ class StandInModel:
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
+    can_have_scratch = True
     n_drafts = 0
     adapters = None
     dtype = torch.float32
@@ -76,7 +77,7 @@ class StandInModel:
     def unscaled(self, name, keys, values):
         return keys, values
 
-    def slots(self, chosen):
+    def slots(self, chosen, layer=0):
         return torch.from_numpy(chosen.slots(BLOCK))
 
     def write(self, index, keys, values, slots):

@@ -70,7 +70,8 @@ class ProbeAttention:
         name, probe = layer.layer_name, self._probe
         for prompt, total in zip(self._prompts, self.received, strict=True):
             places, rules = prompt.places, probe.rules[name]
-            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], prompt.slots)
+            slots = prompt.slots[probe.model.table_of(name)]
+            stored_keys, stored_values = read_as_computed(probe.model, probe.layers[name], slots)
             if rules.latent:
                 stored_values = stored_keys[..., : rules.latent]
             both = (
@@ -95,5 +96,5 @@ class _Prompt:
         self.positions = model.sent(chosen.positions[places])
         stored = Chosen([asking.part._replace(spans=asking.stored)])
         self.stored = model.sent(stored.positions)
-        self.slots = model.slots(stored)
+        self.slots = model.slots_of_tables(stored)
         self.key_positions = torch.cat([self.stored, self.positions])

@@ -11,16 +11,24 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCache
 class BlockTables(NamedTuple):
     block_sizes: tuple[int, ...]
     """The tokens of a block in each table."""
-    shortest_window: int | None
-    """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request that
-    runs."""
+    windows: tuple[int | None, ...]
+    """Behind how many tokens vLLM frees the blocks of each table; None: it frees none."""
+
+    @property
+    def shortest_window(self) -> int | None:
+        """How many tokens back the nearest token is whose block vLLM may have freed; None: it frees none of a request
+        that runs."""
+        return min((window for window in self.windows if window), default=None)
 
 
 def block_tables_of(config: KVCacheConfig) -> BlockTables:
-    windows = [_window_of(spec) or 1 for spec in _specs(config) if not isinstance(spec, FullAttentionSpec)]
-    return BlockTables(
-        tuple(group.kv_cache_spec.block_size for group in config.kv_cache_groups), min(windows, default=None)
-    )
+    groups = config.kv_cache_groups
+    return BlockTables(tuple(group.kv_cache_spec.block_size for group in groups), tuple(map(_window_of_group, groups)))
+
+
+def _window_of_group(group: KVCacheGroupSpec) -> int | None:
+    windows = (_window_of(spec) or 1 for spec in _of_layers(group) if not isinstance(spec, FullAttentionSpec))
+    return max(windows, default=None)
 
 
 def _specs(config: KVCacheConfig) -> list[Any]:

@@ -20,6 +20,7 @@ from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, S
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.stats import BlendHubStats
 
@@ -34,12 +35,14 @@ class ConnectorScheduler:
         admission: Admission,
         loads: LoadScheduler,
         saves: SaveScheduler,
+        scratch: Scratch,
         reports: Reports,
     ) -> None:
         """``requests``: empty, and shared with those that need all requests."""
         self.executor = executor
         self.loads = loads
         self.saves = saves
+        self._scratch = scratch
         self.reports = reports
         self._requests = requests
         self._admission = admission
@@ -87,6 +90,7 @@ class ConnectorScheduler:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
         self.saves.plan_step(plan, step)
+        self._scratch.end_step(self.saves.needs_blocks)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
@@ -111,7 +115,10 @@ class ConnectorScheduler:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
             return False, response
-        return self.saves.end(state, tables), response
+        are_needed = self.saves.end(state, tables)
+        if not are_needed:
+            self._scratch.give_back(state.id)
+        return are_needed, response
 
     @property
     def has_work(self) -> bool:
@@ -164,17 +171,20 @@ def build_scheduler(
     arena.look()
     reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
+    scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
+    block_size = blocks.hash_block_size or tables.block_sizes[0]
     loads = LoadScheduler(
         Lookups(executor, settings, requests, blocks, audits, reports.counters),
         audits,
         SettledBlocks(blocks),
+        scratch,
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
         settings,
-        tables.block_sizes[0],
+        block_size,
         # The workers' tables of rotations are as long.
         facts.max_model_len,
-        ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
+        ShownHashes(block_size) if facts.shows_hashes else None,
     )
-    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables)
-    return ConnectorScheduler(requests, executor, admission, loads, saves, reports)
+    saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables)
+    return ConnectorScheduler(requests, executor, admission, loads, saves, scratch, reports)

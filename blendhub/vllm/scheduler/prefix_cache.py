@@ -15,7 +15,9 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
 if TYPE_CHECKING:
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheManager
+    from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
     from blendhub.vllm.scheduler.request_state import RequestState
 
@@ -42,6 +44,22 @@ class RequestBlocks:
     def of(self, request: str) -> Tables:
         """The blocks of a running request in each block table, in the order of its tokens."""
         return self._manager.get_block_ids(request) if self._manager else self._followed[request]
+
+    @property
+    def pool(self) -> "BlockPool | None":
+        """vLLM's pool of blocks; None if it cannot be asked."""
+        return self._manager.block_pool if self._manager else None
+
+    @property
+    def hash_block_size(self) -> int | None:
+        """The tokens of which each block hash is made; None if that cannot be asked."""
+        return self._manager.block_pool.hash_block_size if self._manager else None
+
+    def cached_blocks(self, hashes: Sequence[BlockHash], most: int) -> "Sequence[Sequence[KVCacheBlock]]":
+        """The blocks that vLLM's prefix cache has under these hashes, for each block table."""
+        assert self._manager
+        hit = self._manager.coordinator.find_longest_cache_hit(list(hashes), most)
+        return hit[0]
 
     def cached_tokens(self, hashes: Sequence[BlockHash], most: int) -> int | None:
         """How many tokens vLLM's prefix cache has under these hashes, at most so many; None: that cannot be asked."""

@@ -22,6 +22,7 @@ from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
 
@@ -66,6 +67,7 @@ class SaveScheduler:
         self,
         executor: HubExecutor,
         blocks: RequestBlocks,
+        scratch: Scratch,
         arena: ArenaWatch,
         admission: Admission,
         reports: Reports,
@@ -74,6 +76,7 @@ class SaveScheduler:
     ) -> None:
         self._executor = executor
         self._blocks = blocks
+        self._scratch = scratch
         self._arena = arena
         self._adapters = admission.adapters
         self._ranks = admission.namespace.world_size
@@ -152,6 +155,11 @@ class SaveScheduler:
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
+
+    def needs_blocks(self, name: str) -> bool:
+        """Whether some of what a request has loaded or computed is still to be written."""
+        saves = self._open.get(name)
+        return name in self._ending or (saves is not None and (saves.plan is None or saves.plan.is_pending))
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
@@ -252,6 +260,7 @@ class SaveScheduler:
     def _schedule(
         self, request: RequestState, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
     ) -> None:
+        tables = self._scratch.complete(request.id, tables)
         for save in save_plan.saves:
             part = save.next_part(computed)
             if part is None:
