@@ -7,16 +7,18 @@ begins. Nothing is reserved, so the KV capacity is what it is without BlendHub.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 
 from blendhub.vllm.messages import NULL_BLOCK
-from blendhub.vllm.scheduler.block_tables import BlockTables
+from blendhub.vllm.scheduler.block_tables import MOST_BORROWED, BlockTables
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.request_state import RequestState
 
-MOST_SHARE = 0.25
-"""The largest share of vLLM's blocks that is borrowed at a time: what they had cached is lost."""
+LEAST_FREE = 0.25
+"""With a smaller share of free blocks, vLLM gets them back although blended KV is not stored yet."""
 MOST_LOANS = 8
 """How often blocks are borrowed for a request for which vLLM then does not find its own."""
 
@@ -42,9 +44,9 @@ def lost_blocks(size: int, window: int | None, start: int, end: int) -> Lost:
 class Loan(NamedTuple):
     """The blocks that are held for a request."""
 
-    borrowed: list[Any]
-    """Blocks that hold what this request loads and computes, as vLLM's own objects."""
-    pinned: list[Any]
+    borrowed: list[KVCacheBlock]
+    """Blocks that hold what this request loads and computes."""
+    pinned: list[KVCacheBlock]
     """Blocks of vLLM's prefix cache that the request reads."""
     numbers: list[dict[int, int]]
     """For each block table, the blocks by their places in it."""
@@ -88,8 +90,10 @@ class Scratch:
         pool = self._blocks.pool
         if pool is None or self._n_failed.get(state.id, 0) >= MOST_LOANS:
             return False
-        most = int(MOST_SHARE * pool.num_gpu_blocks)
-        hit = self._blocks.cached_blocks(request.block_hashes, request.num_tokens - 1) if decision.start else ()
+        most = int(MOST_BORROWED * pool.num_gpu_blocks)
+        hit: Sequence[Sequence[KVCacheBlock]] = [()] * len(lost)
+        if decision.start:
+            hit = self._blocks.cached_blocks(request.block_hashes, request.num_tokens - 1)
         cached = [dict(_at(of_table, one.cached)) for of_table, one in zip(hit, lost, strict=True)]
         if n_lost > most or any(len(one.cached) > len(cached[table]) for table, one in enumerate(lost)):
             return False
@@ -102,7 +106,7 @@ class Scratch:
         borrowed = pool.get_new_blocks(n_lost)
         left = iter(borrowed)
         numbers = [{at: next(left).block_id for at in one.loaded} for one in lost]
-        for of_table, places in zip(cached, numbers, strict=False):
+        for of_table, places in zip(cached, numbers, strict=True):
             places |= {at: block.block_id for at, block in of_table.items()}
         self._asked[state.id] = Loan(borrowed, pinned, numbers)
         return True
@@ -153,7 +157,7 @@ class Scratch:
     def _is_short(self) -> bool:
         """Whether vLLM may need the blocks for the requests that it has."""
         pool = self._blocks.pool
-        return pool is None or pool.get_num_free_blocks() < MOST_SHARE * pool.num_gpu_blocks
+        return pool is None or pool.get_num_free_blocks() < LEAST_FREE * pool.num_gpu_blocks
 
     def _needed(self, start: int, n_tokens: int) -> int:
         """About how many blocks vLLM allocates for a request of so many tokens, of which it has the first."""
@@ -168,7 +172,7 @@ class Scratch:
             self._blocks.pool.free_blocks([*loan.borrowed, *loan.pinned])
 
 
-def _at(blocks: Any, places: range) -> Iterator[tuple[int, Any]]:
+def _at(blocks: Sequence[KVCacheBlock], places: range) -> Iterator[tuple[int, KVCacheBlock]]:
     """The blocks at these places that are there, and not null."""
     for at in places:
         if at < len(blocks) and not blocks[at].is_null:
