@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.engines import Engine, disagreement
-from harness.engines.shapes import GEMMA3, GPT_OSS
+from harness.engines.shapes import GEMMA3, GPT_OSS, LLAMA4
 from tests.vllm.conftest import PROBING, SETTINGS, TOLERANCE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -56,6 +56,19 @@ def test_exact_prefixes_longer_than_the_windows_equal_plain_vllm(start, texts):
         assert answered.report["exact_tokens"] >= len(prompts[1]) + 99
         assert disagreement([answered], [expected_turn]) < TOLERANCE
         assert not any(name.startswith(("saves_failed", "loads_failed")) for name in engine.call("counts"))
+
+
+def test_chunks_of_local_attention_reuse_exact_prefixes_and_the_log_says_what_costs_what(tmp_path, texts):
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA4))
+    document = texts.new(300)
+    with Engine(tmp_path, SETTINGS, load_format="dummy") as engine:
+        assert "exact prefixes are reused" in engine.log
+        assert "with --disable-hybrid-kv-cache-manager text is reused anywhere, and about" in engine.log
+        engine.one(document)
+        engine.forget()
+        assert engine.one([*document, *texts.new(9)]).report["exact_tokens"] == 300
+        engine.forget()
+        assert engine.one([*texts.new(9), *document]).report["moved_tokens"] == 0
 
 
 def test_requests_that_lose_their_blocks_are_loaded_again(start, texts):

@@ -30,8 +30,10 @@ class AttentionProbe:
     """
 
     def __init__(self, model: EngineModel, layers: Sequence[LayerPages], depths: Sequence[float]) -> None:
-        """``depths``: the layers that count, as fractions of the model's depth. Raises Unsupported."""
-        numbers = {int(depth * len(layers)) for depth in depths}
+        """``depths``: the layers that count, as fractions of the model's depth; see ``counted_layers``. Raises
+        Unsupported."""
+        named = [model.layer(name) for name in model.layer_names[: len(layers)]]
+        numbers = counted_layers(depths, [_sees_all(layer) for layer in named])
         self.last = max(numbers)
         self.counted = {model.layer_names[number] for number in numbers}
         names = model.layer_names[: self.last + 1]
@@ -51,6 +53,16 @@ class AttentionProbe:
         attention = ProbeAttention(self, asking)
         self.model.forward_apart(attention.chosen, list(self.layers), attention)
         return attention.received
+
+
+def counted_layers(depths: Sequence[float], see_all: Sequence[bool]) -> set[int]:
+    """For each depth the nearest layer without a window, which does not know what stands before it."""
+    whole = [number for number, sees_all in enumerate(see_all) if sees_all] or list(range(len(see_all)))
+    return {min(whole, key=lambda number: abs(number - int(depth * len(see_all)))) for depth in depths}
+
+
+def _sees_all(layer: Any) -> bool:
+    return getattr(layer, "sliding_window", None) is None and getattr(layer, "attention_chunk_size", None) is None
 
 
 class ProbeAttention:
