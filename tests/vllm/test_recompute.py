@@ -42,7 +42,7 @@ class Model:
         keys, values = torch.empty((2, *shape), dtype=torch.bfloat16, device="meta")
         return keys, values
 
-    def slots(self, chosen):
+    def slots(self, chosen, layer=0):
         return torch.empty(len(chosen), dtype=torch.int64, device="meta")
 
     def write(self, layer, keys, values, slots):
