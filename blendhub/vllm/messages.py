@@ -67,7 +67,7 @@ class LoadJob(msgspec.Struct, frozen=True):
     tokens: Tokens
     """The whole prompt: a selector may look at the question, which comes after the decision's end."""
     blocks: tuple[npt.NDArray[np.int64], ...]
-    """The request's blocks in each block table that vLLM keeps for it. Text is blended only where there is one."""
+    """The request's blocks in each block table that vLLM keeps for it, with those borrowed until it is loaded."""
     decision: Decision
     lease: int = 0
     """The lease of the lookup. The scheduler's session keeps it; the workers release it once all ranks have copied."""

@@ -194,7 +194,7 @@ class SchedulerStart:
             if hub:
                 hub.close()
             raise
-        log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config))
+        log.info("BlendHub: %s", capacity_line(config, self._kv_cache_config, blends=support.blends))
         observers.engine_started(
             EngineInfo(
                 engine=self._engine_id,

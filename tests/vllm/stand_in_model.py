@@ -36,6 +36,7 @@ class StandInModel(Anything):
     max_tokens, max_spans = 4096, 64
     device = torch.device("cpu")
     frees_blocks_early = samples_last = False
+    can_have_scratch = True
     n_drafts = 0
     recurrent: ClassVar[dict[str, int]] = {}
     adapters = None
@@ -78,7 +79,7 @@ class StandInModel(Anything):
     def unscaled(self, name, keys, values):
         return keys, values
 
-    def slots(self, chosen):
+    def slots(self, chosen, layer=0):
         return torch.from_numpy(chosen.slots(BLOCK))
 
     def write(self, index, keys, values, slots):

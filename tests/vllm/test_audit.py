@@ -35,7 +35,7 @@ BLOCK = 16
 class SummingModel(Anything):
     """A token's KV is the sum of all tokens up to it: it depends on the whole context, and shows what is stale."""
 
-    block_size, max_tokens, max_spans = BLOCK, 4096, 64
+    block_sizes, max_tokens, max_spans = (BLOCK,), 4096, 64
 
     def __init__(self, n: int, says: bool = True) -> None:
         self.kv = np.zeros(-(-n // BLOCK) * BLOCK)
@@ -192,4 +192,4 @@ def test_a_model_without_predictions_is_not_audited_and_the_log_says_why():
     assert not without.audits and without.blends
     assert "requests are not audited" in without.reasons[1] and "compute_logits" in without.reasons[1]
     with pytest.raises(Unsupported, match="tuple"):
-        check_predictions(StandIn(block_size=16, forward=lambda chosen: (1, 2)))
+        check_predictions(StandIn(block_sizes=(16,), forward=lambda chosen: (1, 2)))

@@ -39,7 +39,7 @@ def test_a_model_whose_keys_turn_is_blended(config, start, texts):
     first, second = texts.new(300), texts.new(300)
     prompt = [*second, *texts.new(40), *first, *texts.new(9)]
     n = len(prompt) - 1
-    # With the hybrid allocator only exact prefixes are reused of a model with windows: see test_engine_hybrid.py.
+    # With the hybrid allocator, vLLM does not keep all the KV that is compared here: see test_engine_hybrid.py.
     with start(config, disable_hybrid_kv_cache_manager=True) as engine:
         engine.one([*first, *second])
         engine.forget()
@@ -64,14 +64,14 @@ def test_a_model_that_learned_its_positions_reuses_exact_prefixes_only(start, te
         assert engine.one([*texts.new(40), *document, *texts.new(9)]).report["moved_tokens"] == 0
 
 
-def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_path, texts):
-    """vLLM takes away the blocks that the window has left, so that tokens in the middle cannot be computed again."""
+def test_a_model_whose_every_layer_has_a_window_is_blended(tmp_path, texts):
+    """vLLM takes away the blocks that the window has left, and lends others while tokens in the middle are computed."""
     windows = {"sliding_window": 64, "use_sliding_window": True, "max_window_layers": 0}
     model = make_tiny_model(tmp_path / "windows", layer_types=["sliding_attention"] * 4, **windows)
     first, second = texts.new(300), texts.new(300)
     moved = [*second, *texts.new(40), *first, *texts.new(9)]
     with Engine(model, SETTINGS, max_num_batched_tokens=128) as engine:
-        assert "exact prefixes are reused" in engine.log and "an attention window" in engine.log
+        assert "text is reused anywhere" in engine.log
         expected = engine.one([*first, *second], tokens=20)
         engine.forget()
         again = engine.one([*first, *second], tokens=20, store=False)
@@ -80,4 +80,5 @@ def test_a_model_whose_every_layer_has_a_window_reuses_exact_prefixes_only(tmp_p
         expected = engine.one(moved, tokens=20, mode="off", store=False)
         engine.forget()
         asked = engine.one(moved, tokens=20, recompute_ratio=1.0, store=False)
-        assert asked.report["moved_tokens"] == 0 and asked.tokens == expected.tokens
+        assert asked.report["moved_tokens"] == 600 and asked.tokens == expected.tokens
+        engine.forget()

@@ -41,7 +41,7 @@ class Model(Anything):
         keys, values = torch.empty((2, *shape), dtype=torch.bfloat16, device="meta")
         return keys, values
 
-    def slots(self, chosen):
+    def slots(self, chosen, layer=0):
         return torch.empty(len(chosen), dtype=torch.int64, device="meta")
 
     def write(self, layer, keys, values, slots):
@@ -55,7 +55,7 @@ def test_a_piece_of_a_probe_waits_for_nothing_until_its_scores_are_fetched():
     layers = [LayerPages(PagedLayer(f"layer {n}", "packed_heads", (pages,)), LAYOUT, BLOCK) for n in range(3)]
     selector, device = HOST.create("selector", "hkvd", {}), StandIn(block_tokens=1)
     engine = BlendContext(Model(), layers, (), device, selector, ALONE)
-    part = Part(np.zeros(96, np.uint32), np.arange(8), [Span(0, 1), Span(3, 40)])
+    part = Part(np.zeros(96, np.uint32), [np.arange(8)], [Span(0, 1), Span(3, 40)])
     scores = Forwards(engine)._score(Chosen([part]), 1)
     assert scores.device.type == "meta" and scores.shape == (38,)
     with pytest.raises(NotImplementedError, match="no data"):

@@ -180,7 +180,7 @@ def test_each_salt_reuses_its_own_text_over_one_session(engine):
 @pytest.fixture
 def windowed():
     """An engine whose second block table is of layers with a window of 64 tokens."""
-    with played_engine(tables=BlockTables((BLOCK, BLOCK), 64)) as engine:
+    with played_engine(tables=BlockTables((BLOCK, BLOCK), (None, 64))) as engine:
         engine.blocks.of = lambda request: tables
         tables = [list(range(1, 101)), list(range(1, 101))]
         yield engine, tables

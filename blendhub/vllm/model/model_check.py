@@ -1,6 +1,6 @@
 """Start-up checks on the loaded model: where its KV lies, whether keys can be moved, and what cannot be reused.
 
-All trial writes go to block 0, which vLLM never gives to a request.
+They end before the first request, so trial writes may go to any block.
 """
 
 import logging
@@ -15,11 +15,11 @@ from blendhub.contracts import Rotation, Selector
 from blendhub.core.errors import BlendHubError, Unsupported
 from blendhub.core.spans import Span
 from blendhub.vllm.model.attention_probe import Asking, AttentionProbe, ProbeAttention
-from blendhub.vllm.model.chosen import Chosen, Part
+from blendhub.vllm.model.chosen import Chosen
 from blendhub.vllm.model.engine_model import EngineModel
 from blendhub.vllm.model.layer_groups import LayerGroup, layer_groups, pages_of
 from blendhub.vllm.model.pages import LayerPages, read_as_computed
-from blendhub.vllm.model.parts_check import BLOCK, COARSE, TOKEN, check_parts, tolerance, trial_tokens
+from blendhub.vllm.model.parts_check import COARSE, TOKEN, check_parts, tolerance, trial_part, trial_tokens
 from blendhub.vllm.model.platforms import Tensors
 from blendhub.vllm.model.rotary import digest, rotated, rotations_of
 from blendhub.vllm.model.states import StateGroup
@@ -49,7 +49,7 @@ def groups_and_rotations(model: EngineModel, chunk_tokens: int) -> tuple[tuple[L
     _refuse_to_reuse(model)
     groups = layer_groups(model, chunk_tokens)
     n_positions, found = model.config.model_config.max_model_len, dict[str, Rotation]()
-    for width in {group.layout.key_dim for group in groups} if model.has_one_table else ():
+    for width in {group.layout.key_dim for group in groups} if model.can_have_scratch else ():
         found |= {digest(rotation): rotation for rotation in rotations_of(model.module, width, n_positions)}
     return groups, list(found.values())
 
@@ -78,15 +78,10 @@ def check_model(
     try:
         if states:
             raise Unsupported("the state of recurrent layers is that of a whole prefix, so that no text can be moved")
-        if not model.has_one_table:
+        if not model.can_have_scratch:
             raise Unsupported(
-                "vLLM's hybrid allocator frees the blocks that have left a window, which tokens recomputed later would "
-                "need; --disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
-            )
-        if model.frees_blocks_early:
-            raise Unsupported(
-                "every layer has an attention window, and vLLM frees the blocks that have left it: tokens recomputed "
-                "behind them would be wrong"
+                "vLLM frees the blocks of chunks that attention has left, which tokens recomputed later would need; "
+                "--disable-hybrid-kv-cache-manager has text reused anywhere, and costs KV capacity"
             )
         _refuse_to_blend(model.config)
         # Several tokens first: a model that vLLM has not warmed up would be compiled for one token only.
@@ -228,10 +223,9 @@ def _chosen_rotations(
 def _keys_of_one_token(
     model: EngineModel, layers: Sequence[LayerPages], place: int
 ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    chosen = Chosen([Part(np.array([TOKEN], np.uint32), BLOCK, [Span(0, 1)])])
+    chosen = Chosen([trial_part(model, np.array([TOKEN], np.uint32), [Span(0, 1)])])
     model.forward(chosen, positions=torch.tensor([place]))
-    slots = torch.zeros(1, dtype=torch.int64, device=model.device)
-    both = [read_as_computed(model, layer, slots) for layer in layers]
+    both = [read_as_computed(model, layer, model.slots(chosen, number)) for number, layer in enumerate(layers)]
     return [keys for keys, _ in both], [values for _, values in both]
 
 
@@ -257,9 +251,9 @@ def _check_probe(model: EngineModel, layers: Sequence[LayerPages], probe_layer: 
             "choose a selector without a probe, such as first_k"
         )
     tokens, layer = trial_tokens(model), layers[probe_layer]
-    whole = Chosen([Part(tokens, BLOCK, [Span(0, len(tokens))])])
+    whole = Chosen([trial_part(model, tokens, [Span(0, len(tokens))])])
     model.forward(whole)
-    written = read_as_computed(model, layer, torch.arange(len(tokens), device=model.device))
+    written = read_as_computed(model, layer, model.slots(whole, probe_layer))
     seen = model.forward_until(probe_layer, whole)
     _compare(layer, seen, written, "the probed KV is off by {} from what the layer writes")
 
@@ -282,9 +276,10 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
     """Tokens that only ask must get the KV that the model's own attention leads to."""
     probe, tokens = AttentionProbe(model, layers, depths), trial_tokens(model)
     n = len(tokens)
-    whole, half = Part(tokens, BLOCK, [Span(0, n)]), Span(0, n // 2)
+    whole, half = trial_part(model, tokens, [Span(0, n)]), Span(0, n // 2)
     model.forward(Chosen([whole]))
-    attention = ProbeAttention(probe, [Asking(whole._replace(spans=[Span(half.end, n)]), [half])])
+    asked = whole._replace(spans=[Span(half.end, n)])
+    attention = ProbeAttention(probe, [Asking(asked, [half])])
     seen: dict[str, Tensors] = {}
 
     def attend(layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, output: torch.Tensor) -> None:
@@ -292,8 +287,8 @@ def _check_attention(model: EngineModel, layers: Sequence[LayerPages], depths: S
         attention(layer, query, key, value, output)
 
     model.forward_apart(attention.chosen, list(probe.layers), attend)
-    for name, layer in probe.layers.items():
-        written = read_as_computed(model, layer, torch.arange(half.end, n, device=model.device))
+    for number, (name, layer) in enumerate(probe.layers.items()):
+        written = read_as_computed(model, layer, model.slots(Chosen([asked]), number))
         _compare(layer, seen[name], written, "tokens that ask get KV that is off by {} from what the model computes")
 
 

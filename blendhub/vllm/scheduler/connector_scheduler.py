@@ -23,6 +23,7 @@ from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, SettledBlocks, S
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
 from blendhub.vllm.stats import BlendHubStats
 
@@ -37,6 +38,7 @@ class ConnectorScheduler:
         admission: Admission,
         loads: LoadScheduler,
         saves: SaveScheduler,
+        scratch: Scratch,
         reports: Reports,
         events: HubEvents | None = None,
     ) -> None:
@@ -44,6 +46,7 @@ class ConnectorScheduler:
         self.executor = executor
         self.loads = loads
         self.saves = saves
+        self._scratch = scratch
         self.reports = reports
         self._events = events
         self._requests = requests
@@ -94,6 +97,7 @@ class ConnectorScheduler:
             plan.hub, self._unsent_place = self._unsent_place, None
         self.loads.plan_step(plan, step.total_num_scheduled_tokens)
         self.saves.plan_step(plan, step)
+        self._scratch.end_step(self.saves.needs_blocks)
         return plan
 
     def process_report(self, report: WorkerReport) -> None:
@@ -119,7 +123,10 @@ class ConnectorScheduler:
             # vLLM keeps the blocks until the workers report that they have stopped.
             self.saves.abort(state)
             return False, response
-        return self.saves.end(state, tables), response
+        are_needed = self.saves.end(state, tables)
+        if not are_needed:
+            self._scratch.give_back(state.id)
+        return are_needed, response
 
     @property
     def has_work(self) -> bool:
@@ -177,21 +184,24 @@ def build_scheduler(
     arena.look()
     reports = Reports(executor.run, observers)
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
+    scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
+    block_size = blocks.hash_block_size or tables.block_sizes[0]
     loads = LoadScheduler(
         Lookups(executor, settings, requests, blocks, audits, reports.times),
         audits,
         SettledBlocks(blocks),
+        scratch,
         Turns(settings, config.scheduler_config.max_num_batched_tokens, requests),
         reports,
         settings,
-        tables.block_sizes[0],
+        block_size,
         # The workers' tables of rotations are as long.
         facts.max_model_len,
-        ShownHashes(tables.block_sizes[0]) if facts.shows_hashes else None,
+        ShownHashes(block_size) if facts.shows_hashes else None,
         needs_state=bool(tables.of_states),
     )
     speculates = config.speculative_config is not None
-    saves = SaveScheduler(executor, blocks, arena, admission, reports, settings, tables, speculates=speculates)
+    saves = SaveScheduler(executor, blocks, scratch, arena, admission, reports, settings, tables, speculates=speculates)
     wants_events = config.kv_events_config is not None and config.kv_events_config.enable_kv_cache_events
     events = HubEvents(executor, facts.blends and settings.mode in ("blend", "contiguous")) if wants_events else None
-    return ConnectorScheduler(requests, executor, admission, loads, saves, reports, events)
+    return ConnectorScheduler(requests, executor, admission, loads, saves, scratch, reports, events)

@@ -50,6 +50,7 @@ def decide(
     n_positions: int | None = None,
     pace: Pace | None = None,
     state_at: int | None = None,
+    has_scratch: bool = True,
 ) -> Choice:
     """Which KV a prompt of ``n_tokens`` reuses, where vLLM has the first ``local`` tokens.
 
@@ -61,6 +62,7 @@ def decide(
     or a later one cannot be moved; None: all can. ``pace``: how long recomputation takes; None: as long as computation.
     ``state_at``: the position of the state, stored or local, with which a model with recurrent layers can go on; None:
     the model has none.
+    ``has_scratch``: whether there are blocks for the tokens that recomputation needs and vLLM does not keep.
     """
     # The last token is always left to the engine, which needs its logits.
     open = Span(min(local, n_tokens - 1), n_tokens - 1)
@@ -81,6 +83,12 @@ def decide(
     for claimed in (usable, unmoved, _unbroken(unmoved, open.start)):
         best = _claim(claimed, open, ratio, holes)
         obstacle = _too_much(best, judged, policy) or _too_slow(best, judged, pace)
+        if not has_scratch and best.recomputes:
+            obstacle = Refusal(
+                Why.NO_SCRATCH,
+                f"vLLM's KV cache has too few free blocks to blend up to token {best.end}: layers with a window lend "
+                "from them while a prompt is blended; fewer requests at a time or --gpu-memory-utilization leave more",
+            )
         if not obstacle:
             break
         refusal = refusal or obstacle
@@ -96,7 +104,7 @@ def decide(
             unused.append(NotReused(match.span, Why.BEHIND_HOLE))
         elif refusal:
             # Without moved text nothing is too much; what is left was too little.
-            is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW) and (match.moved or is_enough)
+            is_dear = refusal.why in (Why.TOO_MUCH, Why.TOO_SLOW, Why.NO_SCRATCH) and (match.moved or is_enough)
             unused.append(NotReused(match.span, refusal.why if is_dear else Why.TOO_LITTLE))
     if matches and matches[-1].span.end >= n_tokens:
         unused.append(NotReused(Span(n_tokens - 1, n_tokens), Why.LAST))

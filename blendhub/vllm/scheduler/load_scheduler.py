@@ -19,6 +19,7 @@ from blendhub.vllm.scheduler.lookups import Lookups, Reading
 from blendhub.vllm.scheduler.prefix_cache import SettledBlocks, ShownHashes, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.settings import Settings
 
 SPARE_STEPS = 2
@@ -111,6 +112,7 @@ class LoadScheduler:
         lookups: Lookups,
         audits: Audits,
         settled: SettledBlocks,
+        scratch: Scratch,
         turns: Turns,
         reports: Reports,
         settings: Settings,
@@ -125,6 +127,7 @@ class LoadScheduler:
         self.lookups = lookups
         self.audits = audits
         self._settled = settled
+        self._scratch = scratch
         self._turns = turns
         self._reports = reports
         self._settings = settings
@@ -169,7 +172,8 @@ class LoadScheduler:
             except BlendHubError as error:
                 self._reports.refuse(state, Refusal(Why.HUB_FAILED, f"{type(error).__name__}: {error}"))
             else:
-                self._decide(state, ratio, audited)
+                if not self._decide(state, ratio, audited):
+                    return None, False
         if state.stage is Stage.FOUND:
             assert state.decision
             if self._shown:
@@ -199,6 +203,7 @@ class LoadScheduler:
         assert state.lookup
         reading = self._reading[state.id] = state.lookup.begin_reading()
         state.begin_load()
+        self._scratch.allocated(state.id)
         if decision.audit:
             self.audits.begun(state)
         if n_recomputed := decision.n_recomputed(state.request.num_tokens):
@@ -208,7 +213,7 @@ class LoadScheduler:
                 state.id,
                 state.terms.variant,
                 state.tokens(),
-                tuple(np.asarray(blocks, np.int64) for blocks in tables),
+                tuple(np.asarray(blocks, np.int64) for blocks in self._scratch.complete(state.id, tables)),
                 decision,
                 reading.lease,
                 reading.epoch,
@@ -238,6 +243,10 @@ class LoadScheduler:
         """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
         if reading := self._reading.pop(request, None):
             reading.end()
+        if state and not result.error:
+            self._scratch.loaded(request)
+        else:
+            self._scratch.give_back(request)
         if state and state.stage is Stage.LOADING:
             state.end_load(result)
             self._turns.end(state.request)
@@ -250,6 +259,7 @@ class LoadScheduler:
     def ended(self, state: RequestState) -> None:
         """Note that a request has ended, or was aborted."""
         self._turns.end(state.request)
+        self._scratch.ended(state.id)
         state.end_lookup()
         if state.stage is Stage.LOADING:
             self._cancelled.add(state.id)
@@ -263,20 +273,28 @@ class LoadScheduler:
             if state.stage in (Stage.LOOKING_UP, Stage.FOUND):
                 self.lookups.send(state)
 
-    def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> None:
-        choice = self._choice(state, ratio)
-        first = choice.decision.first_approximate if choice.decision else None
-        if self._shown and not self._shown.permit(state, first):
-            choice = self._choice(state, None)
-        decision = choice.decision
-        if decision and audited and decision.first_approximate is not None:
-            choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
-        state.decided(choice)
+    def _decide(self, state: RequestState, ratio: float | None, audited: bool) -> bool:
+        """Decide what a request reuses; returns False if it must wait for scratch that others use."""
+        for has_scratch in (True, False):
+            choice = self._choice(state, ratio, has_scratch)
+            first = choice.decision.first_approximate if choice.decision else None
+            if self._shown and not self._shown.permit(state, first):
+                choice = self._choice(state, None, has_scratch)
+            decision = choice.decision
+            if decision and audited and has_scratch and decision.first_approximate is not None:
+                choice = msgspec.structs.replace(choice, decision=msgspec.structs.replace(decision, audit=True))
+            state.decided(choice)
+            is_lent = self._scratch.borrow(state)
+            if is_lent is None:
+                return False
+            if is_lent:
+                break
         if decision is None:
             assert choice.refusal
             self._reports.refuse(state, choice.refusal)
+        return True
 
-    def _choice(self, state: RequestState, ratio: float | None) -> Choice:
+    def _choice(self, state: RequestState, ratio: float | None, has_scratch: bool) -> Choice:
         """What to reuse of what was found. ``ratio``: the share of moved text to recompute; None: move none."""
         state_at = None
         if self._needs_state:
@@ -296,4 +314,5 @@ class LoadScheduler:
             n_positions=self._n_positions,
             pace=self._turns.pace(),
             state_at=state_at,
+            has_scratch=has_scratch,
         )

@@ -23,6 +23,7 @@ from blendhub.vllm.scheduler.prefix_cache import RequestBlocks, Tables
 from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.scheduler.save_plan import Kind, SavePlan
+from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch
 from blendhub.vllm.settings import Settings
 
@@ -74,6 +75,7 @@ class SaveScheduler:
         self,
         executor: HubExecutor,
         blocks: RequestBlocks,
+        scratch: Scratch,
         arena: ArenaWatch,
         admission: Admission,
         reports: Reports,
@@ -85,6 +87,7 @@ class SaveScheduler:
         """``speculates``: a step may compute tokens that the answer does not get."""
         self._executor = executor
         self._blocks = blocks
+        self._scratch = scratch
         self._arena = arena
         self._adapters = admission.adapters
         self._ranks = admission.namespace.world_size
@@ -166,6 +169,11 @@ class SaveScheduler:
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
+
+    def needs_blocks(self, name: str) -> bool:
+        """Whether some of what a request has loaded or computed is still to be written."""
+        saves = self._open.get(name)
+        return name in self._ending or (saves is not None and (saves.plan is None or saves.plan.is_pending))
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
@@ -303,6 +311,7 @@ class SaveScheduler:
         of_states: bool = False,
     ) -> None:
         numbers = self._tables.of_states if of_states else self._tables.of_kv
+        tables = self._scratch.complete(request.id, tables)
         for save in save_plan.saves:
             part = save.next_part(computed)
             if part is None:

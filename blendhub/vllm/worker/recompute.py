@@ -121,8 +121,7 @@ class Blend:
         self.job = job
         self.tokens = job.tokens
         """The prompt; during an audit, also the tokens that follow it."""
-        needs_nothing = not (job.decision.moved or job.decision.holes or job.decision.audit)
-        self.result: LoadResult | None = LoadResult() if needs_nothing else None
+        self.result: LoadResult | None = None if job.decision.recomputes else LoadResult()
         self.error: Exception | None = None
         self.work: Work | None = None
         self._context = context

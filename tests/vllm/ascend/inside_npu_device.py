@@ -146,8 +146,8 @@ def test_the_checks_at_the_start_pass(engine_model):
 
 def test_a_forward_over_spans_and_a_probe(engine_model):
     tokens, blocks = np.arange(20, 320, dtype=np.uint32), np.array([2, 1, 3], np.int64)
-    hidden = engine_model.forward(Chosen([Part(tokens, blocks, [Span(0, 140), Span(140, 141), Span(141, 300)])]))
-    last = Chosen([Part(tokens, blocks, [Span(130, 300)])])
+    hidden = engine_model.forward(Chosen([Part(tokens, [blocks], [Span(0, 140), Span(140, 141), Span(141, 300)])]))
+    last = Chosen([Part(tokens, [blocks], [Span(130, 300)])])
     keys, values = engine_model.forward_until(1, last)
     assert {one.device.type for one in (hidden, keys, values)} == {"npu"} and keys.shape == (170, 1, 128)
     engine_model.write(1, keys, values, engine_model.slots(last))
