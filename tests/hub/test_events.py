@@ -3,7 +3,6 @@
 import msgspec
 import pytest
 import zmq
-from hub_direct import CHUNK, LAYOUT, DirectHub, namespace, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,6 +16,7 @@ from blendhub.hub.config import HubConfig
 from blendhub.hub.embedded import embedded_hub
 from blendhub.hub.index import event_log
 from blendhub.hub.limits import MOST_EVENTS_A_REPLY
+from tests.hub.hub_direct import CHUNK, LAYOUT, DirectHub, namespace, tokens
 
 
 class Follower:
@@ -152,9 +152,9 @@ def test_the_stream_is_in_vllm_s_format(tmp_path):
             client.commit(reserved.right, CHUNK)
             if follower.poll(100):
                 break
-        topic, number, batch = follower.recv_multipart()
+        topic, counted, batch = follower.recv_multipart()
         received = msgspec.msgpack.decode(batch, type=events.KVEventBatch)
-        assert topic == b"kv@pod@m" and int.from_bytes(number, "big") >= 0 and received.ts > 1.6e9
+        assert topic == b"kv@pod@m" and int.from_bytes(counted, "big") >= 0 and received.ts > 1.6e9
         (event,) = received.events
         assert isinstance(event, events.BlockStored) and event.token_ids == text.tolist() and event.medium == "CPU"
         assert msgspec.msgpack.decode(batch)[1][0]["movable"] is True

@@ -3,13 +3,13 @@
 import re
 
 import pytest
-from hub_direct import CHUNK, tokens
 
 from blendhub.client import wire
 from blendhub.core.errors import InvalidInput
 from blendhub.hub.http.metrics import OLD, exposition
 from blendhub.outcome.agreement import wilson
 from harness.servers.prometheus import needs_prometheus, promtool
+from tests.hub.hub_direct import CHUNK, tokens
 from tests.metric_names import OF_HUB
 
 

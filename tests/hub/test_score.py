@@ -9,7 +9,6 @@ import time
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, DirectHub, namespace, tokens
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
@@ -22,6 +21,7 @@ from blendhub.hub.http.score import Scorer
 from blendhub.hub.http.score_route import ScoreRoute
 from blendhub.hub.http.server import MetricsServer
 from blendhub.hub.limits import MOST_SCORE_BYTES, MOST_SCORE_TOKENS, MOST_WAITING_TEXTS
+from tests.hub.hub_direct import CHUNK, DirectHub, namespace, tokens
 
 ANOTHER_USER = 65534
 ASK = """

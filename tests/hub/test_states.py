@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-from hub_direct import CHUNK, LAYOUT, DirectHub, namespace
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -11,6 +10,7 @@ from blendhub.core.errors import LayoutMismatch
 from blendhub.core.layout import KVLayout, Variant
 from blendhub.core.spans import Span
 from blendhub.hub.config import HubConfig
+from tests.hub.hub_direct import CHUNK, LAYOUT, DirectHub, namespace
 
 STATE = KVLayout(layers=3, kv_heads=1, key_dim=5, value_dim=0, dtype="int8", chunk_tokens=8)
 SPACE = namespace(state_layouts=(STATE,))

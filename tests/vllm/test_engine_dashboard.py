@@ -54,8 +54,10 @@ def test_no_query_of_the_dashboard_is_empty(model, tmp_path, texts):
         redis = closing.enter_context(RedisServer())
         endpoint, metrics = closing.enter_context(hub_of_a_fleet(tmp_path, redis))
         settings = {"endpoint": endpoint, "audit_share": 0.3, "policy": {"max_recompute_share": 1.0}}
-        options = {"skip_tokenizer_init": True, "max_model_len": 2048}
-        server = closing.enter_context(Server(model, tmp_path / "log", transfer_config(settings), **options))
+        server = Server(
+            model, tmp_path / "log", transfer_config(settings), skip_tokenizer_init=True, max_model_len=2048
+        )
+        closing.enter_context(server)
         server.wait_until_up()
         jobs = {"blendhub": [metrics], "vllm": [f"127.0.0.1:{server.port}"]}
         prometheus = closing.enter_context(Prometheus(jobs, rules=[ALERTS]))

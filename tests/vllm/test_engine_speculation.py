@@ -56,7 +56,7 @@ def model_with_a_head(folder):
     import torch
     from safetensors.torch import load_file, save_file
 
-    facts = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
+    facts: dict[str, Any] = {"architectures": ["MiMoForCausalLM"], "model_type": "qwen2", "num_nextn_predict_layers": 1}
     make_tiny_model(folder, **facts, num_hidden_layers=1)
     found, weights = load_file(folder / "model.safetensors"), {}
     width = found["model.norm.weight"].numel()

@@ -7,16 +7,15 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm import SamplingParams
 from vllm.v1.request import Request
 
-from blendhub.core.layout import KVLayout, Namespace
+from blendhub.core.layout import Variant
 from blendhub.vllm.scheduler.admission import Terms
 from blendhub.vllm.scheduler.first_tokens import FirstTokens
 from blendhub.vllm.scheduler.request_state import RequestState
 
 
 def begun(name: str, arrival: float) -> RequestState:
-    space = Namespace(model="m", layout=KVLayout(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype="int8"))
     request = Request(name, [1, 2], SamplingParams(max_tokens=9), None, arrival_time=arrival)
-    return RequestState(request, Terms(space, "off", 0.0, stores=False))
+    return RequestState(request, Terms(Variant(), "off", 0.0, stores=False))
 
 
 def test_each_request_is_timed_once_from_its_arrival_to_the_step_that_sampled_its_first_token():

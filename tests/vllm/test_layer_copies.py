@@ -20,7 +20,7 @@ from blendhub.core.layout import KVLayout, section_starts
 from blendhub.vllm.model.layer_groups import LayerGroup
 from blendhub.vllm.model.states import attach_states, state_groups
 from blendhub.vllm.worker.layer_copies import LayerCopies, Transfers
-from tests.stand_in import Anything
+from tests.stand_in import Anything, StandIn
 
 N_BLOCKS, CHUNK, N_CHUNKS = 40, 12, 6
 
@@ -90,7 +90,7 @@ def test_states_are_copied_bit_for_bit_and_to_no_other_block():
     raw = torch.from_numpy(random.integers(0, 255, (N_BLOCKS, 200), np.uint8))
     convolved, hidden = (raw[:, at : at + 64].view(torch.float32).view(N_BLOCKS, 4, 4) for at in (40, 104))
     layer = SimpleNamespace(kv_cache=(convolved, hidden))
-    model = SimpleNamespace(recurrent={"a": 1, "b": 1}, layer=lambda name: layer, block_sizes=(4, 16))
+    model = StandIn(recurrent={"a": 1, "b": 1}, layer=lambda name: layer, block_sizes=(4, 16))
     (group,) = groups = state_groups(model, CHUNK)
     assert group.layout.shard_bytes == 2 * 128 and group.block_size == 16
     device, before = CpuDevice(CpuOptions()), raw.clone()

@@ -1,6 +1,6 @@
 """Blocks that vLLM's own manager lends while a prompt of a model with windows is blended."""
 
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,6 +23,7 @@ from blendhub.vllm.decision import Decision
 from blendhub.vllm.scheduler.block_tables import block_tables_of
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.scratch import Scratch, lost_blocks
+from tests.stand_in import StandIn
 
 init_none_hash(sha256)
 MODELS = {
@@ -61,7 +62,7 @@ class Engine:
     """vLLM's manager of blocks and what its scheduler does with it."""
 
     def __init__(self, shape, n_blocks):
-        common = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
+        common: dict[str, Any] = {"num_kv_heads": 1, "head_size": 8, "dtype": torch.float32}
         specs = [
             SlidingWindowSpec(block_size=size, sliding_window=window, **common)
             if window
@@ -97,7 +98,7 @@ class Engine:
         if end <= local:
             return None
         decision = Decision(local, end, (Match(Span(local, end), 1, 0, False),), 0.5)
-        lent = self.scratch.borrow(SimpleNamespace(id=request.request_id, request=request, decision=decision))
+        lent = self.scratch.borrow(StandIn(id=request.request_id, request=request, decision=decision))
         if lent:
             tables = self.manager.allocate_slots(
                 request, 0, local, blocks, num_external_computed_tokens=end - local, delay_cache_blocks=True

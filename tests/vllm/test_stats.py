@@ -122,7 +122,7 @@ def metrics(config, registry) -> KVConnectorProm:
 
     class Shown(prometheus_client.Gauge):
         def __init__(self, *arguments, **options):
-            super().__init__(*arguments, **options, registry=registry)
+            super().__init__(*arguments, **options | {"registry": registry})
 
     class Metrics(KVConnectorProm):
         _counter_cls = Counted

@@ -48,16 +48,16 @@ class Cut(NamedTuple):
 class Matched(NamedTuple):
     """The matches of a prompt."""
 
-    index: NamespaceIndex
-    states_index: NamespaceIndex | None
+    of_kv: NamespaceIndex
+    of_states: NamespaceIndex | None
     tokens: MatchedTokens
     states: MatchedTokens | None = None
 
     def cut(self, skip_prefix: int) -> Cut:
         """The chunks of the matches after ``skip_prefix``, as of now."""
-        kv, states = self.index.cut_at_chunks(self.tokens.matches, skip_prefix), list[ChunkMatch]()
-        if self.states_index and self.states:
-            states = self.states_index.cut_at_chunks(self.states.matches, skip_prefix)
+        kv, states = self.of_kv.cut_at_chunks(self.tokens.matches, skip_prefix), list[ChunkMatch]()
+        if self.of_states and self.states:
+            states = self.of_states.cut_at_chunks(self.states.matches, skip_prefix)
         return Cut(kv, states, skip_prefix)
 
 
@@ -81,9 +81,10 @@ class ReadHandlers(Handlers):
         if states:
             # An engine computes the last token: it cannot begin behind the state of the whole prompt.
             asked.append(states.queue.ask(partial(states.match, tokens[:-1]), len(tokens)))
-        if any(isinstance(one, asyncio.Future) for one in asked):
+        done = [one for one in asked if not isinstance(one, asyncio.Future)]
+        if len(done) < len(asked):
             return self._look_later(session, message, index, states, asked)
-        return self._answer(session, message, Matched(index, states, *asked))
+        return self._answer(session, message, Matched(index, states, *done))
 
     async def _look_later(
         self,

@@ -32,7 +32,7 @@ def state_groups(model: EngineModel, chunk_tokens: int) -> tuple[StateGroup, ...
     for name, table in model.recurrent.items():
         pages = _bytes_of(name, model.layer(name).kv_cache)
         most = 1 << min(MOST_ROWS, chunk_tokens).bit_length() - 1
-        rows = pages.unflatten(1, (math.gcd(pages.shape[1], most), -1))
+        rows = pages.view(len(pages), math.gcd(pages.shape[1], most), -1)
         found.setdefault((table, pages.shape[1]), []).append(PagedLayer(name, "latent", (rows,)))
     groups = [
         StateGroup(table, model.block_sizes[table], tuple(layers), _layout(layers))

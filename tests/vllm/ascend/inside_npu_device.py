@@ -78,9 +78,9 @@ class Model(torch.nn.Module):
             query, key, value = (hidden @ one for one in weights)
             query, key = (rotated(one.view(len(hidden), -1, 128), cos[:, None], sin[:, None]) for one in (query, key))
             output = torch.empty_like(query)
-            metadata = get_forward_context().attn_metadata[str(layer.layer_name)]
+            metadata: Any = get_forward_context().attn_metadata
             value = value.view(len(hidden), -1, 128)
-            output = layer.impl.forward(layer, query, key, value, layer.kv_cache, metadata, output)
+            output = layer.impl.forward(layer, query, key, value, layer.kv_cache, metadata[layer.layer_name], output)
             hidden = hidden + output.flatten(1)
         return hidden
 
