@@ -82,3 +82,7 @@ def test_a_model_whose_every_layer_has_a_window_is_blended(tmp_path, texts):
         asked = engine.one(moved, tokens=20, recompute_ratio=1.0, store=False)
         assert asked.report["moved_tokens"] == 600 and asked.tokens == expected.tokens
         engine.forget()
+        engine.call("inside", "tests.vllm.failing_loads:fail_from_now_on")
+        assert engine.one(moved, tokens=20, store=False).tokens == expected.tokens
+        assert engine.call("counts")["loads_failed"] == 1
+        engine.forget()

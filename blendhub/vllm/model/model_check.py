@@ -131,9 +131,10 @@ def _refuse_to_reuse(model: EngineModel) -> None:
             "with the hybrid allocator, this vLLM does not let a connector see which blocks it frees, or say which "
             "loads have failed; --disable-hybrid-kv-cache-manager has text reused, and costs KV capacity"
         )
-    if model.frees_blocks_early and not CAN_ASK_FOR_BLOCKS:
+    if model.frees_blocks_early and not (CAN_ASK_FOR_BLOCKS and CAN_FAIL_REQUESTS):
         raise Unsupported(
-            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees"
+            "every layer has an attention window, and this vLLM does not let a connector see which blocks it frees, or "
+            "say which loads have failed"
         )
 
 

@@ -212,7 +212,8 @@ class ConnectorWorker:
         loading.fail(error)
         if not loading.is_cancelled:
             log.warning("request %s is computed without its stored KV: %s", job.request, error)
-            if len(job.blocks) > 1 or job.state:
+            if len(job.blocks) > 1 or job.state or self._context.model.frees_blocks_early:
+                # Blocks would not say that what has left a window is missing, too.
                 self._failed.add(job.request)
             else:
                 size, (blocks,) = self._context.model.block_size, job.blocks
