@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-BOUND = 1.1
+BOUND = 1.05
 """An engine gets no prompt while its load is above this times the mean load, and the slack beyond."""
 WEIGHT = 0.5
 """The share of the prompt that an engine must reuse more if its load is twice the mean."""
