@@ -22,7 +22,7 @@ from blendhub.vllm.scheduler.reports import Reports
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
-from blendhub.vllm.stats import BlendHubStats
+from blendhub.vllm.watching.stats import BlendHubStats
 
 
 class ConnectorScheduler:
@@ -167,7 +167,7 @@ def build_scheduler(
         raise
     arena = ArenaWatch(facts, executor)
     arena.look()
-    reports = Reports(executor.run, observers)
+    reports = Reports(executor.run, observers, bool(config.observability_config.otlp_traces_endpoint))
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
     loads = LoadScheduler(
         Lookups(executor, settings, requests, blocks, audits, reports.times),

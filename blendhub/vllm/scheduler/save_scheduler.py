@@ -45,6 +45,14 @@ class RequestSaves:
         """Whether its answer is planned, too."""
         self.since = time.monotonic()
         """When it was asked for first."""
+        self.since_planned = 0.0
+        """When the first of its tokens was planned to be saved."""
+        self.planned_tokens = 0
+
+    def planned(self, tokens: int) -> None:
+        """Note that a step saves so many of its tokens."""
+        self.since_planned = self.since_planned or time.monotonic()
+        self.planned_tokens += tokens
 
     def retire(self) -> None:
         if self.plan:
@@ -152,6 +160,10 @@ class SaveScheduler:
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
+                if saves.planned_tokens:
+                    self._reports.times.trace(
+                        name, "save", saves.since_planned, time.monotonic(), tokens=saves.planned_tokens
+                    )
 
     def retire(self, request: RequestState) -> None:
         """Schedule no more saves under the present plan; the next step makes another one."""
@@ -185,7 +197,7 @@ class SaveScheduler:
             reached = min(saves.reached, vllms.num_prompt_tokens)
             if self._piece_tokens:
                 reached = max(reached, self._plan_piece(request, save_plan, before))
-            self._schedule(request, save_plan, reached, self._blocks.of(request.id), plan)
+            self._schedule(saves, save_plan, reached, self._blocks.of(request.id), plan)
         if saves.is_dropped or (save_plan and save_plan.is_done and not self._piece_tokens):
             del self._open[request.id]
 
@@ -194,7 +206,7 @@ class SaveScheduler:
         # Read before: the hub may answer at any moment, and its answer must not be missed.
         is_pending = save_plan.is_pending if save_plan else not saves.is_dropped
         if save_plan:
-            self._schedule(request, save_plan, saves.computed, saves.tables, plan)
+            self._schedule(saves, save_plan, saves.computed, saves.tables, plan)
         if is_pending:
             if time.monotonic() < saves.ended_at + self._timeout_s:
                 return
@@ -250,8 +262,9 @@ class SaveScheduler:
         return False
 
     def _schedule(
-        self, request: RequestState, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
+        self, saves: RequestSaves, save_plan: SavePlan, computed: int, tables: Tables, plan: StepPlan
     ) -> None:
+        request = saves.request
         for save in save_plan.saves:
             part = save.next_part(computed)
             if part is None:
@@ -265,6 +278,7 @@ class SaveScheduler:
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
+            saves.planned(len(span))
             plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter))
 
     def _abandon(self, saves: RequestSaves) -> None:
