@@ -1,7 +1,7 @@
 """The adapter's metrics by their names, with their meanings, from the tables that the code is made from."""
 
-from blendhub.vllm.metrics import COUNTERS, DIVERGENCE, EXPECTED, FIRST_TOKENS, LABELLED, OF_AUDITS, SECONDS
-from blendhub.vllm.stats import FIRST_TOKEN
+from blendhub.vllm.watching.metrics import COUNTERS, DIVERGENCE, EXPECTED, FIRST_TOKENS, LABELLED, OF_AUDITS, SECONDS
+from blendhub.vllm.watching.stats import FIRST_TOKEN
 
 _TOTALS = [*COUNTERS.items(), *((name, about) for name, _, about in LABELLED.values()), *OF_AUDITS.items()]
 OF_ENGINE = {

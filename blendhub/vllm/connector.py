@@ -26,13 +26,13 @@ from vllm.platforms import current_platform
 from blendhub.framework.host import PluginHost
 from blendhub.outcome.reasons import Why
 from blendhub.vllm.messages import StepPlan, WorkerProof, WorkerReport
-from blendhub.vllm.metrics import BlendHubMetrics
 from blendhub.vllm.model_support import neighbours_of
 from blendhub.vllm.scheduler.connector_scheduler import ConnectorScheduler
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler_start import SchedulerStart, Serving
 from blendhub.vllm.settings import choose_transport, read_settings
-from blendhub.vllm.stats import BlendHubStats
+from blendhub.vllm.watching.metrics import BlendHubMetrics
+from blendhub.vllm.watching.stats import BlendHubStats
 from blendhub.vllm.worker.connector_worker import ConnectorWorker
 from blendhub.vllm.worker.worker_start import WorkerStart
 

@@ -16,7 +16,7 @@ from blendhub.client.wire import MOST_AUDITS
 from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.scheduler.audits import LONGEST_PAUSE_S, MOST_RECORDS, WATCHED, AgreementWatch, Audits, chance_of
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.stats import AuditRecord
+from blendhub.vllm.watching.stats import AuditRecord
 from tests.vllm.played_engine import NAMESPACE, SETTINGS, played_engine, text
 
 AGREES, DIFFERS = AuditOutcome(True, 0.25, 1, 1), AuditOutcome(False, 3.0, 4, 2)

@@ -10,7 +10,7 @@ pytest.importorskip("vllm", reason="the adapter's tests need vLLM; `make setup` 
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from blendhub.vllm.messages import LoadResult, WorkerReport
-from blendhub.vllm.stats import BlendHubStats
+from blendhub.vllm.watching.stats import BlendHubStats
 from tests.vllm.played_engine import NAMESPACE, played_engine, text
 
 

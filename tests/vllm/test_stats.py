@@ -19,9 +19,9 @@ from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorLogging, KVConnectorProm
 
 import blendhub.vllm
-from blendhub.vllm.metrics import BANDS, COUNTERS, LABELLED, SECONDS, BlendHubMetrics, old_name, ratio_band
 from blendhub.vllm.plugin import register
-from blendhub.vllm.stats import AUDITS, FIRST_TOKEN, AuditRecord, BlendHubStats, Times
+from blendhub.vllm.watching.metrics import BANDS, COUNTERS, LABELLED, SECONDS, BlendHubMetrics, old_name, ratio_band
+from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, AuditRecord, BlendHubStats, Times
 from harness.servers.prometheus import needs_prometheus, promtool
 from tests.metric_names_of_vllm import OF_ENGINE
 

@@ -18,7 +18,7 @@ from blendhub.outcome.report import AuditOutcome
 from blendhub.vllm.hub_executor import RunCall
 from blendhub.vllm.scheduler.request_state import RequestState
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.stats import AuditRecord
+from blendhub.vllm.watching.stats import AuditRecord
 
 log = logging.getLogger(__name__)
 LONGEST_PAUSE_S = 600.0

@@ -25,7 +25,7 @@ from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.scheduler.save_scheduler import SaveScheduler
 from blendhub.vllm.scheduler.scratch import Scratch
 from blendhub.vllm.scheduler.startup import ArenaWatch, StartupFacts
-from blendhub.vllm.stats import BlendHubStats
+from blendhub.vllm.watching.stats import BlendHubStats
 
 
 class ConnectorScheduler:
@@ -182,7 +182,7 @@ def build_scheduler(
         raise
     arena = ArenaWatch(facts, executor)
     arena.look()
-    reports = Reports(executor.run, observers)
+    reports = Reports(executor.run, observers, bool(config.observability_config.otlp_traces_endpoint))
     audits = Audits(settings, facts.audits, admission.namespace.digest, executor.run)
     scratch = Scratch(blocks, tables, settings.lookup_timeout_s)
     block_size = blocks.hash_block_size or tables.block_sizes[0]

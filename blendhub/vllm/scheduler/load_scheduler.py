@@ -241,17 +241,18 @@ class LoadScheduler:
 
     def loaded(self, request: str, state: RequestState | None, result: LoadResult) -> None:
         """Take note of how a load has ended; ``state`` is None if the request has ended, too."""
-        if reading := self._reading.pop(request, None):
+        reading = self._reading.pop(request, None)
+        if reading:
             reading.end()
         if state and not result.error:
             self._scratch.loaded(request)
         else:
             self._scratch.give_back(request)
-        if state and state.stage is Stage.LOADING:
+        if reading and state and state.stage is Stage.LOADING:
             state.end_load(result)
             self._turns.end(state.request)
             assert state.decision
-            self._reports.count_load(state.decision, result)
+            self._reports.count_load(request, state.decision, result, reading.begun_at)
             if result.audit and not result.error:
                 self.audits.ended(state, result.audit)
             self._settled.remember(state)

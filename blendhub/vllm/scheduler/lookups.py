@@ -16,7 +16,7 @@ from blendhub.vllm.scheduler.audits import Audits
 from blendhub.vllm.scheduler.prefix_cache import RequestBlocks
 from blendhub.vllm.scheduler.request_state import RequestState, Stage
 from blendhub.vllm.settings import Settings
-from blendhub.vllm.stats import Times
+from blendhub.vllm.watching.stats import Times
 
 STORE_SHARE = 0.8
 """The share of the timeout that the hub may spend on reading matches from its store."""
@@ -34,6 +34,7 @@ class Reading:
         self.epoch = epoch
         self.pieces = found.pieces
         self.state = found.state
+        self.begun_at = time.monotonic()
         self._client = client
         client.kept_leases.add(self.lease)
 
@@ -279,6 +280,8 @@ class Lookups:
         found = lookup.answer()
         if found is None:
             return False
-        self._times.add("lookup_seconds", time.monotonic() - lookup.sent_at)
+        now, found_tokens = time.monotonic(), sum(len(match.span) for match in found.matches)
+        self._times.add("lookup_seconds", now - lookup.sent_at)
+        self._times.trace(state.id, "lookup", lookup.sent_at, now, found_tokens=found_tokens)
         state.answered(found)
         return True

@@ -51,6 +51,14 @@ class RequestSaves:
         """Whether its answer is planned, too."""
         self.since = time.monotonic()
         """When it was asked for first."""
+        self.since_planned = 0.0
+        """When the first of its tokens was planned to be saved."""
+        self.planned_tokens = 0
+
+    def planned(self, tokens: int) -> None:
+        """Note that a step saves so many of its tokens."""
+        self.since_planned = self.since_planned or time.monotonic()
+        self.planned_tokens += tokens
 
     def retire(self) -> None:
         self.retired += self.plans
@@ -169,6 +177,10 @@ class SaveScheduler:
             saves.uncommitted_ranks -= ranks
             if not saves.uncommitted_ranks:
                 self._abandon(self._announced.pop(name))
+                if saves.planned_tokens:
+                    self._reports.times.trace(
+                        name, "save", saves.since_planned, time.monotonic(), tokens=saves.planned_tokens
+                    )
 
     def needs_blocks(self, name: str) -> bool:
         """Whether some of what a request has loaded or computed is still to be written."""
@@ -212,7 +224,7 @@ class SaveScheduler:
             if self._piece_tokens:
                 reached = max(reached, self._plan_piece(request, save_plan, before))
             tables = self._blocks.of(request.id)
-            self._schedule(request, save_plan, reached, tables, plan)
+            self._schedule(saves, save_plan, reached, tables, plan)
             self._save_states(saves, saves.reached, tables, plan)
         goes_on = self._piece_tokens or self._tables.of_states
         if saves.is_dropped or (save_plan and save_plan.is_done and not goes_on):
@@ -223,7 +235,7 @@ class SaveScheduler:
         # Read before: the hub may answer at any moment, and its answer must not be missed.
         is_pending = any(one.is_pending for one in saves.plans) if save_plan else not saves.is_dropped
         if save_plan:
-            self._schedule(request, save_plan, saves.computed, saves.tables, plan)
+            self._schedule(saves, save_plan, saves.computed, saves.tables, plan)
             is_pending |= self._save_states(saves, saves.computed, saves.tables, plan)
         if is_pending:
             if time.monotonic() < saves.ended_at + self._timeout_s:
@@ -251,7 +263,7 @@ class SaveScheduler:
         if is_due:
             saves.states.add_state(saves.due_state)
             saves.due_state = 0
-        self._schedule(saves.request, saves.states, reached, tables, plan, of_states=True)
+        self._schedule(saves, saves.states, reached, tables, plan, of_states=True)
         return is_due
 
     def _planned(self, saves: RequestSaves) -> SavePlan | None:
@@ -302,7 +314,7 @@ class SaveScheduler:
 
     def _schedule(
         self,
-        request: RequestState,
+        saves: RequestSaves,
         save_plan: SavePlan,
         computed: int,
         tables: Tables,
@@ -310,6 +322,7 @@ class SaveScheduler:
         *,
         of_states: bool = False,
     ) -> None:
+        request = saves.request
         numbers = self._tables.of_states if of_states else self._tables.of_kv
         tables = self._scratch.complete(request.id, tables)
         for save in save_plan.saves:
@@ -326,6 +339,8 @@ class SaveScheduler:
                     DeadlineExceeded("vLLM had freed the blocks when the hub reserved slots for their KV")
                 )
                 continue
+            if not of_states:
+                saves.planned(len(span))
             plan.saves.append(SaveJob(request.id, right, slots, span, needed, request.terms.adapter, of_states))
 
     def _abandon(self, saves: RequestSaves) -> None:

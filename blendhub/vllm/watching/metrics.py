@@ -11,7 +11,7 @@ import prometheus_client
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, PromMetric, PromMetricT
 
-from blendhub.vllm.stats import AUDITS, FIRST_TOKEN, AuditRecord
+from blendhub.vllm.watching.stats import AUDITS, FIRST_TOKEN, TRACED, AuditRecord, Timed
 
 PREFIX = "vllm:blendhub_"
 COUNTERS: dict[str, str] = {
@@ -99,6 +99,12 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             counter(PREFIX + name, about, of_audit) for name, about in OF_AUDITS.items()
         )
         self._kl = histogram(f"{PREFIX}audit_kl", DIVERGENCE, of_audit, buckets=KL_BUCKETS)
+        self._spans: Any = None
+        """Makes spans, if vLLM traces."""
+        if vllm_config.observability_config.otlp_traces_endpoint:
+            from blendhub.vllm.watching.request_spans import RequestSpans
+
+            self._spans = RequestSpans()
         # Shown from the start, at 0: monitoring computes rates from the first value.
         for labels in per_engine_labelvalues.values():
             for metric in (*self._plain.values(), *self._seconds.values()):
@@ -110,6 +116,9 @@ class BlendHubMetrics(KVConnectorPromMetrics):
             if name == AUDITS:
                 for audit in value:
                     self._observe_audit(AuditRecord(*audit), labels)
+            elif name == TRACED:
+                if self._spans:
+                    self._spans.observe(Timed(*timed) for timed in value)
             elif name in self._plain:
                 self._plain[name].labels(*labels).inc(value)
             elif name in self._seconds:
