@@ -42,7 +42,7 @@ test $$result = passed
 endef
 
 .DEFAULT_GOAL := help
-.PHONY: help setup test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo agent-demo fleet-demo clean
+.PHONY: help setup docs test test-fast test-long test-vllm lint size format bench quality model-card gpu-check npu-check soak demo agent-demo fleet-demo clean
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -125,6 +125,9 @@ quality: setup ## What reuse costs a real model, and what selectors win back; re
 
 model-card: setup ## Measure the real model with `blendhub advise`, and write docs/models/smollm2-135m.md
 	$(BIN)/python -m benchmarks.quality.real.card || test $$? = 1  # 1: no ratio holds the agreement, as the card says
+
+docs: setup ## Build the documentation as a site in build/site; a broken link is an error
+	$(BIN)/mkdocs build
 
 gpu-check: ## On a machine with a GPU and torch, test and measure PART of the CUDA device: device, attention or engine; results go to $$OUT, or build
 	PYTHONPATH=.:plugins/cuda "$(PYTHON)" plugins/cuda/gpu_check.py $(or $(PART),device)
